@@ -1,0 +1,44 @@
+"""The errors a user may see: each is one line that says what, the value, what is allowed, and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class RaynforceError(Exception):
+    """Something went wrong while running; the command line prints it as one line and exits with 1."""
+
+    exit_code = 1
+
+
+class UsageError(RaynforceError, ValueError):
+    """Raynforce was asked for something it cannot do; nothing was changed. Exit code 2."""
+
+    exit_code = 2
+
+
+class EnvError(RaynforceError):
+    """The user's environment broke its contract while running."""
+
+
+class CheckpointError(RaynforceError):
+    """A checkpoint is missing, torn, or does not fit what it is loaded into. Exit code 2."""
+
+    exit_code = 2
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return `" (did you mean 'x'?)"` for the known word closest to `word`, or an empty string."""
+    import difflib
+
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if not close:  # forgive case, and a forgotten section: 'learning_rate' for 'algorithm.learning_rate'
+        close = [n for n in names if n.lower() == word.lower() or n.rpartition(".")[2] == word.rpartition(".")[2]]
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def summary(error: BaseException) -> str:
+    """Describe any exception in one line: its type and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,62 @@
+"""The fragment: T steps of B lanes as contiguous arrays, the unit that crosses every process border."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """`T` steps of `B` lanes (one agent in one environment each).
+
+    `columns` maps a path to an array. Every fragment has
+
+    | column | shape, dtype | meaning |
+    |---|---|---|
+    | `obs`, or `obs/NAME` per leaf | `[T+1, B, ...]` | raw observations; the last row is where the next fragment begins |
+    | `action` | `[T, B, ...]` | zero-based index (int64) or unbounded float32, before mapping to the env |
+    | `reward` | `[T, B]` float32 | |
+    | `terminated`, `truncated` | `[T, B]` bool | kept apart: values are bootstrapped through truncation |
+    | `valid` | `[T, B]` bool | False where the step only reset the lane: not an env step, never trained on |
+    | `final/index` | `[K]` int64 | `t * B + b` of episode ends where `obs[t + 1, b]` already shows the next episode |
+    | `final/obs` (`final/obs/NAME`) | `[K, ...]` | the true last observations of those episodes |
+    | `episode/return`, `episode/length` | `[E]` float32, int64 | episodes that ended in this fragment |
+
+    An episode end that is not in `final/index` has its true last observation at `obs[t + 1, b]`, and then
+    row `t + 1` of that lane is not valid. Columns that an algorithm may ask for: `logp` `[T, B]`, the
+    behaviour log-probability. Reserved: `first`, `state0/*`, `action_mask`.
+    """
+
+    columns: Mapping[str, np.ndarray]
+    version: int
+    """Number of the policy version that chose the actions."""
+    sampler: int
+    sequence: int
+    """Counts this sampler's fragments from 0, without gaps."""
+
+    def __getitem__(self, path: str) -> np.ndarray:
+        return self.columns[path]
+
+    @property
+    def length(self) -> int:
+        return int(self.columns["reward"].shape[0])
+
+    @property
+    def lanes(self) -> int:
+        return int(self.columns["reward"].shape[1])
+
+    @property
+    def steps(self) -> int:
+        """Environment steps in it: valid rows."""
+        return int(np.count_nonzero(self.columns["valid"]))
+
+    def obs(self) -> dict[str, np.ndarray]:
+        """The observation columns, each `[T+1, B, ...]`."""
+        return {k: v for k, v in self.columns.items() if k == "obs" or k.startswith("obs/")}
+
+    def final_obs(self) -> dict[str, np.ndarray]:
+        """True last observations under the observations' own paths, each `[K, ...]`."""
+        return {k: self.columns[f"final/{k}"] for k in self.obs()}

@@ -1,0 +1,62 @@
+"""What an environment takes and gives, as plain data: no gymnasium, no torch, and it fits in JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class ObsLeaf:
+    """One array of an observation. A `Dict` space has several, a plain `Box` has one called `obs`."""
+
+    path: str
+    """Its column in a fragment: `obs`, or `obs/camera` for the key `camera` of a `Dict` space."""
+    kind: Literal["box", "discrete", "multidiscrete", "multibinary"]
+    shape: tuple[int, ...]
+    """Shape of one observation, without batch dimensions; `()` for `discrete`."""
+    dtype: str
+    sizes: tuple[int, ...] = ()
+    """How many values each element can take, for `discrete` (one entry) and `multidiscrete`."""
+    start: tuple[int, ...] = ()
+    """The smallest value of each element, for `discrete` and `multidiscrete`."""
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """The action space. Recorded actions are zero-based indices (discrete kinds) or float32 (box)."""
+
+    kind: Literal["discrete", "multidiscrete", "box"]
+    shape: tuple[int, ...]
+    dtype: str
+    sizes: tuple[int, ...] = ()
+    """Number of choices: one entry for `discrete`, one per element for `multidiscrete`."""
+    start: tuple[int, ...] = ()
+    """The environment's smallest choice of each element, added before the action reaches it."""
+    low: tuple[float, ...] = ()
+    """Lower bounds of a box action, flattened; may be -inf."""
+    high: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """All that the rest of Raynforce knows of an environment."""
+
+    env: str
+    obs: tuple[ObsLeaf, ...]
+    action: ActionSpec
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> EnvSpec:
+        def tuples(d: dict[str, Any]) -> dict[str, Any]:
+            return {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
+
+        return EnvSpec(
+            env=data["env"],
+            obs=tuple(ObsLeaf(**tuples(leaf)) for leaf in data["obs"]),
+            action=ActionSpec(**tuples(data["action"])),
+        )
