@@ -1,0 +1,53 @@
+"""Raynforce: reinforcement learning with the same code in one process, on all cores, and on a Ray cluster.
+
+    run = raynforce.train("CartPole-v1", algo="ppo", target=475)
+    action = raynforce.load(run.path).act(observation)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from raynforce.algos.base import Algorithm as Algorithm
+    from raynforce.algos.base import Loss as Loss
+    from raynforce.api import Interrupted as Interrupted
+    from raynforce.api import Policy as Policy
+    from raynforce.api import Run as Run
+    from raynforce.api import evaluate as evaluate
+    from raynforce.api import load as load
+    from raynforce.api import resume as resume
+    from raynforce.api import train as train
+    from raynforce.config import AlgorithmConfig as AlgorithmConfig
+    from raynforce.config import Config as Config
+    from raynforce.errors import RaynforceError as RaynforceError
+    from raynforce.errors import UsageError as UsageError
+    from raynforce.runs.metrics import Sink as Sink
+    from raynforce.training import Callback as Callback
+    from raynforce.training import Result as Result
+    from raynforce.training import Status as Status
+
+# Names are fetched at first use: importing raynforce costs nothing, and using a policy imports no torch.
+_HOMES = {
+    "raynforce.algos.base": ("Algorithm", "Loss"),
+    "raynforce.api": ("Interrupted", "Policy", "Run", "evaluate", "load", "resume", "train"),
+    "raynforce.config": ("AlgorithmConfig", "Config"),
+    "raynforce.errors": ("RaynforceError", "UsageError"),
+    "raynforce.runs.metrics": ("Sink",),
+    "raynforce.training": ("Callback", "Result", "Status"),
+}
+_WHERE = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = ["__version__", *sorted(_WHERE)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'raynforce' has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

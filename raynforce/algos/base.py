@@ -1,0 +1,154 @@
+"""The algorithm contract: what an algorithm declares as data, and the four steps in which it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from raynforce.config import AlgorithmConfig, Config
+from raynforce.experience.fragment import Fragment
+from raynforce.lazy import LazyModule
+from raynforce.policies.acting import ActingSpec
+from raynforce.policies.spec import Free, Linear, NetworkSpec, Tower, inputs_of, mlp
+from raynforce.spaces import EnvSpec
+from raynforce.trees import Tree
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from raynforce.policies.torch_net import Network
+else:
+    torch = LazyModule("torch")
+
+Arrays = dict[str, np.ndarray]
+Batch = Mapping[str, "Tensor"]
+
+
+class Loss(NamedTuple):
+    """What one minibatch gave."""
+
+    total: Tensor
+    """The scalar to minimise."""
+    metrics: Mapping[str, Tensor]
+    """Scalars to report under `losses/`; they are averaged, and read once per `learn`, not once per minibatch."""
+    per_sample: Tensor | None = None
+    """`[N]` errors, for algorithms that feed them back into replay."""
+
+
+class Algorithm:
+    """Base of every algorithm, built in or yours.
+
+    The learner calls, for each round of fragments: `prepare` once, then for each of its `minibatches` `loss`, an
+    optimiser step of its own, and `after_update`. Nothing here knows of processes, devices or optimisers.
+    """
+
+    Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
+    """The algorithm's own settings, a frozen dataclass."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Defaults for settings outside its own section, dotted: `{"sampling.fragment": 16}`."""
+    consumes: ClassVar[Literal["stream", "replay"]] = "stream"
+    """Whether each fragment is learned from once, or kept in a buffer and sampled again."""
+    tolerates_lag: ClassVar[bool] = False
+    """Whether it may learn from fragments of an older policy version."""
+
+    def __init__(self, config: Config, env: EnvSpec) -> None:
+        self.config = config
+        self.env = env
+        self.reward_scale = 1.0
+        """What to multiply rewards by; kept up to date by the learner when `learner.scale_rewards` is on."""
+
+    # -- what it declares, as data ------------------------------------------------------------------------
+
+    def heads(self) -> dict[str, int]:
+        """Network outputs and their sizes."""
+        raise NotImplementedError
+
+    def network(self) -> NetworkSpec:
+        """The network; by default a multi-layer perceptron for each head, sharing nothing."""
+        hidden = mlp(self.config.network.hidden, self.config.network.activation)
+        return self.spec(*(Tower(n, (*hidden, Linear(size, gain=1.0))) for n, size in self.heads().items()))
+
+    def spec(self, *towers: Tower, free: Sequence[Free] = ()) -> NetworkSpec:
+        """A network spec for this observation space; a user's own module takes the place of the towers."""
+        config = self.config.network
+        kept = () if config.factory else towers
+        return NetworkSpec(inputs_of(self.env.obs), kept, tuple(free), config.normalize_obs)
+
+    def acting(self) -> ActingSpec:
+        """What samplers need to know."""
+        return ActingSpec(self.env, self.network(), self.heads(), self.config.network.factory, record=("logp",))
+
+    def schedules(self, progress: float) -> dict[str, float]:
+        """Values that follow the run's progress from 0 to 1; `learning_rate` is the optimiser's."""
+        hp = self.config.algorithm
+        left = 1.0 - progress if hp.anneal_learning_rate else 1.0
+        return {"learning_rate": hp.learning_rate * left}
+
+    # -- how it learns ------------------------------------------------------------------------------------
+
+    def begin(self, net: Network) -> None:
+        """Called once where learning happens, before the first update: make target networks and buffers here."""
+
+    def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:
+        """Turn the newest fragments into what is learned from; arrays reach `minibatches` as tensors."""
+        raise NotImplementedError
+
+    def minibatches(self, batch: Batch, rng: np.random.Generator) -> Iterator[Mapping[str, Tensor | np.ndarray]]:
+        """Yield the minibatches of one round; one optimiser step follows each."""
+        yield batch
+
+    def loss(self, net: Network, minibatch: Batch) -> Loss:
+        """The objective on one minibatch."""
+        raise NotImplementedError
+
+    def after_update(self, net: Network, minibatch: Batch, loss: Loss) -> None:
+        """Called after each optimiser step."""
+
+    def metrics(self) -> dict[str, float]:
+        """More to report after each round, by full name."""
+        return {}
+
+    # -- what it remembers --------------------------------------------------------------------------------
+
+    def state(self) -> Tree:
+        """Everything that later updates depend on, beside the network and the optimiser."""
+        return {}
+
+    def load(self, tree: Tree) -> None:
+        """Undo `state`."""
+
+
+def observations(batch: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The observation columns of a batch under their own paths (`prefix="next_"` for the next ones)."""
+    start = f"{prefix}obs"
+    return {k[len(prefix) :]: v for k, v in batch.items() if k == start or k.startswith(start + "/")}
+
+
+def rows(fragment: Fragment, columns: Mapping[str, np.ndarray]) -> Arrays:
+    """Flatten `[T, B, ...]` columns to the `[N, ...]` rows that are real environment steps.
+
+    The fragment's own observations and actions come along.
+    """
+    steps = fragment.length * fragment.lanes
+    keep = fragment["valid"].reshape(-1)
+    everything = {k: v[:-1] for k, v in fragment.obs().items()} | {"action": fragment["action"]} | dict(columns)
+    flat = {k: v.reshape(steps, *v.shape[2:]) for k, v in everything.items()}
+    return flat if keep.all() else {k: v[keep] for k, v in flat.items()}
+
+
+def concatenate(parts: Sequence[Arrays]) -> Arrays:
+    """Join the rows of several fragments."""
+    return parts[0] if len(parts) == 1 else {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+
+
+def shuffled(batch: Batch, size: int, rng: np.random.Generator) -> Iterator[Batch]:
+    """One epoch: permute all rows once, then cut views of nearly equal length close to `size`."""
+    first = next(iter(batch.values()))
+    order = torch.from_numpy(rng.permutation(len(first))).to(first.device)
+    permuted = {k: v.index_select(0, order) for k, v in batch.items()}
+    cuts = np.linspace(0, len(first), max(1, round(len(first) / size)) + 1).astype(int)
+    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+        yield {k: v[start:stop] for k, v in permuted.items()}

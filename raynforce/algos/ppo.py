@@ -1,0 +1,143 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), with GAE (arXiv 1506.02438).
+
+Defaults follow the paper's and the field's common implementation for small control tasks: eight environments of
+128 steps, four epochs in minibatches of 256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import numpy as np
+
+from raynforce.algos.base import Algorithm, Arrays, Batch, Loss, concatenate, observations, rows, shuffled
+from raynforce.config import AlgorithmConfig, Config
+from raynforce.experience.fragment import Fragment
+from raynforce.experience.gae import final_values, gae
+from raynforce.lazy import LazyModule
+from raynforce.policies.distributions import head_size
+from raynforce.policies.torch_distributions import logp_entropy
+from raynforce.policies.spec import Free, Linear, NetworkSpec, Tower, mlp
+from raynforce.settings import Range
+from raynforce.spaces import EnvSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from raynforce.policies.torch_net import Network
+else:
+    torch = LazyModule("torch")
+
+
+@dataclass(frozen=True)
+class PPOConfig(AlgorithmConfig):
+    """Settings of PPO."""
+
+    adam_epsilon: Annotated[float, Range(1e-12, 1)] = 1e-5
+    """Adam's term against division by zero."""
+    gae_lambda: Annotated[float, Range(0, 1)] = 0.95
+    """Trades bias (0) for variance (1) in the advantages."""
+    epochs: Annotated[int, Range(1, 1000)] = 4
+    """Passes over each batch."""
+    minibatch_size: Annotated[int, Range(1, 1e9)] = 256
+    """Samples per optimiser step."""
+    clip: Annotated[float, Range(0.001, 10)] = 0.2
+    """How far the new policy's probability ratio may move before its gradient is cut."""
+    clip_value: Annotated[float, Range(0)] | None = None
+    """Keep new values within this distance of the old ones; none does not clip."""
+    value_coef: Annotated[float, Range(0)] = 0.5
+    """Weight of the value loss."""
+    entropy_coef: Annotated[float, Range(0)] = 0.0
+    """Weight of the entropy bonus."""
+    normalize_advantage: bool = True
+    """Give the advantages of each batch zero mean and unit deviation."""
+    target_kl: Annotated[float, Range(0)] | None = None
+    """Stop a round's epochs once the policy has moved this far; none never stops early."""
+    log_std_init: float = 0.0
+    """Initial log standard deviation of continuous actions."""
+
+
+class PPO(Algorithm):
+    """Clipped policy gradient on fresh fragments, for discrete, multi-discrete and continuous actions."""
+
+    Config: ClassVar[type[AlgorithmConfig]] = PPOConfig
+
+    def __init__(self, config: Config, env: EnvSpec) -> None:
+        super().__init__(config, env)
+        assert isinstance(config.algorithm, PPOConfig)
+        self.hp = config.algorithm
+        self._divergence: list[Tensor] = []
+
+    def heads(self) -> dict[str, int]:
+        return {"policy": head_size(self.env.action), "value": 1}
+
+    def network(self) -> NetworkSpec:
+        hidden = mlp(self.config.network.hidden, self.config.network.activation)
+        policy = Tower("policy", (*hidden, Linear(self.heads()["policy"], gain=0.01)))  # near-uniform at first
+        value = Tower("value", (*hidden, Linear(1, gain=1.0)))
+        continuous = self.env.action.kind == "box"
+        log_std = [Free("log_std", self.heads()["policy"], self.hp.log_std_init)] if continuous else []
+        return self.spec(policy, value, free=log_std)
+
+    def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:
+        batch = concatenate([self._advantages(net, f) for f in fragments])
+        if self.hp.normalize_advantage and len(batch["advantage"]) > 1:
+            advantage = batch["advantage"]
+            batch["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        return batch
+
+    def _advantages(self, net: Network, fragment: Fragment) -> Arrays:
+        shape = (fragment.length + 1, fragment.lanes)
+        flat = {k: v.reshape(-1, *v.shape[2:]) for k, v in fragment.obs().items()}
+        value = net.predict(flat)["value"].reshape(shape)  # [T+1, B]
+        ends = fragment["final/index"]
+        final = net.predict(fragment.final_obs())["value"][:, 0] if len(ends) else np.zeros(0, np.float32)  # [K]
+        advantage, returns = gae(
+            reward=fragment["reward"] * np.float32(self.reward_scale),
+            value=value,
+            terminated=fragment["terminated"],
+            truncated=fragment["truncated"],
+            final_value=final_values(fragment, value, final),
+            gamma=self.hp.gamma,
+            gae_lambda=self.hp.gae_lambda,
+        )
+        learned = {"logp": fragment["logp"], "advantage": advantage, "returns": returns, "value": value[:-1]}
+        return rows(fragment, learned)
+
+    def minibatches(self, batch: Batch, rng: np.random.Generator) -> Iterator[Mapping[str, Tensor | np.ndarray]]:
+        for _ in range(self.hp.epochs):
+            self._divergence.clear()
+            yield from shuffled(batch, self.hp.minibatch_size, rng)
+            # The one read that must wait for the device, and only if it is asked for.
+            if self.hp.target_kl is not None and torch.stack(self._divergence).mean().item() > self.hp.target_kl:
+                break
+
+    def loss(self, net: Network, minibatch: Batch) -> Loss:
+        hp, advantage = self.hp, minibatch["advantage"]
+        out = net(observations(minibatch))
+        logp, entropy = logp_entropy(self.env.action, out, minibatch["action"])
+
+        log_ratio = logp - minibatch["logp"]
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 - hp.clip, 1 + hp.clip)
+        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
+
+        value, returns = out["value"].squeeze(1), minibatch["returns"]
+        error = (value - returns).square()
+        if hp.clip_value is not None:
+            old = minibatch["value"]
+            near = old + (value - old).clamp(-hp.clip_value, hp.clip_value)
+            error = torch.maximum(error, (near - returns).square())
+        value_loss = 0.5 * error.mean()
+
+        bonus = entropy.mean()
+        total = policy_loss + hp.value_coef * value_loss - hp.entropy_coef * bonus
+        with torch.no_grad():
+            divergence = (ratio - 1 - log_ratio).mean()  # Schulman's k3 estimator of KL(old, new)
+            moved = ((ratio - 1).abs() > hp.clip).float().mean()
+        self._divergence.append(divergence)
+        metrics = {"policy": policy_loss, "value": value_loss, "entropy": bonus, "kl": divergence, "clipped": moved}
+        return Loss(total, metrics)

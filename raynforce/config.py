@@ -1,0 +1,160 @@
+"""The experiment as data: what is trained, on what, for how long, and with which settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from raynforce import settings
+from raynforce.errors import UsageError
+from raynforce.settings import Range
+
+CONFIG_VERSION = 1
+Positive = Annotated[int, Range(1, 1e12)]
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """What every algorithm has; each adds its own fields."""
+
+    learning_rate: Annotated[float, Range(0, 10)] = 3e-4
+    """Adam's step size."""
+    anneal_learning_rate: bool = False
+    """Let the step size fall linearly to zero over the run."""
+    adam_epsilon: Annotated[float, Range(1e-12, 1)] = 1e-8
+    """Adam's term against division by zero; PPO is used to a larger one."""
+    max_grad_norm: Annotated[float, Range(0)] | None = 0.5
+    """Gradients longer than this are scaled down to it; none leaves them alone."""
+    gamma: Annotated[float, Range(0, 1)] = 0.99
+    """Discount of future rewards."""
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How experience is gathered."""
+
+    samplers: Annotated[int, Range(1, 10_000)] = 1
+    """Number of samplers, each with its own environments and random streams."""
+    envs: Annotated[int, Range(1, 100_000)] = 8
+    """Environments in each sampler, stepped together through one forward pass."""
+    fragment: Annotated[int, Range(1, 1_000_000)] = 128
+    """Steps of each environment that make one fragment."""
+    exact_resume: bool = True
+    """Use an environment's own vector implementation only if its episodes in flight can be restored exactly."""
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The network; an algorithm adds the outputs it needs."""
+
+    hidden: tuple[Annotated[int, Range(1, 65536)], ...] = (64, 64)
+    """Widths of the hidden layers."""
+    activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
+    """Nonlinearity after each hidden layer."""
+    normalize_obs: bool = False
+    """Normalise observations by running mean and deviation, as the network's first layer."""
+    factory: str | None = None
+    """Your own torch module as module:factory, called with the observation's leaves and the outputs wanted."""
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """Where and how the network is trained."""
+
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu, cuda, or cuda:N."""
+    threads: Annotated[int, Range(1, 1024)] = 1
+    """Torch threads; small networks are fastest with one. Part of the promise that equal seeds give equal runs."""
+    scale_rewards: bool = False
+    """Divide rewards by the running deviation of discounted returns."""
+
+    def __post_init__(self) -> None:
+        kind, _, number = self.device.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (number and (kind != "cuda" or not number.isdigit())):
+            raise UsageError(f"learner.device = {self.device!r} is not one of: auto, cpu, cuda, cuda:N")
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Greedy episodes on fresh seeds: what decides the best checkpoint and whether the target is met."""
+
+    every: Annotated[int, Range(0, 1e12)] = 10_000
+    """Environment steps between evaluations; 0 evaluates only at the end."""
+    episodes: Annotated[int, Range(1, 100_000)] = 20
+    """Episodes of each evaluation during training."""
+    final_episodes: Annotated[int, Range(0, 100_000)] = 100
+    """Episodes of the best checkpoint at the end of the run; 0 leaves that out."""
+    envs: Annotated[int, Range(1, 10_000)] = 20
+    """Environments that evaluate side by side."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What is kept on disk."""
+
+    every: Annotated[int, Range(0, 1e12)] = 50_000
+    """Environment steps between checkpoints; one is always written at the end."""
+    keep: Annotated[int, Range(1, 10_000)] = 2
+    """How many of the newest to keep, beside the best policy."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One experiment, complete: the same config and seed give the same run."""
+
+    env: str
+    """A gymnasium id, or module:factory."""
+    algo: str = "ppo"
+    """ppo, dqn, or your own module:Class."""
+    config_version: Literal[1] = 1
+    """Format of this file."""
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+    """Where every random stream of the run begins."""
+    steps: Positive = 200_000
+    """Environment steps to train for."""
+    target: float | None = None
+    """Stop once an evaluation's mean return reaches this."""
+    runtime: Literal["inline"] = "inline"
+    """Where the roles live: inline is this process."""
+    topology: Literal["sync"] = "sync"
+    """Who waits for whom: sync alternates sampling and learning."""
+    preset: Literal["auto", "none"] = "auto"
+    """Whether tuned settings for this algorithm and environment are the defaults."""
+    log_every: Positive = 2_000
+    """Environment steps between lines of metrics."""
+    env_args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the environment."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def to_dict(self) -> dict[str, Any]:
+        return settings.to_dict(self)
+
+    def to_yaml(self, *, explain: bool = False) -> str:
+        """YAML text that `--config` reads back; with `explain`, every setting's sentence stands above it."""
+        return settings.to_yaml(self, explain=explain)
+
+
+def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
+    """Lay nested settings over the defaults, later layers win; also return the preset that was applied, dotted."""
+    from raynforce.algos import algorithm_class
+    from raynforce.algos.presets import preset_for
+
+    given: dict[str, Any] = {}
+    for layer in layers:
+        given = settings.merge(given, layer)
+    algo, env = str(given.get("algo", Config.algo)), given.get("env")
+    if not env:
+        raise UsageError("no environment given: name a gymnasium id such as CartPole-v1, or module:factory")
+    version = given.get("config_version", CONFIG_VERSION)
+    if version != CONFIG_VERSION:
+        raise UsageError(f"config_version = {version!r} is not one this release reads (it reads {CONFIG_VERSION})")
+    kind = algorithm_class(algo)
+    preset = preset_for(algo, str(env)) if given.get("preset", "auto") == "auto" else {}
+    data = settings.merge(settings.merge(settings.nested(kind.defaults), settings.nested(preset)), given)
+    return settings.build(Config, data, {"algorithm": kind.Config}), preset

@@ -1,0 +1,1 @@
+"""Where experience comes from: making, describing, vectorising and checking gymnasium environments."""

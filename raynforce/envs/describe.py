@@ -1,0 +1,125 @@
+"""From gymnasium spaces to `raynforce.spaces`: the plain data that the rest of Raynforce works with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from raynforce.errors import UsageError
+from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
+
+_OBS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
+_ACTION = "Discrete, MultiDiscrete, MultiBinary and Box of floats"
+
+
+def describe(env: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> EnvSpec:
+    """Describe an environment's spaces as data; a space that cannot be learned from is a `UsageError`."""
+    leaves = tuple(_obs_leaf(env, path, space) for path, space in leaf_spaces(env, obs_space))
+    if not leaves:
+        raise UsageError(f"env {env!r} has an empty observation space {short(obs_space)}; allowed: {_OBS}")
+    return EnvSpec(env=env, obs=leaves, action=_action(env, action_space))
+
+
+def leaf_spaces(env: str, space: spaces.Space[Any], path: str = "obs") -> Iterator[tuple[str, spaces.Space[Any]]]:
+    """The path and space of each array of an observation, in the order of the space."""
+    if isinstance(space, spaces.Dict):
+        for key, below in space.spaces.items():
+            if not isinstance(key, str) or not key or "/" in key:
+                raise UsageError(
+                    f"env {env!r} has the observation key {key!r}; keys must be text without '/': rename it"
+                )
+            yield from leaf_spaces(env, below, f"{path}/{key}")
+    elif isinstance(space, spaces.Tuple):
+        for index, below in enumerate(space.spaces):
+            yield from leaf_spaces(env, below, f"{path}/{index}")
+    else:
+        yield path, space
+
+
+def _obs_leaf(env: str, path: str, space: spaces.Space[Any]) -> ObsLeaf:
+    if isinstance(space, spaces.Box):
+        # Fragments and networks work in float32; integers (images above all) stay as small as they are.
+        kind = np.dtype(space.dtype).kind
+        dtype = "float32" if kind == "f" else "uint8" if kind == "b" else str(space.dtype)
+        return ObsLeaf(path, "box", tuple(space.shape), dtype)
+    if isinstance(space, spaces.Discrete):
+        return ObsLeaf(path, "discrete", (), "int64", sizes=(int(space.n),), start=(int(space.start),))
+    if isinstance(space, spaces.MultiDiscrete):
+        shape, sizes, start = tuple(space.shape), _ints(space.nvec), _ints(space.start)
+        return ObsLeaf(path, "multidiscrete", shape, "int64", sizes=sizes, start=start)
+    if isinstance(space, spaces.MultiBinary):
+        return ObsLeaf(path, "multibinary", tuple(space.shape), "int8")
+    raise UsageError(
+        f"env {env!r} has the observation space {short(space)} at {path!r}; allowed: {_OBS}; use a wrapper"
+    )
+
+
+def _action(env: str, space: spaces.Space[Any]) -> ActionSpec:
+    if isinstance(space, spaces.Discrete):
+        return ActionSpec("discrete", (), "int64", sizes=(int(space.n),), start=(int(space.start),))
+    if isinstance(space, spaces.MultiDiscrete):
+        shape, sizes, start = tuple(space.shape), _ints(space.nvec), _ints(space.start)
+        return ActionSpec("multidiscrete", shape, "int64", sizes=sizes, start=start)
+    if isinstance(space, spaces.MultiBinary):
+        count = int(np.prod(space.shape))
+        return ActionSpec("multidiscrete", tuple(space.shape), "int64", sizes=(2,) * count, start=(0,) * count)
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
+        low, high = (tuple(float(x) for x in bound.reshape(-1)) for bound in (space.low, space.high))
+        return ActionSpec("box", tuple(space.shape), "float32", low=low, high=high)
+    raise UsageError(f"env {env!r} has the action space {short(space)}; allowed: {_ACTION}; use a wrapper")
+
+
+def _ints(array: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(x) for x in array.reshape(-1))
+
+
+def flatten_obs(obs: Any, leaves: Sequence[ObsLeaf]) -> dict[str, Any]:
+    """The values of an observation (one, or a batch) by path, in the order of `leaves`."""
+    if leaves[0].path == "obs":
+        return {"obs": obs}
+    values = {}
+    for leaf in leaves:
+        value = obs
+        for key in leaf.path.split("/")[1:]:
+            try:
+                value = value[int(key) if isinstance(value, tuple | list) else key]
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                has = f"keys {list(value)}" if isinstance(value, dict) else f"a {type(value).__name__}"
+                raise UsageError(f"the observation lacks {leaf.path!r}: {key!r} was looked for in {has}") from error
+        values[leaf.path] = value
+    return values
+
+
+def in_range(value: np.ndarray, leaf: ObsLeaf) -> bool:
+    """Whether each element of a discrete or multidiscrete leaf is one of its declared values."""
+    if leaf.kind == "discrete":
+        return leaf.start[0] <= int(value) < leaf.start[0] + leaf.sizes[0]
+    index = value.reshape(-1) - np.array(leaf.start)
+    return bool(np.all((index >= 0) & (index < np.array(leaf.sizes))))
+
+
+def short(value: Any) -> str:
+    """A value's `repr` in one line of bearable length."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def misfit(value: Any, leaf: ObsLeaf) -> str:
+    """Why a value does not fit its leaf (what came and what was expected), or an empty string when it does."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return f"{leaf.path!r} is a ragged {type(value).__name__}; expected an array of shape {leaf.shape}"
+    if array.dtype.kind not in "biuf":
+        return f"{leaf.path!r} is a {type(value).__name__}; expected {leaf.dtype} of shape {leaf.shape}"
+    if array.shape != leaf.shape:
+        return f"{leaf.path!r} has shape {array.shape}; expected {leaf.shape}"
+    if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+        return f"{leaf.path!r} has dtype {array.dtype}; expected {leaf.dtype}"
+    if leaf.sizes and not in_range(array, leaf):
+        last = [a + n - 1 for a, n in zip(leaf.start, leaf.sizes, strict=True)]
+        return f"{leaf.path!r} is {short(array.tolist())}; expected integers from {list(leaf.start)} to {last}"
+    return ""

@@ -1,0 +1,114 @@
+"""Making one environment from what the user typed: a gymnasium id or `module:factory`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+
+from raynforce.errors import UsageError, nearest, summary
+from raynforce.imports import load_module, load_object
+
+# A word in the message of a failed import, and what to install.
+_EXTRAS = {
+    "box2d": 'pip install "gymnasium[box2d]" (without a compiler and swig: pip install box2d)',
+    "mujoco_py": 'pip install "gymnasium[mujoco-py]"',
+    "mujoco": 'pip install "gymnasium[mujoco]"',
+    "ale": 'pip install "gymnasium[atari]"',
+    "jax": 'pip install "gymnasium[jax]"',
+    "pygame": 'pip install "gymnasium[classic-control]"',
+}
+
+Env = gymnasium.Env[Any, Any]
+
+
+def make(env: str, env_args: Mapping[str, Any] | None = None) -> Env:
+    """Make the environment `env`, a gymnasium id or `module:factory`, with `env_args` as keyword arguments."""
+    args = dict(env_args or {})
+    found = locate(env)
+    if isinstance(found, str):
+        return _from_id(env, found, args)
+    return _from_factory(env, found, args)
+
+
+def locate(env: str) -> str | Callable[..., Any]:
+    """Find what `env` names, without calling it: the registered gymnasium id, or the user's factory."""
+    module, colon, name = env.partition(":")
+    if not colon:
+        return _registered(env)
+    if module and name:
+        load_module(module)
+        if name in gymnasium.registry:  # a package that registers its environments when imported
+            return name
+    factory = load_object(env)
+    if not callable(factory):
+        raise UsageError(f"env {env!r} is a {type(factory).__name__}; it must be a class or function returning an Env")
+    return factory  # type: ignore[no-any-return]
+
+
+def _registered(env: str) -> str:
+    """The id that `env` stands for; a name without a version means the latest one."""
+    if env.startswith("ALE/"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module("ale_py")  # registers the Atari games
+    if env in gymnasium.registry:
+        return env
+    latest = _latest(env)
+    if latest is not None:
+        return latest
+    base, version, _ = env.rpartition("-v")
+    latest = _latest(base) if version else None
+    if latest is not None:
+        raise UsageError(f"env {env!r} is not registered: there is no such version (did you mean {latest!r}?)")
+    if env.startswith("ALE/"):
+        raise UsageError(f"env {env!r} is not registered: Atari games need {_EXTRAS['ale']}")
+    hint = nearest(env, gymnasium.registry) or "; see gymnasium.pprint_registry(), or give module:factory"
+    raise UsageError(f"env {env!r} is not registered with gymnasium{hint}")
+
+
+def _latest(name: str) -> str | None:
+    versions = [(s.version or 0, i) for i, s in gymnasium.registry.items() if i.rpartition("-v")[0] == name]
+    return max(versions)[1] if versions else None
+
+
+def _from_id(env: str, name: str, args: dict[str, Any]) -> Env:
+    try:
+        return gymnasium.make(name, disable_env_checker=True, **args)
+    except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
+        word = next((word for word in _EXTRAS if word in str(error).lower()), None)
+        if word is None:
+            raise UsageError(f"env {env!r} needs a package that is not installed: {summary(error)}") from error
+        raise UsageError(f"env {env!r} needs {word}, which is not installed: {_EXTRAS[word]}") from error
+    except TypeError as error:
+        # gymnasium wraps the constructor's own complaint, which says it best.
+        inner = error.__context__ if isinstance(error.__context__, TypeError) else error
+        if "argument" in str(inner):
+            raise UsageError(f"env {env!r} does not take env_args {args}: {summary(inner)}") from error
+        raise UsageError(f"env {env!r} could not be made: {summary(inner)}") from error
+    except Exception as error:
+        raise UsageError(f"env {env!r} could not be made: {summary(error)}") from error
+
+
+def _from_factory(env: str, factory: Callable[..., Any], args: dict[str, Any]) -> Env:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        pass  # some built-in callables have none: calling them tells
+    else:
+        try:
+            signature.bind(**args)
+        except TypeError as error:
+            takes = ", ".join(signature.parameters) or "nothing"
+            raise UsageError(f"env {env!r} does not take env_args {args}: {error}; it takes {takes}") from error
+    try:
+        made = factory(**args)
+    except Exception as error:
+        raise UsageError(f"env {env!r} could not be made: the factory raised {summary(error)}") from error
+    if not isinstance(made, gymnasium.Env):
+        kind = f"{type(made).__module__}.{type(made).__qualname__}"
+        raise UsageError(f"env {env!r} returned a {kind}; the factory must return a gymnasium.Env")
+    return made

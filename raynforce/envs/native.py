@@ -1,0 +1,254 @@
+"""An environment's own vector implementation, in whichever way it resets, with snapshots for exact resume."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from raynforce import trees
+from raynforce.envs.describe import describe, flatten_obs
+from raynforce.envs.make import locate, make
+from raynforce.envs.vector import Step, derive_seed
+from raynforce.errors import CheckpointError, EnvError, UsageError, summary
+from raynforce.trees import Tree
+
+
+class Snapshot(Protocol):
+    """Saves and restores the whole state of one vector environment class, its random stream included."""
+
+    def save(self, env: Any) -> Tree: ...
+
+    def load(self, env: Any, tree: Tree) -> None: ...
+
+
+class CartPoleSnapshot:
+    """The state of gymnasium's `CartPoleVectorEnv`."""
+
+    def save(self, env: Any) -> Tree:
+        return {
+            "state": env.state.copy(),  # [4, B]
+            "steps": env.steps.copy(),  # [B]
+            "prev_done": env.prev_done.copy(),  # [B]
+            "low": float(env.low),
+            "high": float(env.high),
+            "rng": trees.rng_state(env.np_random),
+        }
+
+    def load(self, env: Any, tree: Tree) -> None:
+        env.state = np.array(tree["state"])
+        env.steps = np.array(tree["steps"])
+        env.prev_done = np.array(tree["prev_done"])
+        env.low, env.high = tree["low"], tree["high"]
+        trees.load_rng(env.np_random, tree["rng"])
+
+
+SNAPSHOTS: dict[str, Snapshot] = {
+    "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": CartPoleSnapshot(),
+}
+"""Snapshot adapters by class path, `module:Class`."""
+
+
+def register_snapshot(cls_path: str, snapshot: Snapshot) -> None:
+    """Make exact resume possible for the vector environment class `module:Class`."""
+    module, _, name = cls_path.partition(":")
+    if not (module and name):
+        raise UsageError(f"{cls_path!r} is not a class path of the form module:Class")
+    SNAPSHOTS[cls_path] = snapshot
+
+
+def snapshot_of(vector: object) -> Snapshot | None:
+    """The adapter of this very class: a subclass or a wrapper may hold state that its base's adapter misses."""
+    cls = type(vector)
+    return SNAPSHOTS.get(f"{cls.__module__}:{cls.__qualname__}")
+
+
+def native_vector(
+    env: str,
+    env_args: Mapping[str, Any] | None,
+    num_envs: int,
+    *,
+    seed: int,
+    sampler: int = 0,
+    exact_resume: bool = True,
+) -> tuple[NativeVector | None, str]:
+    """The env's registered vector implementation; or None and why it does not serve (empty: there is none)."""
+    args, name = dict(env_args or {}), locate(env)
+    if not isinstance(name, str) or gymnasium.registry[name].vector_entry_point is None:
+        return None, ""
+    if gymnasium.registry[name].entry_point is not None:
+        make(env, args).close()  # type: ignore[no-untyped-call]  # it says best what is wrong with env_args
+    if args.get("max_episode_steps") == -1:  # gymnasium.make's word for "no time limit", which only wrappers know
+        return None, f"env {env!r} is stepped in a loop: its vector implementation cannot go without a time limit"
+    try:
+        vector = gymnasium.make_vec(name, num_envs, vectorization_mode="vector_entry_point", **args)
+    except Exception as error:
+        return None, f"env {env!r} is stepped in a loop: its vector implementation failed ({summary(error)})"
+    if exact_resume and snapshot_of(vector) is None:
+        with contextlib.suppress(Exception):
+            vector.close()
+        return None, f"env {env!r} is stepped in a loop: its vector implementation has no snapshot for exact resume"
+    return NativeVector(env, vector, seed=seed, sampler=sampler), ""
+
+
+class NativeVector:
+    """A gymnasium `VectorEnv` of any autoreset mode. Its one random stream is seeded from (seed, sampler)."""
+
+    def __init__(
+        self, env: str, vector: gymnasium.vector.VectorEnv[Any, Any, Any], *, seed: int, sampler: int = 0
+    ) -> None:
+        self.num_envs, self.note = vector.num_envs, ""
+        self.spec = describe(env, vector.single_observation_space, vector.single_action_space)
+        self.restarted: list[int] = []
+        self._env, self._vector, self._seed, self._sampler = env, vector, seed, sampler
+        self._snapshot = snapshot_of(vector)
+        self._mode = AutoresetMode(vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self._action_shape = (self.num_envs, *self.spec.action.shape)
+        self._action_dtype = vector.action_space.dtype
+        self._leaves = [(x.path, np.dtype(x.dtype), (self.num_envs, *x.shape)) for x in self.spec.obs]
+        self._resets = 0
+        self._steps = 0
+        self._obs: dict[str, np.ndarray] = {}
+        self._all_valid = np.ones(self.num_envs, np.bool_)
+        self._all_valid.flags.writeable = False  # shared by all steps
+        self._no_lanes = np.empty(0, np.int64)
+        self._no_final = {x.path: np.empty((0, *x.shape), x.dtype) for x in self.spec.obs}
+        self._ended = np.zeros(self.num_envs, np.bool_)  # NEXT_STEP: lanes whose next step only resets
+        self._resetting = False
+
+    def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
+        if seed is not None:
+            self._seed, self._resets = seed, 0
+        stream = derive_seed(self._seed, self._sampler, self._resets)
+        self._resets += 1
+        try:
+            raw, _ = self._vector.reset(seed=stream)
+        except Exception as error:
+            raise self._broken(f"reset raised {summary(error)}") from error
+        self._obs = self._take(raw)
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._resetting = False
+        return self._obs
+
+    def current(self) -> dict[str, np.ndarray]:
+        self._must_be_reset()
+        return self._obs
+
+    def step(self, action: np.ndarray) -> Step:
+        if action.shape != self._action_shape:
+            raise UsageError(f"the actions have shape {action.shape}; expected {self._action_shape}")
+        if not self._obs:
+            self._must_be_reset()
+        self._steps += 1
+        try:
+            raw, rewards, ends, cuts, infos = self._vector.step(action.astype(self._action_dtype, copy=False))
+        except Exception as error:
+            raise self._broken(f"step raised {summary(error)}") from error
+        obs = self._take(raw)
+        reward = np.array(rewards, np.float32)
+        terminated, truncated = np.array(ends, np.bool_), np.array(cuts, np.bool_)
+        if not reward.shape == terminated.shape == truncated.shape == (self.num_envs,):
+            came = f"{reward.shape}, {terminated.shape}, {truncated.shape}"
+            raise self._broken(f"reward, terminated, truncated have shapes {came}; expected ({self.num_envs},)")
+        valid = self._all_valid
+        if self._resetting:
+            valid = ~self._ended
+            reward[self._ended] = 0.0
+            terminated &= valid
+            truncated &= valid
+        ended = terminated | truncated
+        any_ended = bool(np.count_nonzero(ended))
+        final_lanes, final_obs = self._no_lanes, self._no_final
+        if self._mode is AutoresetMode.NEXT_STEP:
+            self._ended, self._resetting = ended, any_ended
+        elif any_ended:
+            final_lanes = np.flatnonzero(ended)
+            final_obs = self._finish(obs, ended, final_lanes, infos)
+        self._obs = obs
+        return Step(obs, reward, terminated, truncated, valid, final_lanes, final_obs)
+
+    def state(self) -> Tree:
+        self._must_be_reset()
+        tree: Tree = {
+            "kind": "native",
+            "resets": self._resets,
+            "steps": self._steps,
+            "ended": self._ended,  # [B]
+            "obs": {str(i): array for i, array in enumerate(self._obs.values())},  # by number: a path's '/' would nest
+        }
+        if self._snapshot is not None:
+            tree["env"] = self._snapshot.save(self._vector)
+        return tree
+
+    def load(self, tree: Tree) -> list[str]:
+        if tree.get("kind") != "native":
+            raise CheckpointError(
+                f"env {self._env!r} was saved by another vector implementation; resume with the same one"
+            )
+        saved = [np.array(tree["obs"][str(i)]) for i in range(len(tree["obs"]))]
+        shapes, expected = [array.shape for array in saved], [shape for _, _, shape in self._leaves]
+        if shapes != expected:
+            raise CheckpointError(f"env {self._env!r} was saved with observations {shapes}, now they are {expected}")
+        self._resets, self._steps = int(tree["resets"]), int(tree["steps"])
+        self.restarted = []
+        self.reset()  # also gives the env its buffers; the seed is one that was not used before
+        if self._snapshot is None or "env" not in tree:
+            self.restarted = list(range(self.num_envs))
+            which = f"all {self.num_envs} running episodes of env {self._env!r} begin anew"
+            return [f"{which}: its vector implementation has no snapshot; exact_resume=true would replay them"]
+        self._resets = int(tree["resets"])
+        self._snapshot.load(self._vector, tree["env"])
+        self._obs = {path: array for (path, _, _), array in zip(self._leaves, saved, strict=True)}
+        self._ended = np.array(tree["ended"], np.bool_)
+        self._resetting = bool(self._ended.any())
+        return []
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self._vector.close()
+
+    def _take(self, raw: Any) -> dict[str, np.ndarray]:
+        """Copy a batched observation, because the env may write the next one into the same memory."""
+        try:
+            values = flatten_obs(raw, self.spec.obs)
+        except UsageError as error:
+            raise self._broken(str(error)) from error
+        obs = {}
+        for path, dtype, shape in self._leaves:
+            array = obs[path] = np.array(values[path], dtype)
+            if array.shape != shape:
+                raise self._broken(f"the observation {path!r} has shape {array.shape}; expected {shape}")
+        return obs
+
+    def _finish(
+        self, obs: dict[str, np.ndarray], ended: np.ndarray, lanes: np.ndarray, infos: Mapping[str, Any]
+    ) -> dict[str, np.ndarray]:
+        """The true last observations `[K, ...]` of the lanes that ended; `obs` then shows their next episodes."""
+        if self._mode is AutoresetMode.DISABLED:
+            final = {path: array[lanes] for path, array in obs.items()}
+            try:
+                raw, _ = self._vector.reset(options={"reset_mask": ended.copy()})
+            except Exception as error:
+                raise self._broken(f"reset raised {summary(error)}") from error
+            for path, array in self._take(raw).items():
+                obs[path][lanes] = array[lanes]
+            return final
+        last = infos.get("final_obs")
+        if last is None:
+            raise self._broken("it resets in the same step, but infos has no 'final_obs' for the episodes that ended")
+        if isinstance(last, np.ndarray) and last.dtype == object:  # [B] observations, None where none ended
+            rows = [flatten_obs(last[lane], self.spec.obs) for lane in lanes]
+            return {path: np.array([row[path] for row in rows], dtype) for path, dtype, _ in self._leaves}
+        values = flatten_obs(last, self.spec.obs)
+        return {path: np.array(np.asarray(values[path])[lanes], dtype) for path, dtype, _ in self._leaves}
+
+    def _must_be_reset(self) -> None:
+        if not self._obs:
+            raise UsageError(f"env {self._env!r} has no running episodes yet; call reset() or load() first")
+
+    def _broken(self, what: str) -> EnvError:
+        return EnvError(f"env {self._env!r} (its own vector implementation, step {self._steps}) broke: {what}")

@@ -1,0 +1,134 @@
+"""Tiny environments whose best return is known, for learning tests and examples: `raynforce.envs.tiny:Identity`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class _Match(gymnasium.Env[Any, Any]):
+    """Each step shows something new and pays `score(action)` for matching it; ends after `length` steps."""
+
+    def __init__(self, length: int = 1) -> None:
+        self.length = length
+
+    def draw(self) -> Any:
+        raise NotImplementedError
+
+    def score(self, action: Any) -> float:
+        raise NotImplementedError
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps, self.shown = 0, self.draw()
+        return self.shown, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = self.score(action)
+        self.steps, self.shown = self.steps + 1, self.draw()
+        return self.shown, reward, self.steps >= self.length, False, {}
+
+
+class Identity(_Match):
+    """Say the number that is shown: 1 for each right answer, so the best return is `length`."""
+
+    def __init__(self, n: int = 4, length: int = 1) -> None:
+        super().__init__(length)
+        self.observation_space = self.action_space = spaces.Discrete(n)
+        self.n = n
+
+    def draw(self) -> int:
+        return int(self.np_random.integers(self.n))
+
+    def score(self, action: int) -> float:
+        return float(action == self.shown)
+
+
+class IdentityBox(_Match):
+    """Say the vector that is shown: minus the squared distance for each step, so the best return is 0."""
+
+    def __init__(self, size: int = 1, length: int = 1) -> None:
+        super().__init__(length)
+        self.observation_space = self.action_space = spaces.Box(-1.0, 1.0, (size,))
+
+    def draw(self) -> np.ndarray:
+        return self.np_random.uniform(-1.0, 1.0, self.action_space.shape).astype(np.float32)
+
+    def score(self, action: np.ndarray) -> float:
+        return -float(np.sum((action - self.shown) ** 2))
+
+
+class MultiIdentity(_Match):
+    """Say all the numbers that are shown: the fraction that is right for each step; the best return is `length`."""
+
+    def __init__(self, sizes: tuple[int, ...] = (2, 3), length: int = 1) -> None:
+        super().__init__(length)
+        self.observation_space = self.action_space = spaces.MultiDiscrete(list(sizes))
+        self.sizes = sizes
+
+    def draw(self) -> np.ndarray:
+        return self.np_random.integers(self.sizes)
+
+    def score(self, action: np.ndarray) -> float:
+        return float(np.mean(action == self.shown))
+
+
+class DictIdentity(_Match):
+    """`Identity` whose number comes in a `Dict` beside noise that means nothing; the best return is `length`."""
+
+    def __init__(self, n: int = 4, length: int = 1) -> None:
+        super().__init__(length)
+        self.observation_space = spaces.Dict(noise=spaces.Box(-1.0, 1.0, (3,)), target=spaces.Discrete(n))
+        self.action_space = spaces.Discrete(n)
+        self.n = n
+
+    def draw(self) -> dict[str, Any]:
+        noise = self.np_random.uniform(-1.0, 1.0, 3).astype(np.float32)
+        return {"noise": noise, "target": int(self.np_random.integers(self.n))}
+
+    def score(self, action: int) -> float:
+        return float(action == self.shown["target"])
+
+
+class Corridor(gymnasium.Env[int, int]):
+    """Walk right (action 1) `n` steps: -0.01 a step, 1 at the goal; the best return is `1 - 0.01 * (n - 1)`.
+
+    Reaching the goal terminates; `10 * n` steps without reaching it truncate.
+    """
+
+    def __init__(self, n: int = 8) -> None:
+        self.observation_space, self.action_space = spaces.Discrete(n + 1), spaces.Discrete(2)
+        self.n = n
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place = self.steps = 0
+        return self.place, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        self.place = max(0, self.place + (1 if action == 1 else -1))
+        there = self.place == self.n
+        return self.place, 1.0 if there else -0.01, there, not there and self.steps >= 10 * self.n, {}
+
+
+class Endless(gymnasium.Env[np.ndarray, int]):
+    """1 for each step whatever is done, cut off after `length` steps but never over: its value is `1 / (1 - gamma)`."""
+
+    def __init__(self, length: int = 10) -> None:
+        self.observation_space, self.action_space = spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2)
+        self.length = length
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return np.ones(1, np.float32), 1.0, False, self.steps >= self.length, {}

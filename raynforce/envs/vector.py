@@ -1,0 +1,388 @@
+"""Many environments as one: the contract of a vector environment, and the one that loops over single ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium import spaces
+
+from raynforce.envs.describe import describe, flatten_obs, in_range, misfit, short
+from raynforce.envs.make import Env, make
+from raynforce.errors import CheckpointError, EnvError, UsageError, summary
+from raynforce.spaces import EnvSpec, ObsLeaf
+from raynforce.trees import Tree
+
+_FLAGS = (bool, np.bool_, int, np.integer)
+_NUMBERS = (float, int, np.floating, np.integer, np.bool_)
+
+
+class Step(NamedTuple):
+    """What one step of all lanes gave. The arrays are not written to again by the environment."""
+
+    obs: dict[str, np.ndarray]
+    """`[B, ...]` what the policy sees next."""
+    reward: np.ndarray
+    """`[B]` float32."""
+    terminated: np.ndarray
+    """`[B]` bool."""
+    truncated: np.ndarray
+    """`[B]` bool."""
+    valid: np.ndarray
+    """`[B]` bool, False where this step only reset the lane."""
+    final_lanes: np.ndarray
+    """`[K]` int64 lanes whose episode ended and whose `obs` already shows the next one."""
+    final_obs: dict[str, np.ndarray]
+    """`[K, ...]` the true last observations of those lanes."""
+
+
+class VectorEnv(Protocol):
+    """`num_envs` copies of an environment, stepped together."""
+
+    num_envs: int
+    spec: EnvSpec
+    note: str
+    """Why the environment's own vector implementation is not used, or an empty string."""
+    restarted: list[int]
+    """Lanes that the last `load` could not bring back and started anew."""
+
+    def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
+        """Start new episodes in all lanes; with `seed`, the random streams begin anew from it."""
+
+    def step(self, action: np.ndarray) -> Step:
+        """Step all lanes. `action` is `[B, ...]`, ready for the environment: start added, clipped to its bounds."""
+
+    def current(self) -> dict[str, np.ndarray]:
+        """The observations that the policy sees now, `[B, ...]`."""
+
+    def state(self) -> Tree:
+        """All that is needed to go on from here."""
+
+    def load(self, tree: Tree) -> list[str]:
+        """Go on from a saved state; returns sentences about what could not be restored exactly."""
+
+    def close(self) -> None: ...
+
+
+def make_vector(
+    env: str,
+    env_args: Mapping[str, Any] | None,
+    num_envs: int,
+    *,
+    seed: int,
+    sampler: int = 0,
+    exact_resume: bool = True,
+) -> VectorEnv:
+    """Make `num_envs` environments: the env's own vector implementation if it serves, otherwise a loop.
+
+    Exact resume needs a snapshot of the implementation's state (`raynforce.envs.native.register_snapshot`);
+    the loop needs none, because it replays the actions of the running episodes.
+    """
+    from raynforce.envs.native import native_vector  # it implements this module's contract, so it imports us
+
+    if num_envs < 1:
+        raise UsageError(f"num_envs is {num_envs}; it must be 1 or more")
+    if seed < 0:
+        raise UsageError(f"seed is {seed}; it must be 0 or more")
+    vector, note = native_vector(env, env_args, num_envs, seed=seed, sampler=sampler, exact_resume=exact_resume)
+    if vector is not None:
+        return vector
+    return LocalVector(env, env_args, num_envs, seed=seed, sampler=sampler, record=exact_resume, note=note)
+
+
+def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
+    """What an environment takes and gives, found by making one and closing it again."""
+    made = make(env, env_args)
+    try:
+        return describe(env, made.observation_space, made.action_space)
+    finally:
+        with contextlib.suppress(Exception):
+            made.close()  # type: ignore[no-untyped-call]
+
+
+def derive_seed(seed: int, *key: int) -> int:
+    """One 32-bit seed out of the run's seed and a key such as (sampler, lane, episode)."""
+    return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
+
+
+class LocalVector:
+    """Single environments stepped in a plain loop, each reset in the step in which its episode ends.
+
+    Episode seeds derive from (seed, sampler, lane, episode). With `record`, the actions of the running episodes
+    are kept, so that `load` can replay them; without it `load` starts new episodes.
+    """
+
+    def __init__(
+        self,
+        env: str,
+        env_args: Mapping[str, Any] | None,
+        num_envs: int,
+        *,
+        seed: int,
+        sampler: int = 0,
+        record: bool = True,
+        note: str = "",
+    ) -> None:
+        self.num_envs, self.note = num_envs, note
+        self.restarted: list[int] = []
+        self._env, self._seed, self._sampler = env, seed, sampler
+        self._envs: list[Env] = []
+        try:
+            self.spec = self._make_all(env_args)
+        except BaseException:
+            self.close()
+            raise
+        self._leaves: tuple[ObsLeaf, ...] = self.spec.obs
+        self._plain = self._leaves[0].path == "obs"
+        action_space = self._envs[0].action_space
+        self._scalar_action = isinstance(action_space, spaces.Discrete)
+        self._env_action_dtype = action_space.dtype
+        self._action_shape = (num_envs, *self.spec.action.shape)
+        self._lanes = np.arange(num_envs)
+        self._episodes = np.full(num_envs, -1, np.int64)
+        self._steps = np.zeros(num_envs, np.int64)
+        self._obs: list[np.ndarray] = []  # the current ones, in the order of the leaves; empty before the first reset
+        # Actions of the running episodes: lane b's are [b, :steps[b]]. The second dimension doubles when it is full.
+        self._actions = np.empty((num_envs, 64, *self.spec.action.shape), self.spec.action.dtype) if record else None
+        self._all_valid = np.ones(num_envs, np.bool_)
+        self._all_valid.flags.writeable = False  # shared by all steps
+        self._no_lanes = np.empty(0, np.int64)
+        self._no_final = {leaf.path: np.empty((0, *leaf.shape), leaf.dtype) for leaf in self._leaves}
+
+    def _make_all(self, env_args: Mapping[str, Any] | None) -> EnvSpec:
+        specs: list[EnvSpec] = []
+        for lane in range(self.num_envs):
+            made = make(self._env, env_args)
+            self._envs.append(made)
+            specs.append(describe(self._env, made.observation_space, made.action_space))
+            if specs[lane] != specs[0]:
+                raise UsageError(
+                    f"env {self._env!r} has other spaces in lane {lane} than in lane 0; they must be equal"
+                )
+        return specs[0]
+
+    def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
+        if seed is not None:
+            self._seed = seed
+            self._episodes[:] = -1
+        obs = self._new_obs()
+        for lane in range(self.num_envs):
+            self._begin(lane, int(self._episodes[lane]) + 1, obs)
+        self._obs = obs
+        return self.current()
+
+    def current(self) -> dict[str, np.ndarray]:
+        self._must_be_reset()
+        return {leaf.path: array for leaf, array in zip(self._leaves, self._obs, strict=True)}
+
+    def step(self, action: np.ndarray) -> Step:
+        self._must_be_reset()
+        if action.shape != self._action_shape:
+            raise UsageError(f"the actions have shape {action.shape}; expected {self._action_shape}")
+        self._record(action)
+        self._steps += 1
+        obs = self._new_obs()
+        reward = np.empty(self.num_envs, np.float32)
+        terminated = np.empty(self.num_envs, np.bool_)
+        truncated = np.empty(self.num_envs, np.bool_)
+        ended: list[int] = []
+        final: list[list[np.ndarray]] = [[] for _ in self._leaves]
+        for lane, choice in enumerate(self._for_env(action)):
+            reward[lane], end, cut = self._step_lane(lane, choice, obs)
+            terminated[lane], truncated[lane] = end, cut
+            if end or cut:
+                ended.append(lane)
+                for rows, array in zip(final, obs, strict=True):
+                    rows.append(array[lane].copy())
+                self._begin(lane, int(self._episodes[lane]) + 1, obs)
+        self._obs = obs
+        final_lanes, final_obs = self._no_lanes, self._no_final
+        if ended:
+            final_lanes = np.array(ended, np.int64)
+            final_obs = {leaf.path: np.array(rows) for leaf, rows in zip(self._leaves, final, strict=True)}
+        return Step(self.current(), reward, terminated, truncated, self._all_valid, final_lanes, final_obs)
+
+    def state(self) -> Tree:
+        self._must_be_reset()
+        tree: Tree = {
+            "kind": "local",
+            "episodes": self._episodes.copy(),  # [B]
+            "steps": self._steps.copy(),  # [B]
+            "obs": {str(i): array for i, array in enumerate(self._obs)},  # by number: a path's '/' would nest
+        }
+        if self._actions is not None:
+            longest = int(self._steps.max())
+            taken = np.arange(longest) < self._steps[:, None]  # [B, longest]
+            tree["actions"] = self._actions[:, :longest][taken]  # [sum of steps, ...] lane after lane
+        return tree
+
+    def load(self, tree: Tree) -> list[str]:
+        saved = self._fitting(tree)
+        episodes, steps = np.array(tree["episodes"]), np.array(tree["steps"])
+        actions = tree.get("actions")
+        ends = np.cumsum(steps)
+        obs = self._new_obs()
+        self.restarted = []
+        for lane in range(self.num_envs):
+            episode, end, count = int(episodes[lane]), int(ends[lane]), int(steps[lane])
+            past = actions[end - count : end] if actions is not None else None
+            if not self._replay(lane, episode, count, past, obs, saved):
+                self.restarted.append(lane)
+                self._begin(lane, episode + 1, obs)
+        self._obs = obs
+        if not self.restarted:
+            return []
+        lanes = f"{len(self.restarted)} of {self.num_envs} running episodes of env {self._env!r} begin anew"
+        if actions is None:
+            return [f"{lanes}: they were saved with exact_resume=false"]
+        return [f"{lanes}: replaying their actions led elsewhere, so this env is not determined by its seed"]
+
+    def close(self) -> None:
+        while self._envs:
+            with contextlib.suppress(Exception):  # nothing is lost any more, and the others must be closed too
+                self._envs.pop().close()  # type: ignore[no-untyped-call]
+
+    def _begin(self, lane: int, episode: int, obs: list[np.ndarray]) -> None:
+        """Start an episode in a lane and write its first observation."""
+        self._episodes[lane], self._steps[lane] = episode, 0
+        try:
+            result: Any = self._envs[lane].reset(seed=self._episode_seed(lane))
+        except Exception as error:
+            raise self._broken(lane, f"reset raised {summary(error)}") from error
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self._broken(lane, f"reset returned {_shape_of(result)}; expected (obs, info)")
+        self._put(lane, result[0], obs)
+
+    def _step_lane(self, lane: int, choice: Any, obs: list[np.ndarray]) -> tuple[float, bool, bool]:
+        """Step one lane and write its observation; returns reward, terminated, truncated."""
+        try:
+            result: Any = self._envs[lane].step(choice)
+        except Exception as error:
+            raise self._broken(lane, f"step raised {summary(error)}") from error
+        if not isinstance(result, tuple) or len(result) != 5:
+            expected = "(obs, reward, terminated, truncated, info)"
+            raise self._broken(lane, f"step returned {_shape_of(result)}; expected {expected}")
+        raw, reward, terminated, truncated, _ = result
+        if not is_scalar(reward):
+            raise self._broken(lane, f"the reward is {short(reward)} ({type(reward).__name__}); expected one number")
+        if not (is_flag(terminated) and is_flag(truncated)):
+            came = f"{short(terminated)} and {short(truncated)}"
+            raise self._broken(lane, f"terminated and truncated are {came}; expected True or False")
+        self._put(lane, raw, obs)
+        return float(reward), bool(terminated), bool(truncated)
+
+    def _put(self, lane: int, raw: Any, obs: list[np.ndarray]) -> None:
+        """Write one env's observation into row `lane` of the batch; what does not fit is an `EnvError`."""
+        try:
+            values = (raw,) if self._plain else flatten_obs(raw, self._leaves).values()
+        except UsageError as error:
+            raise self._broken(lane, str(error)) from error
+        for leaf, array, value in zip(self._leaves, obs, values, strict=True):
+            try:
+                one = np.asarray(value)
+                fits = one.shape == leaf.shape  # asked first, because copyto would broadcast
+                if fits:
+                    np.copyto(array[lane, ...], one, casting="same_kind")
+                    fits = not leaf.sizes or in_range(one, leaf)
+            except (TypeError, ValueError):
+                fits = False
+            if not fits:
+                raise self._broken(lane, f"the observation {misfit(value, leaf)}")
+
+    def _for_env(self, action: np.ndarray) -> Sequence[Any]:
+        """Actions as a single env expects them: an int, or an array of its space's dtype that it may keep."""
+        if self._scalar_action:
+            return action.tolist()  # type: ignore[no-any-return]
+        return action.astype(self._env_action_dtype)  # type: ignore[return-value]
+
+    def _record(self, action: np.ndarray) -> None:
+        if self._actions is None:
+            return
+        if self._steps.max() == self._actions.shape[1]:
+            self._actions = np.concatenate([self._actions, np.empty_like(self._actions)], axis=1)
+        self._actions[self._lanes, self._steps] = action
+
+    def _replay(
+        self,
+        lane: int,
+        episode: int,
+        count: int,
+        past: np.ndarray | None,
+        obs: list[np.ndarray],
+        saved: list[np.ndarray],
+    ) -> bool:
+        """Bring a lane to where it was by taking its past actions again; False when that leads elsewhere."""
+        if count and past is None:
+            return False
+        try:
+            self._begin(lane, episode, obs)
+            if past is not None and count:
+                self._remember(lane, past)
+                for choice in self._for_env(past):
+                    _, terminated, truncated = self._step_lane(lane, choice, obs)
+                    self._steps[lane] += 1
+                    if terminated or truncated:
+                        return False
+        except EnvError:
+            return False
+        return all(same(now[lane], then[lane]) for now, then in zip(obs, saved, strict=True))
+
+    def _remember(self, lane: int, past: np.ndarray) -> None:
+        if self._actions is None:
+            return
+        while len(past) > self._actions.shape[1]:
+            self._actions = np.concatenate([self._actions, np.empty_like(self._actions)], axis=1)
+        self._actions[lane, : len(past)] = past
+
+    def _fitting(self, tree: Tree) -> list[np.ndarray]:
+        """The saved observations, once the saved state is known to fit this vector environment."""
+        if tree.get("kind") != "local":
+            raise CheckpointError(
+                f"env {self._env!r} was saved by another vector implementation; resume with the same one"
+            )
+        saved = [np.asarray(tree["obs"][str(i)]) for i in range(len(tree["obs"]))]
+        shapes = [array.shape for array in saved]
+        expected = [(self.num_envs, *leaf.shape) for leaf in self._leaves]
+        if shapes != expected:
+            raise CheckpointError(f"env {self._env!r} was saved with observations {shapes}, now they are {expected}")
+        return saved
+
+    def _new_obs(self) -> list[np.ndarray]:
+        return [np.empty((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self._leaves]
+
+    def _episode_seed(self, lane: int) -> int:
+        return derive_seed(self._seed, self._sampler, lane, int(self._episodes[lane]))
+
+    def _must_be_reset(self) -> None:
+        if not self._obs:
+            raise UsageError(f"env {self._env!r} has no running episodes yet; call reset() or load() first")
+
+    def _broken(self, lane: int, what: str) -> EnvError:
+        seed, step = self._episode_seed(lane), int(self._steps[lane])
+        return EnvError(f"env {self._env!r} broke in lane {lane} (episode seed {seed}, step {step}): {what}")
+
+
+def same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays are equal bit for bit, NaN included."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def is_scalar(reward: Any) -> bool:
+    """Whether a reward is one number (also NaN or infinite, which are found elsewhere)."""
+    if isinstance(reward, _NUMBERS):
+        return True
+    return isinstance(reward, np.ndarray) and reward.ndim == 0 and reward.dtype.kind in "biuf"
+
+
+def is_flag(value: Any) -> bool:
+    """Whether `terminated` or `truncated` can be read as a truth value without doubt."""
+    return isinstance(value, _FLAGS) or (isinstance(value, np.ndarray) and value.shape == ())
+
+
+def _shape_of(result: Any) -> str:
+    if isinstance(result, tuple):
+        hint = " (the old gym interface)" if len(result) == 4 else ""
+        return f"{len(result)} values{hint}"
+    return f"a {type(result).__name__}"

@@ -1,0 +1,510 @@
+"""The replay buffer: a ring of fragments in preallocated arrays, each observation stored once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from raynforce.errors import CheckpointError, UsageError
+from raynforce.experience.fragment import Fragment
+from raynforce.experience.sumtree import SumTree, tree_bytes
+from raynforce.spaces import ActionSpec, ObsLeaf
+from raynforce.trees import Tree, join, split
+
+EPSILON = 1e-6
+"""Added to every absolute TD error, so that no transition is out of reach."""
+REDRAWS = 8
+
+
+@dataclass(frozen=True)
+class Column:
+    """One array of the ring, `[rows, samplers * lanes, *shape]`."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one element."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def _columns(obs: Sequence[ObsLeaf], action: ActionSpec) -> list[Column]:
+    """What is kept of every step, and saved."""
+    return [
+        *(Column(leaf.path, leaf.shape, leaf.dtype) for leaf in obs),
+        Column("action", action.shape, "float32" if action.kind == "box" else "int64"),
+        Column("reward", (), "float32"),
+        Column("terminated", (), "bool"),
+        Column("end", (), "bool"),  # the episode, or what is known of it, ends with this step
+        Column("valid", (), "bool"),
+    ]
+
+
+# What follows from the columns: whether a step can be sampled, and where its true next observation is.
+_DERIVED = (Column("ready", (), "bool"), Column("final_slot", (), "int32"))
+
+
+def estimate_bytes(
+    obs: Sequence[ObsLeaf],
+    action: ActionSpec,
+    *,
+    capacity: int,
+    lanes: int,
+    samplers: int = 1,
+    prioritized: bool = False,
+) -> int:
+    """Bytes of a full `Replay` with these arguments, true final observations left out."""
+    width = samplers * lanes
+    slots = capacity // width * width
+    each = sum(column.nbytes for column in [*_columns(obs, action), *_DERIVED])
+    return slots * each + (tree_bytes(slots) if prioritized else 0)
+
+
+def available_bytes() -> int | None:
+    """Memory this process may still take: of the machine and of its container; None where neither can be read."""
+    limits = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                limits.append(1024 * int(line.split()[1]))
+    except OSError:
+        pass
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())  # the word "max" where there is no limit: ValueError
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        taken = int((group / "memory.current").read_text()) - int(stat["inactive_file"])  # that cache gives way
+        limits.append(max(0, limit - taken))
+    except (OSError, ValueError, KeyError):
+        pass
+    return min(limits, default=None)
+
+
+def _require_memory(needed: int, fraction: float, what: str) -> None:
+    available = available_bytes()
+    if available is not None and needed > fraction * available:
+        raise UsageError(
+            f"{what} needs {needed / 1e9:.2f} GB, available are {fraction * available / 1e9:.2f} GB "
+            f"({fraction:.0%} of {available / 1e9:.2f} GB free memory); lower algorithm.buffer_size"
+        )
+
+
+class _FinalPool:
+    """True last observations of episodes whose next row already shows the next episode, by slot."""
+
+    def __init__(self, columns: Sequence[Column], memory_fraction: float):
+        self._memory_fraction = memory_fraction
+        self._bytes_each = sum(column.nbytes for column in columns)
+        self.arrays = {column.path: np.zeros((0, *column.shape), column.dtype) for column in columns}  # [slots, ...]
+        self._free = np.zeros(0, np.int32)  # a stack: the first `_num_free` are free slots
+        self._num_free = 0
+
+    @property
+    def used(self) -> int:
+        return len(self._free) - self._num_free
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values()) + self._free.nbytes
+
+    def reserve(self, count: int) -> None:
+        """Make sure that `count` slots are free, doubling the pool if they are not."""
+        if count <= self._num_free:
+            return
+        old = len(self._free)
+        new = max(64, 2 * old, old + count)
+        _require_memory(new * self._bytes_each, self._memory_fraction, f"replay: {new} final observations")
+        for path, array in self.arrays.items():
+            grown = np.zeros((new, *array.shape[1:]), array.dtype)
+            grown[:old] = array
+            self.arrays[path] = grown
+        free = np.zeros(new, np.int32)
+        free[: self._num_free] = self._free[: self._num_free]
+        free[self._num_free : self._num_free + new - old] = np.arange(old, new)
+        self._free, self._num_free = free, self._num_free + new - old
+
+    def take(self, count: int) -> np.ndarray:
+        self.reserve(count)
+        self._num_free -= count
+        return self._free[self._num_free : self._num_free + count].copy()
+
+    def release(self, slots: np.ndarray) -> None:
+        self._free[self._num_free : self._num_free + len(slots)] = slots
+        self._num_free += len(slots)
+
+
+class Replay:
+    """Transitions of `samplers` x `lanes` lanes, at most about `capacity` of them, sampled with n-step returns.
+
+    Time runs down the rows, a column is a lane; every sampler has its own write head. The row at a head
+    holds the newest observation alone, so `capacity - samplers * lanes` transitions fit. A transition can be
+    sampled once its n-step window is complete: `n_step` steps long, or shorter where the episode ended.
+
+    `len(replay)` counts the transitions that can be sampled now, `replay.resident` all valid ones it holds.
+    """
+
+    def __init__(
+        self,
+        obs: Sequence[ObsLeaf],
+        action: ActionSpec,
+        *,
+        capacity: int,
+        lanes: int,
+        samplers: int = 1,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        prioritized: bool = False,
+        alpha: float = 0.6,
+        memory_fraction: float = 0.8,
+    ):
+        self.lanes, self.samplers, self.n_step = lanes, samplers, n_step
+        self.gamma, self.alpha = gamma, alpha
+        self._width = samplers * lanes
+        self._rows = capacity // self._width
+        if n_step < 1:
+            raise UsageError(f"replay: n_step {n_step} is not allowed; it is at least 1")
+        if self._rows < n_step + 2:
+            raise UsageError(
+                f"replay: a capacity of {capacity} gives each of {self._width} lanes {self._rows} rows, {n_step}-step "
+                f"returns need {n_step + 2}; raise algorithm.buffer_size to at least {(n_step + 2) * self._width} "
+                "or lower --envs"
+            )
+        needed = estimate_bytes(obs, action, capacity=capacity, lanes=lanes, samplers=samplers, prioritized=prioritized)
+        _require_memory(needed, memory_fraction, f"replay: a buffer of {capacity} transitions")
+
+        self.capacity = self._rows * self._width
+        self._columns = _columns(obs, action)
+        self._obs_paths = [leaf.path for leaf in obs]
+        # np.zeros takes pages only when they are written. Each array twice: [rows, width, ...] and, flat, [slots, ...].
+        self._ring = {
+            column.path: np.zeros((self._rows, self._width, *column.shape), column.dtype)
+            for column in [*self._columns, *_DERIVED]
+        }
+        self._flat = {path: array.reshape(self.capacity, *array.shape[2:]) for path, array in self._ring.items()}
+        self._terminated, self._end, self._valid = (self._flat[k] for k in ("terminated", "end", "valid"))
+        self._ready = self._flat["ready"]
+        self._final_slot = self._flat["final_slot"]  # -1: the next row holds the true next observation
+        self._final_slot[:] = -1
+        self._finals = _FinalPool(self._columns[: len(obs)], memory_fraction)
+        self._tree = SumTree(self.capacity) if prioritized else None
+        self._max_priority = 1.0
+
+        self._head = [0] * samplers  # rows each sampler has ever written; modulo `rows`, where it writes next
+        self._sequence = [-1] * samplers
+        self._num_ready = 0
+        self._num_valid = 0
+        self._gammas = gamma ** np.arange(n_step + 1)
+        self._window = np.arange(n_step) * self._width  # offsets of the steps of an n-step window
+
+    def __len__(self) -> int:
+        return self._num_ready
+
+    @property
+    def resident(self) -> int:
+        """Valid transitions stored, those included whose n-step window is not complete yet."""
+        return self._num_valid
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved; the operating system hands them out as rows fill."""
+        tree = self._tree.nbytes if self._tree else 0
+        return sum(array.nbytes for array in self._ring.values()) + self._finals.nbytes + tree
+
+    # Insert
+
+    def insert(self, fragment: Fragment) -> int:
+        """Copy a fragment in, over the oldest steps of its sampler; returns how many valid transitions it added.
+
+        A sampler's fragments join into one stream of time. Where a sequence number is missing the step before
+        the gap becomes a truncation, so that no window reaches across.
+        """
+        self._check(fragment)
+        length, sampler = fragment.length, fragment.sampler
+        final_index = fragment["final/index"]
+        self._finals.reserve(len(final_index))  # before anything changes: it may refuse
+
+        first = self._head[sampler]
+        pending = first - self.n_step + 1  # the oldest step whose window may still be open
+        if first > 0 and fragment.sequence != self._sequence[sampler] + 1:
+            lanes = slice(sampler * self.lanes, (sampler + 1) * self.lanes)
+            self._ring["end"][(first - 1) % self._rows, lanes] = True
+            first += 1  # the row at the head stays: it is the true next observation of the truncated step
+        head = first + length
+        oldest = max(0, pending, head - self._rows + 1)
+        slots = self._slots(sampler, oldest, head + 1)  # [head + 1 - oldest, B]
+        written = slots[first - oldest :]  # [T+1, B]
+
+        added = self._write(fragment, first, written, final_index)
+        self._settle(slots, first - oldest)
+        self._head[sampler] = head
+        self._sequence[sampler] = fragment.sequence
+        return added
+
+    def _check(self, fragment: Fragment) -> None:
+        length, lanes = fragment.length, fragment.lanes
+        if not (0 <= fragment.sampler < self.samplers and lanes == self.lanes):
+            raise UsageError(
+                f"replay: a fragment of sampler {fragment.sampler} with {lanes} lanes does not fit; "
+                f"this buffer was made for samplers 0 to {self.samplers - 1} with {self.lanes} lanes each"
+            )
+        if length >= self._rows:
+            raise UsageError(
+                f"replay: a fragment of {length} steps does not fit into {self._rows} rows per lane; raise "
+                f"algorithm.buffer_size to at least {(length + 1) * self._width} or lower --envs"
+            )
+        for column in self._columns:
+            if column.path == "end":
+                continue
+            rows = length + 1 if column.path in self._obs_paths else length
+            expected = (rows, lanes, *column.shape)
+            found = fragment.columns[column.path].shape if column.path in fragment.columns else "none"
+            if found != expected:
+                raise UsageError(
+                    f"replay: fragment column {column.path!r} has shape {found}, expected {expected}; "
+                    "make the buffer from the environment's own spec"
+                )
+
+    def _slots(self, sampler: int, start: int, stop: int) -> np.ndarray:
+        """Flat positions of a sampler's rows, `[stop - start, B]`, in the order of time."""
+        rows = np.arange(start, stop) % self._rows
+        return rows[:, None] * self._width + np.arange(sampler * self.lanes, (sampler + 1) * self.lanes)
+
+    def _write(self, fragment: Fragment, first: int, slots: np.ndarray, final_index: np.ndarray) -> int:
+        """Store a fragment from row `first` on; `slots` `[T+1, B]` are its flat positions."""
+        self._num_valid -= int(np.count_nonzero(self._valid.take(slots)))
+        if self._finals.used:
+            old = self._final_slot.take(slots)
+            self._finals.release(old[old >= 0])
+            self._final_slot[slots] = -1
+
+        lanes = slice(fragment.sampler * self.lanes, (fragment.sampler + 1) * self.lanes)
+        for path in (*self._obs_paths, "action", "reward", "terminated"):
+            source = fragment[path]
+            for ring, part in self._segments(first, len(source)):
+                self._ring[path][ring, lanes] = source[part]
+        # The row at the head is the newest observation alone: whatever it was before, it is no step now.
+        ended, valid = np.zeros((2, *slots.shape), bool)  # [T+1, B]
+        np.logical_or(fragment["terminated"], fragment["truncated"], out=ended[:-1])
+        valid[:-1] = fragment["valid"]
+        self._end[slots], self._valid[slots] = ended, valid
+
+        if len(final_index):
+            taken = self._finals.take(len(final_index))
+            self._final_slot[slots.reshape(-1)[final_index]] = taken
+            for path, final in fragment.final_obs().items():
+                self._finals.arrays[path][taken] = final
+        added = int(np.count_nonzero(valid))
+        self._num_valid += added
+        return added
+
+    def _segments(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
+        """The one or two runs of rows that `count` steps from `first` on take, with their part of the source."""
+        row = first % self._rows
+        fits = min(count, self._rows - row)
+        yield slice(row, row + fits), slice(0, fits)
+        if fits < count:
+            yield slice(0, count - fits), slice(fits, count)
+
+    def _settle(self, slots: np.ndarray, written: int) -> None:
+        """Make sampleable what has become so in a sampler's newest rows, of which those from `written` on are new."""
+        before = self._ready.take(slots)
+        ready = self._complete(slots)
+        self._ready[slots] = ready
+        self._num_ready += int(np.count_nonzero(ready)) - int(np.count_nonzero(before))
+        if self._tree:
+            priority = ready * self._max_priority  # [n, B]
+            kept = before[:written]
+            priority[:written][kept] = self._tree.get(slots[:written][kept])
+            self._tree.set(slots.reshape(-1), priority.reshape(-1))
+
+    def _complete(self, slots: np.ndarray) -> np.ndarray:
+        """Which steps have a complete window, in a sampler's newest rows `[n, B]`, the last one being at the head.
+
+        It is complete when `n_step` steps stand before the head, or when an episode ends before it.
+        """
+        complete: np.ndarray = np.logical_or.accumulate(self._end.take(slots)[::-1])[::-1]
+        complete[: max(0, len(slots) - self.n_step)] = True
+        complete &= self._valid.take(slots)
+        return complete
+
+    # Sample
+
+    def sample(self, batch_size: int, rng: np.random.Generator, beta: float = 0.4) -> dict[str, np.ndarray]:
+        """Draw transitions with replacement: uniformly, or in proportion to their priorities.
+
+        | column | shape, dtype | meaning |
+        |---|---|---|
+        | `obs`, or `obs/NAME` per leaf | `[n, ...]` | where the action was taken |
+        | `action` | `[n, ...]` | |
+        | `reward` | `[n]` float32 | discounted sum over the n-step window |
+        | `next_obs`, or `next_obs/NAME` | `[n, ...]` | the true observation after the window |
+        | `discount` | `[n]` float32 | what the value of `next_obs` counts: gamma ** steps, 0 if terminated |
+        | `weight` | `[n]` float32 | importance weight, at most 1; all 1 when uniform |
+        | `index` | `[n]` int64 | for `update_priorities` |
+        """
+        if self._num_ready == 0:
+            raise UsageError(
+                f"replay: none of the {self._num_valid} transitions stored can be sampled yet; "
+                f"insert at least {self.n_step} steps first (algorithm.learning_starts)"
+            )
+        if self._tree:
+            index, weight = self._draw_prioritized(self._tree, batch_size, rng, beta)
+        else:
+            index, weight = self._draw_uniform(batch_size, rng), np.ones(batch_size, np.float32)
+
+        reward, last, steps = self._returns(index)
+        following = (last + self._width) % self.capacity
+        discount = self._gammas[steps] * ~self._terminated.take(last)
+        batch = {path: self._flat[path].take(index, axis=0) for path in (*self._obs_paths, "action")}
+        batch |= {"reward": reward, "discount": discount.astype(np.float32), "weight": weight, "index": index}
+        batch |= {f"next_{path}": self._flat[path].take(following, axis=0) for path in self._obs_paths}
+        if self._finals.used:
+            slot = self._final_slot.take(last)
+            ends = (slot >= 0).nonzero()[0]
+            if len(ends):
+                slot = slot[ends]
+                for path, final in self._finals.arrays.items():
+                    batch[f"next_{path}"][ends] = final[slot]
+        return batch
+
+    def _draw_uniform(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        filled = min(self._rows, max(self._head)) * self._width
+        index = rng.integers(filled, size=n)
+        for _ in range(REDRAWS):  # rejection: exactly uniform over what is ready
+            (redraw,) = (~self._ready.take(index)).nonzero()
+            if not len(redraw):
+                return index
+            index[redraw] = rng.integers(filled, size=len(redraw))
+        (redraw,) = (~self._ready.take(index)).nonzero()
+        if len(redraw):  # few are ready: choose among them by name
+            (ready,) = self._ready[:filled].nonzero()
+            index[redraw] = ready[rng.integers(len(ready), size=len(redraw))]
+        return index
+
+    def _draw_prioritized(
+        self, tree: SumTree, n: int, rng: np.random.Generator, beta: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Proportional, one draw in each of `n` equal slices of the total (Schaul et al. 2016)."""
+        index = tree.sample((np.arange(n) + rng.random(n)) * (tree.total / n))
+        priority = tree.get(index)
+        # (N * P) ** -beta divided by the batch's largest: N and the sum of priorities cancel.
+        return index, ((priority / priority.min()) ** -beta).astype(np.float32)
+
+    def _returns(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | int]:
+        """n-step rewards `[n]` of transitions, the position of each one's last step, and how many steps it has."""
+        if self.n_step == 1:
+            return self._flat["reward"].take(index), index, 1
+        window = (index[:, None] + self._window) % self.capacity  # [n, n_step]
+        used = np.ones(window.shape, bool)  # a step counts while no step before it ended the episode
+        np.logical_or.accumulate(self._end.take(window[:, :-1]), axis=1, out=used[:, 1:])
+        np.logical_not(used[:, 1:], out=used[:, 1:])
+        reward = np.where(used, self._flat["reward"].take(window), 0.0)  # no product: behind an end may be infinity
+        reward = (reward * self._gammas[:-1]).sum(axis=1)
+        steps = np.count_nonzero(used, axis=1)
+        return reward.astype(np.float32), window[np.arange(len(index)), steps - 1], steps
+
+    def update_priorities(self, index: np.ndarray, priority: np.ndarray) -> None:
+        """Set the priorities of sampled transitions from their TD errors; a uniform buffer has none to set.
+
+        Positions that cannot be sampled any more, because they have been overwritten, are skipped.
+        """
+        if not self._tree:
+            return
+        raised = (np.abs(np.asarray(priority, np.float64)) + EPSILON) ** self.alpha
+        ready = self._ready.take(index)
+        if not ready.all():
+            index, raised = index[ready], raised[ready]
+        if len(index):
+            self._tree.set(index, raised)
+            self._max_priority = max(self._max_priority, float(raised.max()))
+
+    # State
+
+    def state(self, *, copy: bool = True) -> Tree:
+        """All that later samples depend on; only the rows that have been filled.
+
+        With `copy=False` the arrays are views, for a caller that writes them out before the next insert: a
+        second copy of a large buffer may not fit into memory.
+        """
+        filled = self._filled_rows(self._head)
+        (ends,) = (self._final_slot >= 0).nonzero()
+        arrays = {f"ring/{column.path}": self._ring[column.path][:filled] for column in self._columns}
+        arrays["final/index"] = ends
+        for path, final in self._finals.arrays.items():
+            arrays[f"final/{path}"] = final[self._final_slot[ends]]
+        if self._tree:
+            arrays["priority"] = self._tree.leaves[: filled * self._width]
+        if copy:
+            arrays = {path: array.copy() for path, array in arrays.items()}
+        rest: Tree = {
+            "layout": self._layout(),
+            "head": list(self._head),
+            "sequence": list(self._sequence),
+            "max_priority": self._max_priority,
+        }
+        return join(arrays, rest)
+
+    def load(self, tree: Tree) -> None:
+        """Become the buffer that `state` was taken from. `n_step`, `gamma` and priorities may differ."""
+        arrays, rest = split(tree)
+        if rest.get("layout") != self._layout():
+            raise CheckpointError(
+                f"replay: expected the layout {self._layout()}, found {rest.get('layout')}; "
+                "keep algorithm.buffer_size, --samplers and --envs as they were"
+            )
+        filled = self._filled_rows(rest["head"])
+        for column in self._columns:
+            self._expect(arrays, f"ring/{column.path}", (filled, self._width, *column.shape), column.dtype)
+        ends = arrays.get("final/index", np.zeros(0, np.int64))
+        for path, final in self._finals.arrays.items():
+            self._expect(arrays, f"final/{path}", (len(ends), *final.shape[1:]), final.dtype.name)
+        if "priority" in arrays:
+            self._expect(arrays, "priority", (filled * self._width,), "float64")
+
+        self._head, self._sequence = [int(x) for x in rest["head"]], [int(x) for x in rest["sequence"]]
+        self._max_priority = float(rest["max_priority"])
+        for column in self._columns:
+            self._ring[column.path][:filled] = arrays[f"ring/{column.path}"]
+        for path in ("end", "valid"):
+            self._ring[path][filled:] = False
+        self._finals.release(self._final_slot[self._final_slot >= 0])
+        self._final_slot[:] = -1
+        slots = self._finals.take(len(ends))
+        self._final_slot[ends] = slots
+        for path, final in self._finals.arrays.items():
+            final[slots] = arrays[f"final/{path}"]
+
+        self._ready[:] = self._valid
+        for sampler, head in enumerate(self._head):  # all windows are complete but those near the heads
+            near = self._slots(sampler, max(0, head - self.n_step + 1), head + 1)
+            self._ready[near] = self._complete(near)
+        self._num_valid = int(np.count_nonzero(self._valid))
+        self._num_ready = int(np.count_nonzero(self._ready))
+        if self._tree:
+            priority = np.zeros(self.capacity)
+            priority[: filled * self._width] = arrays.get("priority", 0.0)
+            priority[priority == 0.0] = self._max_priority  # what comes without a priority is as good as new
+            self._tree.rebuild(priority * self._ready)
+
+    def _layout(self) -> dict[str, int]:
+        return {"rows": self._rows, "samplers": self.samplers, "lanes": self.lanes}
+
+    def _filled_rows(self, head: Sequence[int]) -> int:
+        """Rows in use, the newest observation's included."""
+        return min(self._rows, max(head) + 1) if max(head) > 0 else 0
+
+    @staticmethod
+    def _expect(arrays: dict[str, np.ndarray], path: str, shape: tuple[int, ...], dtype: str) -> None:
+        found = arrays.get(path)
+        if found is None or found.shape != shape or found.dtype != dtype:
+            is_ = "nothing" if found is None else f"{found.shape} {found.dtype}"
+            raise CheckpointError(
+                f"replay: expected {path!r} of {shape} {dtype}, found {is_}; the checkpoint belongs to another "
+                "environment or buffer"
+            )

@@ -1,0 +1,101 @@
+"""A sum tree: draws indices in proportion to their priorities, a whole batch at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from raynforce.errors import UsageError
+
+# Numpy pays per call, hardly per element: a tree of fan-out 32 has three levels where a binary one has twenty,
+# and a top of up to 4096 nodes is searched with one cumulative sum.
+FANOUT = 32
+TOP = 4096
+
+
+def tree_bytes(capacity: int) -> int:
+    """Bytes that `SumTree(capacity)` will hold."""
+    return sum(8 * size for size in _level_sizes(capacity))
+
+
+def _level_sizes(capacity: int) -> list[int]:
+    sizes = [capacity]
+    while sizes[-1] > TOP:
+        parents = -(-sizes[-1] // FANOUT)
+        sizes[-1] = parents * FANOUT  # padded, so that a level reshapes to [parents, FANOUT]
+        sizes.append(parents)
+    return sizes
+
+
+class SumTree:
+    """Priorities of `capacity` leaves, zero at first, in float64."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self._levels = [np.zeros(size) for size in _level_sizes(capacity)]  # leaves first, the top last
+        self._leaves = self._levels[0][:capacity]
+        self._children = [level.reshape(-1, FANOUT) for level in self._levels[:-1]]  # [parents, FANOUT] views
+
+    @property
+    def total(self) -> float:
+        """Sum of all priorities."""
+        return float(self._levels[-1].sum())
+
+    @property
+    def leaves(self) -> np.ndarray:
+        """The priorities, `[capacity]`: the tree's whole state. A view; change it through `set` or `rebuild`."""
+        return self._leaves
+
+    @property
+    def nbytes(self) -> int:
+        return sum(level.nbytes for level in self._levels)
+
+    def get(self, index: np.ndarray) -> np.ndarray:
+        return self._leaves.take(index)
+
+    def set(self, index: np.ndarray, priority: np.ndarray) -> None:
+        """Set the priorities of some leaves; of an index given twice the last one counts."""
+        self._check(priority)
+        self._leaves[index] = priority
+        node = index
+        for children, parents in zip(self._children, self._levels[1:], strict=True):
+            touched = np.zeros(len(parents), bool)
+            touched[node // FANOUT] = True
+            node = touched.nonzero()[0]
+            parents[node] = children[node].sum(axis=1)  # summed anew, so errors never pile up
+
+    def sample(self, mass: np.ndarray) -> np.ndarray:
+        """For each `mass` in `[0, total)` the leaf it falls in when the priorities lie end to end, int64.
+
+        A leaf of priority zero is never returned, whatever the rounding.
+        """
+        top = self._levels[-1]
+        edge = top.cumsum()  # right edges of the nodes
+        if not edge[-1] > 0.0:
+            raise UsageError("sum tree: every priority is zero, nothing can be drawn; set a positive priority first")
+        # Between zero and just under the last edge, the first edge beyond the mass always belongs to a node above
+        # zero. Rounding could carry the mass out of that range, so every level clips it.
+        mass = np.asarray(mass, np.float64).clip(0.0, np.nextafter(edge[-1], 0.0))
+        node = edge.searchsorted(mass, side="right")
+        mass = mass - (edge[node] - top[node])
+        each = np.arange(len(mass))
+        for level in reversed(self._children):
+            child = level[node]  # [n, FANOUT]
+            edge = child.cumsum(axis=1)
+            mass = np.clip(mass, 0.0, np.nextafter(edge[:, -1], 0.0))
+            inside = (edge > mass[:, None]).argmax(axis=1)
+            mass = mass - (edge[each, inside] - child[each, inside])
+            node = node * FANOUT + inside
+        return node
+
+    def rebuild(self, leaves: np.ndarray) -> None:
+        """Replace all priorities, `[capacity]`."""
+        self._check(leaves)
+        self._leaves[:] = leaves
+        for children, parents in zip(self._children, self._levels[1:], strict=True):
+            parents[: len(children)] = children.sum(axis=1)
+
+    @staticmethod
+    def _check(priority: np.ndarray) -> None:
+        if priority.size and not (priority.min() >= 0.0 and priority.max() < np.inf):  # NaN fails the first test
+            bad = priority[~((priority >= 0.0) & (priority < np.inf))][0]
+            raise UsageError(f"sum tree: priority {bad} is not allowed; priorities are finite and at least 0")

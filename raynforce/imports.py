@@ -1,0 +1,45 @@
+"""Finding the user's own code: `module:name` to the object it stands for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from raynforce.errors import UsageError, nearest, summary
+
+
+def load_module(name: str) -> ModuleType:
+    """Import a module by its dotted name; modules in the current directory are found too."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does; it stays, because the module may import its neighbours later
+    importlib.invalidate_caches()  # the file may be younger than this process
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and (name == missing or name.startswith(missing + ".")):
+            fix = (
+                f"write {name[:-3]!r}"
+                if name.endswith(".py")
+                else f"install it, or run from its directory (now {here})"
+            )
+            raise UsageError(f"no module named {name!r}: {fix}") from error
+        raise UsageError(f"importing {name!r} failed: {summary(error)}; mend that import first") from error
+
+
+def load_object(path: str) -> Any:
+    """Return the object that `module:name` stands for; `name` may have dots, as in `my_envs:Maze.large`."""
+    module_name, colon, names = path.partition(":")
+    if not (module_name and colon and names):
+        raise UsageError(f"{path!r} is not of the form module:name, for example my_envs:make_env")
+    found: Any = load_module(module_name)
+    for name in names.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError as error:
+            raise UsageError(f"module {module_name!r} has no {names!r}{nearest(name, dir(found))}") from error
+    return found

@@ -1,0 +1,1 @@
+"""How an observation becomes an action: network specs, their torch and numpy interpreters, distributions."""

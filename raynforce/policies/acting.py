@@ -1,0 +1,155 @@
+"""What acting takes: a spec of plain data, the newest policy version, and the actor that joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from raynforce.policies.distributions import Distribution, EpsilonGreedy, policy_distribution
+from raynforce.policies.numpy_net import NumpyNet
+from raynforce.policies.spec import NetworkSpec
+from raynforce.spaces import ActionSpec, EnvSpec
+from raynforce.trees import Tree
+
+
+@dataclass(frozen=True)
+class ActingSpec:
+    """All that a sampler needs to know of an algorithm, as data: no code and no torch."""
+
+    env: EnvSpec
+    network: NetworkSpec
+    heads: Mapping[str, int]
+    """Network outputs and their sizes, for a user's own module."""
+    factory: str | None = None
+    """`module:factory` of a user's own torch module; None for a network that the spec describes."""
+    exploration: Literal["policy", "epsilon"] = "policy"
+    """Sample from the policy's distribution, or act greedily but for `epsilon`."""
+    values: str = "q"
+    """The output that `epsilon` exploration maximises."""
+    record: tuple[str, ...] = ()
+    """Extra columns for the fragments: `logp`."""
+
+    def distribution(self) -> Distribution:
+        if self.exploration == "epsilon":
+            return EpsilonGreedy(self.env.action.sizes, self.values)
+        return policy_distribution(self.env.action)
+
+    def to_json(self) -> Tree:
+        return {
+            "env": self.env.to_json(),
+            "network": self.network.to_json(),
+            "heads": dict(self.heads),
+            "factory": self.factory,
+            "exploration": self.exploration,
+            "values": self.values,
+            "record": list(self.record),
+        }
+
+    @staticmethod
+    def from_json(data: Tree) -> ActingSpec:
+        return ActingSpec(
+            **{
+                **data,
+                "env": EnvSpec.from_json(data["env"]),
+                "network": NetworkSpec.from_json(data["network"]),
+                "record": tuple(data["record"]),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class PolicyVersion:
+    """One published state of the policy. Numbers only grow."""
+
+    number: int
+    params: np.ndarray
+    """All parameters, one float32 vector."""
+    shift: np.ndarray | None = None
+    scale: np.ndarray | None = None
+    """The observation normaliser as `(x - shift) * scale`, if the network has one."""
+    schedules: Mapping[str, float] = field(default_factory=dict)
+    """Values that follow the run's progress and that acting needs, such as `epsilon`."""
+
+    def state(self) -> Tree:
+        tree: Tree = {"number": self.number, "params": self.params, "schedules": dict(self.schedules)}
+        if self.shift is not None:
+            tree |= {"shift": self.shift, "scale": self.scale}
+        return tree
+
+    @staticmethod
+    def from_state(tree: Tree) -> PolicyVersion:
+        return PolicyVersion(tree["number"], tree["params"], tree.get("shift"), tree.get("scale"), tree["schedules"])
+
+
+class Actor:
+    """Chooses actions for batches of observations. Needs torch only for a user's own module."""
+
+    def __init__(self, spec: ActingSpec) -> None:
+        self.spec = spec
+        self.distribution = spec.distribution()
+        self.version = -1
+        self.schedules: Mapping[str, float] = {}
+        self._net = _ModuleActor(spec) if spec.factory else NumpyNet(spec.network, self.distribution.outputs)
+        self._to_env = action_map(spec.env.action)
+
+    def load(self, version: PolicyVersion) -> None:
+        """Act with this version from now on; the same version again costs nothing."""
+        if version.number != self.version:
+            self._net.load(version.params, version.shift, version.scale)
+            self.version, self.schedules = version.number, version.schedules
+
+    def outputs(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Network outputs for `[B, ...]` raw observations."""
+        return self._net(obs)
+
+    def sample(self, out: Mapping[str, np.ndarray], noise: Any) -> np.ndarray:
+        return self.distribution.sample(out, noise, self.schedules)
+
+    def greedy(self, obs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Greedy actions, ready for the environment."""
+        return self.to_env(self.distribution.mode(self._net(obs)))
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        """Map recorded actions `[B, ...]` to what the environment takes."""
+        return self._to_env(action)
+
+
+def action_map(spec: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:
+    """The function from recorded actions to the environment's.
+
+    Choices are shifted by the space's start. Of a bounded box, -1 and 1 are the bounds and what lies beyond
+    is clipped, whatever the units of the space; an unbounded one is taken as it is.
+    """
+    if spec.kind != "box":
+        start = np.asarray(spec.start, np.int64).reshape(spec.shape)
+        return (lambda a: a + start) if start.any() else (lambda a: a)
+    low, high = (np.asarray(b, np.float32).reshape(spec.shape) for b in (spec.low, spec.high))
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        return lambda a: np.clip(a, low, high)
+    middle, half = (high + low) / 2, (high - low) / 2
+    return lambda a: np.clip(middle + half * a, low, high)
+
+
+class _ModuleActor:
+    """A user's own torch module behind the interface of `NumpyNet`."""
+
+    def __init__(self, spec: ActingSpec) -> None:
+        import torch
+
+        from raynforce.policies.torch_net import build
+
+        self._torch = torch
+        leaves = spec.env.obs
+        self._module = build(spec.network, spec.factory, spec.heads, leaves, 0, torch.device("cpu"))
+
+    def load(self, flat: np.ndarray, shift: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:
+        with self._torch.no_grad():
+            self._module.flat.copy_(self._torch.from_numpy(flat))
+        if shift is not None and scale is not None:
+            self._module.normalize_with(shift, scale)
+
+    def __call__(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return self._module.predict(obs)

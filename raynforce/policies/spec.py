@@ -1,0 +1,253 @@
+"""Networks as data: what torch learns with and numpy acts with are two readings of one spec."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from raynforce.errors import UsageError
+from raynforce.spaces import ObsLeaf
+
+SQRT2 = math.sqrt(2.0)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`y = x W + b` with `W` stored `[in, out]`, initialised orthogonally times `gain`."""
+
+    size: int
+    gain: float = SQRT2
+
+
+@dataclass(frozen=True)
+class Conv:
+    """2-D convolution over `[channels, height, width]`, no padding, a square kernel."""
+
+    channels: int
+    kernel: int
+    stride: int = 1
+    gain: float = SQRT2
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise nonlinearity."""
+
+    name: Literal["tanh", "relu", "elu", "silu"]
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Normalise over all features of one sample, then scale and shift."""
+
+
+Layer = Linear | Conv | Activation | LayerNorm
+LAYERS: dict[str, type[Any]] = {c.__name__: c for c in (Linear, Conv, Activation, LayerNorm)}
+NORM_EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A chain of layers that reads the network's input or the output of an earlier tower."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    source: str = "input"
+
+
+@dataclass(frozen=True)
+class Free:
+    """A learned vector that does not depend on the observation (a Gaussian policy's log standard deviation)."""
+
+    name: str
+    size: int
+    init: float = 0.0
+
+
+@dataclass(frozen=True)
+class Input:
+    """How one leaf of the observation enters the network: flat floats, an image, or one-hot codes."""
+
+    path: str
+    encoding: Literal["vector", "image", "onehot"]
+    shape: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return sum(self.sizes) if self.encoding == "onehot" else math.prod(self.shape)
+
+    @property
+    def channels_last(self) -> bool:
+        """Images come as `[height, width, channels]` (most renderers) or `[channels, height, width]` (stacked frames)."""
+        return len(self.shape) == 3 and self.shape[2] in (1, 3, 4) and self.shape[0] not in (1, 3, 4)
+
+
+class Param(NamedTuple):
+    """One array inside the flat parameter vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    init: float
+    """Orthogonal gain of a weight, constant of anything else."""
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def view(self, flat: Any) -> Any:
+        """This parameter's view into a flat numpy or torch vector."""
+        return flat[self.offset : self.offset + self.size].reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """A feed-forward network. Towers that no other tower reads, and free vectors, are its outputs."""
+
+    inputs: tuple[Input, ...]
+    towers: tuple[Tower, ...]
+    free: tuple[Free, ...] = ()
+    normalize: bool = False
+    """Whether running observation statistics are applied as the first layer (vector inputs only)."""
+
+    def __post_init__(self) -> None:
+        known = {"input"}
+        for tower in self.towers:
+            if tower.source not in known:
+                raise UsageError(f"tower {tower.name!r} reads {tower.source!r}, which is not one of {sorted(known)}")
+            known.add(tower.name)
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        read = {t.source for t in self.towers}
+        return tuple(t.name for t in self.towers if t.name not in read) + tuple(f.name for f in self.free)
+
+    @cached_property
+    def input_width(self) -> int:
+        return sum(i.width for i in self.inputs)
+
+    @cached_property
+    def image(self) -> Input | None:
+        """The single image input when some tower begins with a convolution, else None."""
+        conv = any(isinstance(layer, Conv) for t in self.towers for layer in t.layers)
+        if not conv:
+            return None
+        if len(self.inputs) != 1 or self.inputs[0].encoding != "image":
+            raise UsageError("convolutions need an observation that is one image (a Box of shape HxWxC or CxHxW)")
+        return self.inputs[0]
+
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one encoded observation: `[D]`, or `[C, H, W]` when it is convolved."""
+        image = self.image
+        if image is None:
+            return (self.input_width,)
+        shape = image.shape if len(image.shape) == 3 else (1, *image.shape)
+        return (shape[2], shape[0], shape[1]) if image.channels_last else shape
+
+    def walk(self) -> Iterator[tuple[Tower, int, Layer, tuple[int, ...]]]:
+        """Yield every layer with its tower, index and input shape (a Linear after a Conv sees it flat)."""
+        shapes: dict[str, tuple[int, ...]] = {"input": self.input_shape()}
+        for tower in self.towers:
+            shape = shapes[tower.source]
+            for index, layer in enumerate(tower.layers):
+                if isinstance(layer, Linear):
+                    shape = (math.prod(shape),)
+                yield tower, index, layer, shape
+                if isinstance(layer, Linear):
+                    shape = (layer.size,)
+                elif isinstance(layer, Conv):
+                    side = [(n - layer.kernel) // layer.stride + 1 for n in shape[1:]]
+                    if min(side) < 1:
+                        raise UsageError(f"{layer} does not fit an input of shape {shape}: use a smaller kernel")
+                    shape = (layer.channels, *side)
+            shapes[tower.name] = shape
+
+    def params(self) -> list[Param]:
+        """The layout of the flat parameter vector."""
+        found: list[Param] = []
+        offset = 0
+
+        def add(name: str, shape: tuple[int, ...], init: float) -> None:
+            nonlocal offset
+            found.append(Param(name, shape, offset, init))
+            offset += math.prod(shape)
+
+        for tower, index, layer, shape in self.walk():
+            name = f"{tower.name}.{index}"
+            if isinstance(layer, Linear):
+                add(f"{name}.weight", (shape[0], layer.size), layer.gain)
+                add(f"{name}.bias", (layer.size,), 0.0)
+            elif isinstance(layer, Conv):
+                add(f"{name}.weight", (layer.channels, shape[0], layer.kernel, layer.kernel), layer.gain)
+                add(f"{name}.bias", (layer.channels,), 0.0)
+            elif isinstance(layer, LayerNorm):
+                add(f"{name}.scale", shape, 1.0)
+                add(f"{name}.shift", shape, 0.0)
+        for free in self.free:
+            add(free.name, (free.size,), free.init)
+        return found
+
+    def initial(self, rng: np.random.Generator) -> np.ndarray:
+        """Fresh parameters as one float32 vector: orthogonal weights, constant everything else."""
+        params = self.params()
+        flat = np.empty(sum(p.size for p in params), np.float32)
+        for p in params:
+            p.view(flat)[...] = _orthogonal(p.shape, p.init, rng) if p.name.endswith(".weight") else p.init
+        return flat
+
+    def to_json(self) -> dict[str, Any]:
+        data = dataclasses.asdict(self)
+        for tower, plain in zip(self.towers, data["towers"], strict=True):
+            plain["layers"] = [{"type": type(x).__name__, **dataclasses.asdict(x)} for x in tower.layers]
+        return data
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> NetworkSpec:
+        def layer(d: dict[str, Any]) -> Layer:
+            made: Layer = LAYERS[d["type"]](**{k: v for k, v in d.items() if k != "type"})
+            return made
+
+        def tuples(d: dict[str, Any]) -> dict[str, Any]:
+            return {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
+
+        return NetworkSpec(
+            inputs=tuple(Input(**tuples(d)) for d in data["inputs"]),
+            towers=tuple(Tower(d["name"], tuple(map(layer, d["layers"])), d["source"]) for d in data["towers"]),
+            free=tuple(Free(**d) for d in data["free"]),
+            normalize=data["normalize"],
+        )
+
+
+def _orthogonal(shape: tuple[int, ...], gain: float, rng: np.random.Generator) -> np.ndarray:
+    """Saxe et al. 2014. Columns (of `[in, out]`) or output channels (of a convolution) are orthonormal."""
+    rows, cols = (shape[0], shape[1]) if len(shape) == 2 else (math.prod(shape[1:]), shape[0])
+    q, r = np.linalg.qr(rng.standard_normal((max(rows, cols), min(rows, cols))))
+    q = q * np.sign(np.diag(r))
+    q = gain * (q if rows >= cols else q.T)  # [rows, cols]
+    return q.astype(np.float32) if len(shape) == 2 else q.T.reshape(shape).astype(np.float32)
+
+
+def inputs_of(leaves: Sequence[ObsLeaf]) -> tuple[Input, ...]:
+    """Choose an encoding for each leaf of an observation."""
+    found = []
+    for leaf in leaves:
+        if leaf.kind in ("discrete", "multidiscrete"):
+            found.append(Input(leaf.path, "onehot", leaf.shape, leaf.sizes, leaf.start))
+        elif leaf.dtype == "uint8" and len(leaf.shape) in (2, 3):
+            found.append(Input(leaf.path, "image", leaf.shape))
+        else:
+            found.append(Input(leaf.path, "vector", leaf.shape))
+    return tuple(found)
+
+
+def mlp(hidden: Sequence[int], activation: Any) -> tuple[Layer, ...]:
+    """Hidden layers of a multi-layer perceptron."""
+    return tuple(x for size in hidden for x in (Linear(size), Activation(activation)))

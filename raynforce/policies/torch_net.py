@@ -1,0 +1,288 @@
+"""The torch interpreters: a spec, or a user's own module, over one flat parameter tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from raynforce.errors import UsageError, summary
+from raynforce.imports import load_object
+from raynforce.policies.numpy_net import onehot_offsets
+from raynforce.policies.spec import NORM_EPS, Activation, Conv, Input, Linear, NetworkSpec
+
+Outputs = dict[str, Tensor]
+
+
+class Network(Protocol):
+    """What an algorithm's loss sees of a network."""
+
+    flat: Tensor
+    """All parameters, float32 `[P]`. Target networks are copies of this vector."""
+
+    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None) -> Outputs:
+        """Evaluate all outputs on `[N, ...]` observations, with other parameters than its own if given."""
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        """The gradient `[P]` of a loss made from this network's outputs since the last call."""
+
+    def normalize_with(self, shift: np.ndarray, scale: np.ndarray) -> None:
+        """Set the first layer: `clip((x - shift) * scale)`."""
+
+    def predict(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Evaluate on numpy arrays, without gradients, into numpy arrays."""
+
+
+class _Base:
+    """What both kinds of network share: the flat vector, encoding and normalising observations, `predict`."""
+
+    def __init__(self, spec: NetworkSpec, flat: np.ndarray, device: torch.device) -> None:
+        self.spec = spec
+        self.device = device
+        self.flat = torch.from_numpy(flat.copy()).to(device)
+        self._shift: Tensor | None = None
+        self._scale: Tensor | None = None
+
+    def normalize_with(self, shift: np.ndarray, scale: np.ndarray) -> None:
+        self._shift, self._scale = torch.from_numpy(shift).to(self.device), torch.from_numpy(scale).to(self.device)
+
+    def predict(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        with torch.no_grad():
+            outputs = self({k: torch.from_numpy(v).to(self.device) for k, v in obs.items()})
+        return {k: v.cpu().numpy() for k, v in outputs.items()}
+
+    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None) -> Outputs:
+        raise NotImplementedError
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        if self._shift is None or self._scale is None:
+            return x
+        return ((x - self._shift) * self._scale).clamp_(-10.0, 10.0)
+
+
+class SpecNet(_Base):
+    """A network spec in torch.
+
+    Towers of linear layers with tanh or relu, the common case, have their backward pass written out below: the
+    loss is differentiated down to the network's outputs, then the chain rule runs over preallocated gradient
+    views. That is half the time of one autograd node per operation on small networks. Anything else goes
+    through autograd.
+    """
+
+    def __init__(self, spec: NetworkSpec, flat: np.ndarray, device: torch.device) -> None:
+        super().__init__(spec, flat, device)
+        self._params = spec.params()
+        self._flat_grad = torch.zeros_like(self.flat)
+        self._own = self._views(self.flat)
+        self._grads = self._views(self._flat_grad)
+        self._by_hand = all(
+            isinstance(x, Linear) or (isinstance(x, Activation) and x.name in _BACKWARD)
+            for t in spec.towers
+            for x in t.layers
+        )
+        self._tape: list[tuple[dict[str, list[Tensor]], Outputs]] = []
+        self._leaf: Tensor | None = None
+
+    def _views(self, flat: Tensor) -> dict[str, Tensor]:
+        return {p.name: p.view(flat) for p in self._params}
+
+    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None) -> Outputs:
+        x = self._normalized(encode(self.spec, obs))
+        if not torch.is_grad_enabled():
+            return self._forward(x, self._own if params is None else self._views(params))[0]
+        if params is not None:
+            raise UsageError("gradients flow to the network's own parameters only: wrap this call in torch.no_grad()")
+        if not self._by_hand:
+            if self._leaf is None:
+                self._leaf = self.flat.detach().requires_grad_()
+            return self._forward(x, self._views(self._leaf))[0]
+        with torch.no_grad():
+            outputs, inputs = self._forward(x, self._own, keep=True)
+        outputs = {k: v.detach().requires_grad_() for k, v in outputs.items()}
+        self._tape.append((inputs, outputs))
+        return outputs
+
+    def _forward(
+        self, x: Tensor, params: Mapping[str, Tensor], keep: bool = False
+    ) -> tuple[Outputs, dict[str, list[Tensor]]]:
+        """Evaluate every tower; with `keep`, also return what each of its layers read."""
+        values = {"input": x}
+        inputs: dict[str, list[Tensor]] = {}
+        for tower in self.spec.towers:
+            h = values[tower.source]
+            read: list[Tensor] = []
+            for index, layer in enumerate(tower.layers):
+                if isinstance(layer, Linear):
+                    h = h.flatten(1) if h.ndim > 2 else h
+                    read.append(h)
+                    h = torch.addmm(params[f"{tower.name}.{index}.bias"], h, params[f"{tower.name}.{index}.weight"])
+                elif isinstance(layer, Activation):
+                    h = _FORWARD[layer.name](h)
+                    read.append(h)  # the derivatives below are written in terms of the activation's output
+                elif isinstance(layer, Conv):
+                    weight, bias = params[f"{tower.name}.{index}.weight"], params[f"{tower.name}.{index}.bias"]
+                    h = F.conv2d(h, weight, bias, layer.stride)
+                else:
+                    scale, shift = params[f"{tower.name}.{index}.scale"], params[f"{tower.name}.{index}.shift"]
+                    h = F.layer_norm(h, h.shape[1:], scale, shift, NORM_EPS)
+            values[tower.name] = h
+            if keep:
+                inputs[tower.name] = read
+        free = {f.name: params[f.name] for f in self.spec.free}
+        return {n: free[n] if n in free else values[n] for n in self.spec.outputs}, inputs
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        if self._leaf is not None:
+            (grad,) = torch.autograd.grad(loss, self._leaf)
+            self._leaf = None
+            return grad
+        tape, self._tape = self._tape, []
+        leaves = [v for _, outputs in tape for v in outputs.values()]
+        found = iter(torch.autograd.grad(loss, leaves, allow_unused=True))
+        total = self._flat_grad
+        with torch.no_grad():
+            for index, (inputs, outputs) in enumerate(tape):
+                if index == 1:  # a loss that evaluated the network more than once: sum the passes
+                    total = total.clone()
+                self._backward(inputs, {name: next(found) for name in outputs})
+                if index:
+                    total += self._flat_grad
+        return total
+
+    def _backward(self, inputs: dict[str, list[Tensor]], back: dict[str, Tensor | None]) -> None:
+        """Overwrite the flat gradient from gradients `back` with respect to the outputs."""
+        grads = self._grads
+        for free in self.spec.free:
+            g = back[free.name]
+            grads[free.name].zero_() if g is None else grads[free.name].copy_(g)
+        for tower in reversed(self.spec.towers):
+            g = back.get(tower.name)
+            for index in range(len(tower.layers) - 1, -1, -1):
+                layer, read = tower.layers[index], inputs[tower.name][index]
+                name = f"{tower.name}.{index}"
+                if isinstance(layer, Activation):
+                    g = None if g is None else _BACKWARD[layer.name](g, read)
+                elif g is None:
+                    grads[f"{name}.weight"].zero_()
+                    grads[f"{name}.bias"].zero_()
+                else:
+                    torch.mm(read.t(), g, out=grads[f"{name}.weight"])
+                    torch.sum(g, 0, out=grads[f"{name}.bias"])
+                    if index or tower.source != "input":
+                        g = torch.mm(g, self._own[f"{name}.weight"].t())
+            if tower.source != "input" and g is not None:
+                other = back.get(tower.source)
+                back[tower.source] = g if other is None else other + g
+
+
+_FORWARD: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu, "elu": F.elu, "silu": F.silu}
+_BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tanh": torch.ops.aten.tanh_backward,
+    "relu": lambda g, y: torch.ops.aten.threshold_backward(g, y, 0),
+}
+
+
+def encode(spec: NetworkSpec, obs: Mapping[str, Tensor]) -> Tensor:
+    """The torch twin of `numpy_net.encode`."""
+    if spec.image is not None:
+        image = spec.inputs[0]
+        x = obs[image.path].float() * (1 / 255)
+        x = x.permute(0, 3, 1, 2) if image.channels_last else x
+        return x.reshape(len(x), *spec.input_shape())
+    if len(spec.inputs) == 1:
+        return _flat(spec.inputs[0], obs)
+    return torch.cat([_flat(i, obs) for i in spec.inputs], dim=1)
+
+
+def _flat(leaf: Input, obs: Mapping[str, Tensor]) -> Tensor:
+    x = obs[leaf.path]
+    if leaf.encoding == "vector":
+        return x.reshape(len(x), -1).float()
+    if leaf.encoding == "image":
+        return x.reshape(len(x), -1).float() * (1 / 255)
+    index = x.reshape(len(x), -1) + torch.from_numpy(onehot_offsets(leaf)).to(x.device)
+    return torch.zeros(len(x), leaf.width, device=x.device).scatter_(1, index, 1.0)
+
+
+class ModuleNet(_Base):
+    """A user's own `torch.nn.Module` whose parameters become views into the flat vector.
+
+    `factory(leaves, heads)` gets the observation's leaves (`raynforce.spaces.ObsLeaf`) and the outputs wanted with
+    their sizes, and returns a module. Its `forward(obs)` gets a dict of `[N, ...]` tensors under the leaves' paths
+    (just the tensor if there is one leaf) and returns a dict with a `[N, size]` tensor for each head.
+    """
+
+    def __init__(self, spec: NetworkSpec, module: torch.nn.Module, heads: Mapping[str, int], device: torch.device):
+        named = [(n, p) for n, p in module.named_parameters() if n not in {f.name for f in spec.free}]
+        if not named:
+            raise UsageError("network.factory returned a module without parameters: there is nothing to learn")
+        if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()):
+            raise UsageError("network.factory returned a module with batch normalisation: use layer normalisation")
+        start = [p.detach().float().reshape(-1).numpy() for _, p in named]
+        start += [np.full(f.size, f.init, np.float32) for f in spec.free]
+        super().__init__(spec, np.concatenate(start), device)
+        self.module = module.to(device)
+        self.heads = dict(heads)
+        self._grad = torch.zeros_like(self.flat)
+        self._slices: dict[str, tuple[int, torch.Size]] = {}
+        offset = 0
+        for name, parameter in named:
+            part = slice(offset, offset + parameter.numel())
+            parameter.data = self.flat[part].view(parameter.shape)
+            parameter.grad = self._grad[part].view(parameter.shape)
+            self._slices[name] = (offset, parameter.shape)
+            offset = part.stop
+        self._free: dict[str, Tensor] = {}
+        for free in spec.free:
+            vector = self.flat[offset : offset + free.size].requires_grad_()
+            vector.grad = self._grad[offset : offset + free.size]
+            self._free[free.name] = vector
+            offset += free.size
+
+    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None) -> Outputs:
+        inputs: Any = {i.path: self._prepared(i, obs[i.path]) for i in self.spec.inputs}
+        if len(self.spec.inputs) == 1:
+            inputs = inputs[self.spec.inputs[0].path]
+        if params is None:
+            outputs = self.module(inputs)
+        else:
+            views = {n: params[o : o + s.numel()].view(s) for n, (o, s) in self._slices.items()}
+            outputs = torch.func.functional_call(self.module, views, (inputs,))
+        for head, size in self.heads.items():
+            if not isinstance(outputs, dict) or head not in outputs or tuple(outputs[head].shape[1:]) != (size,):
+                found = {k: tuple(v.shape) for k, v in outputs.items()} if isinstance(outputs, dict) else type(outputs)
+                raise UsageError(f"network.factory's module must return a dict with {head!r} [N, {size}]; got {found}")
+        return {**outputs, **self._free}
+
+    def _prepared(self, leaf: Input, x: Tensor) -> Tensor:
+        if leaf.encoding != "vector" or self._shift is None:
+            return x
+        return self._normalized(x.reshape(len(x), -1).float()).view(x.shape)
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        self._grad.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return self._grad
+
+
+def build(
+    spec: NetworkSpec, factory: str | None, heads: Mapping[str, int], leaves: Any, seed: int, device: torch.device
+) -> SpecNet | ModuleNet:
+    """Make the network of a run with fresh parameters: from its spec, or by the user's `module:factory`."""
+    if factory is None:
+        return SpecNet(spec, spec.initial(np.random.default_rng([seed, 7])), device)
+    make = load_object(factory)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            module = make(leaves, dict(heads))
+        except Exception as error:
+            raise UsageError(f"network.factory {factory!r} raised {summary(error)}") from error
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"network.factory {factory!r} returned {type(module).__name__}, not a torch.nn.Module")
+    return ModuleNet(spec, module, heads, device)
+

@@ -1,0 +1,56 @@
+"""Adam (Kingma & Ba 2015) and gradient clipping over one flat parameter vector."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raynforce.trees import Tree
+
+
+class Adam:
+    """One fused kernel per step: clipping enters as its gradient scale, so nothing waits for the norm.
+
+    `torch.optim` would do the same arithmetic, but its first use imports the compiler stack (over a second).
+    """
+
+    def __init__(self, flat: Tensor, epsilon: float) -> None:
+        self._flat = flat
+        self._epsilon = epsilon
+        self._first = torch.zeros_like(flat)
+        self._second = torch.zeros_like(flat)
+        self._count = torch.zeros((), device=flat.device)
+
+    def step(self, gradient: Tensor, learning_rate: float, max_norm: float | None) -> Tensor:
+        """Apply a gradient; returns its length before clipping (a tensor: reading it is up to the caller)."""
+        norm = torch.linalg.vector_norm(gradient)
+        self._count += 1
+        torch._fused_adam_(
+            [self._flat],
+            [gradient],
+            [self._first],
+            [self._second],
+            [],
+            [self._count],
+            lr=learning_rate,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.0,
+            eps=self._epsilon,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=None if max_norm is None else (norm / max_norm).clamp_(min=1.0),
+        )
+        return norm
+
+    def state(self) -> Tree:
+        return {
+            "first": self._first.cpu().numpy().copy(),
+            "second": self._second.cpu().numpy().copy(),
+            "count": float(self._count),
+        }
+
+    def load(self, tree: Tree) -> None:
+        self._first.copy_(torch.from_numpy(tree["first"]))
+        self._second.copy_(torch.from_numpy(tree["second"]))
+        self._count.fill_(tree["count"])

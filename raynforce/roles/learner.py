@@ -1,0 +1,174 @@
+"""The learner: network, optimiser, normalisers and an algorithm; fragments in, policy versions out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raynforce.algos import algorithm_class
+from raynforce.algos.base import Loss
+from raynforce.config import Config
+from raynforce.errors import RaynforceError, UsageError
+from raynforce.experience.fragment import Fragment
+from raynforce.experience.gae import discounted
+from raynforce.policies.acting import PolicyVersion
+from raynforce.policies.normalizer import ObservationNormalizer, RunningStats
+from raynforce.policies.torch_net import build
+from raynforce.roles.adam import Adam
+from raynforce.spaces import EnvSpec
+from raynforce.trees import Tree, load_rng, rng_state
+
+
+class Learned(NamedTuple):
+    """What one round of learning gave."""
+
+    version: PolicyVersion
+    metrics: dict[str, float]
+    updates: int
+    """Optimiser steps taken in this round."""
+
+
+class Learner:
+    """Owns everything that training changes, on one device."""
+
+    def __init__(self, config: Config, env: EnvSpec) -> None:
+        torch.set_num_threads(config.learner.threads)
+        self._config = config
+        self._device = _device(config.learner.device)
+        self._algo = algorithm_class(config.algo)(config, env)
+        spec = self._algo.network()
+        heads = self._algo.heads()
+        self._net = build(spec, config.network.factory, heads, env.obs, config.seed, self._device)
+        self._adam = Adam(self._net.flat, config.algorithm.adam_epsilon)
+        self._normalizer = ObservationNormalizer(spec) if spec.normalize else None
+        self._return_stats = RunningStats(1)
+        self._running_returns: dict[int, np.ndarray] = {}  # discounted return in flight, per sampler [B]
+        self._rng = np.random.default_rng([config.seed, 2])
+        self._steps = 0
+        self._updates = 0
+        self._number = 0
+        self._algo.begin(self._net)
+
+    def learn(self, fragments: Sequence[Fragment]) -> Learned:
+        """Train on fragments (in sampler order) and publish the next policy version."""
+        algo, net = self._algo, self._net
+        schedules = algo.schedules(self._progress)
+        if self._config.learner.scale_rewards:
+            algo.reward_scale = self._updated_reward_scale(fragments)
+        batch = self._tensors(algo.prepare(net, fragments))
+        losses: list[Loss] = []
+        norms: list[Tensor] = []
+        for minibatch in algo.minibatches(batch, self._rng):
+            tensors = self._tensors(minibatch)
+            loss = algo.loss(net, tensors)
+            losses.append(loss)
+            norms.append(self.apply(self.gradients(loss), schedules["learning_rate"]))
+            with torch.no_grad():
+                algo.after_update(net, tensors, loss)
+        self._updates += len(losses)
+        self._steps += sum(f.steps for f in fragments)
+        if self._normalizer is not None:
+            for fragment in fragments:
+                keep = fragment["valid"]
+                self._normalizer.update({k: v[:-1][keep] for k, v in fragment.obs().items()})
+            net.normalize_with(*self._normalizer.affine())
+        self._number += 1
+        metrics = _averages(losses, norms) | {"charts/learning_rate": schedules["learning_rate"]} | algo.metrics()
+        return Learned(self.publish(), metrics, len(losses))
+
+    def gradients(self, loss: Loss) -> Tensor:
+        """The flat gradient of one minibatch's loss."""
+        return self._net.gradient(loss.total)
+
+    def apply(self, gradient: Tensor, learning_rate: float) -> Tensor:
+        """Take one optimiser step along a flat gradient; returns the gradient's length."""
+        with torch.no_grad():
+            return self._adam.step(gradient, learning_rate, self._config.algorithm.max_grad_norm)
+
+    def publish(self) -> PolicyVersion:
+        """The current policy version."""
+        shift, scale = self._normalizer.affine() if self._normalizer else (None, None)
+        schedules = {k: v for k, v in self._algo.schedules(self._progress).items() if k != "learning_rate"}
+        params = self._net.flat.detach().cpu().numpy().copy()
+        return PolicyVersion(self._number, params, shift, scale, schedules)
+
+    @property
+    def _progress(self) -> float:
+        return min(1.0, self._steps / self._config.steps)
+
+    def _tensors(self, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+        return {
+            k: v if isinstance(v, Tensor) else torch.from_numpy(v).to(self._device, non_blocking=True)
+            for k, v in arrays.items()
+        }
+
+    def _updated_reward_scale(self, fragments: Sequence[Fragment]) -> float:
+        """One over the deviation of running discounted returns, these fragments included."""
+        for f in fragments:
+            carry = self._running_returns.get(f.sampler, np.zeros(f.lanes))
+            done = f["terminated"] | f["truncated"]
+            returns, self._running_returns[f.sampler] = discounted(
+                f["reward"] * f["valid"], done, self._config.algorithm.gamma, carry
+            )
+            self._return_stats.update(returns[f["valid"]][:, None])
+        return float(1.0 / np.sqrt(self._return_stats.variance[0] + 1e-8))
+
+    def state(self) -> Tree:
+        tree: Tree = {
+            "params": self._net.flat.detach().cpu().numpy().copy(),
+            "adam": self._adam.state(),
+            "algo": self._algo.state(),
+            "rng": rng_state(self._rng),
+            "torch_rng": torch.get_rng_state().numpy(),
+            "return_stats": self._return_stats.state(),
+            "running_returns": {str(k): v for k, v in self._running_returns.items()},
+            "steps": self._steps,
+            "updates": self._updates,
+            "number": self._number,
+        }
+        if self._normalizer is not None:
+            tree["normalizer"] = self._normalizer.stats.state()
+        return tree
+
+    def load(self, tree: Tree) -> None:
+        with torch.no_grad():
+            self._net.flat.copy_(torch.from_numpy(tree["params"]))
+            self._adam.load(tree["adam"])
+            self._algo.load(tree["algo"])
+        load_rng(self._rng, tree["rng"])
+        torch.set_rng_state(torch.from_numpy(tree["torch_rng"].copy()))
+        self._return_stats.load(tree["return_stats"])
+        self._running_returns = {int(k): v for k, v in tree["running_returns"].items()}
+        self._steps, self._updates, self._number = tree["steps"], tree["updates"], tree["number"]
+        if self._normalizer is not None:
+            self._normalizer.stats.load(tree["normalizer"])
+            self._net.normalize_with(*self._normalizer.affine())
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise UsageError(f"learner.device = {name!r}, but torch sees {found} CUDA devices here: use auto or cpu")
+    return device
+
+
+def _averages(losses: Sequence[Loss], norms: Sequence[Tensor]) -> dict[str, float]:
+    """Means over the round's minibatches, read from the device in one transfer."""
+    if not losses:
+        return {}
+    names = list(losses[0].metrics)
+    table = torch.stack([torch.stack([*(x.metrics[n].detach() for n in names), norm]) for x, norm in zip(losses, norms, strict=True)])
+    means = table.mean(0).tolist()
+    if not np.isfinite(means).all():
+        raise RaynforceError(
+            f"training diverged: losses are {dict(zip(names, means, strict=False))}; lower algorithm.learning_rate, "
+            "or set network.normalize_obs=true if observations are large"
+        )
+    return {f"losses/{n}": v for n, v in zip([*names, "grad_norm"], means, strict=True)}

@@ -1,0 +1,155 @@
+"""The sampler: environments, an acting policy and its own random stream in, fragments out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from raynforce.envs.vector import make_vector
+from raynforce.errors import EnvError
+from raynforce.experience.fragment import Fragment
+from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
+from raynforce.trees import Tree, load_rng, rng_state
+
+
+@dataclass(frozen=True)
+class EnvArgs:
+    """Which environments a sampler or evaluator makes."""
+
+    env: str
+    num_envs: int
+    seed: int
+    args: dict[str, Any] = field(default_factory=dict)
+    exact_resume: bool = True
+
+
+class Sampler:
+    """Steps `num_envs` environments through one forward pass each time, `length` times per fragment."""
+
+    def __init__(self, acting: ActingSpec, envs: EnvArgs, length: int, index: int = 0) -> None:
+        self.index = index
+        self._length = length
+        self._envs = make_vector(
+            envs.env, envs.args, envs.num_envs, seed=envs.seed, sampler=index, exact_resume=envs.exact_resume
+        )
+        self.note = self._envs.note
+        self._actor = Actor(acting)
+        self._action = acting.env.action
+        self._record_logp = "logp" in acting.record
+        self._rng = np.random.default_rng([envs.seed, index, 1])
+        self._sequence = 0
+        self._returns = np.zeros(envs.num_envs, np.float64)  # of the episodes in flight
+        self._lengths = np.zeros(envs.num_envs, np.int64)
+        self._obs = self._envs.reset()
+
+    def sample(self, version: PolicyVersion) -> Fragment:
+        """Gather one fragment with this policy version."""
+        actor, envs, steps = self._actor, self._envs, self._length
+        actor.load(version)
+        lanes = envs.num_envs
+        obs = {k: np.empty((steps + 1, *v.shape), v.dtype) for k, v in self._obs.items()}  # [T+1, B, ...]
+        discrete = self._action.kind != "box"
+        action = np.empty((steps, lanes, *self._action.shape), np.int64 if discrete else np.float32)
+        reward = np.empty((steps, lanes), np.float32)
+        terminated, truncated, valid = (np.empty((steps, lanes), np.bool_) for _ in range(3))
+        outputs: list[dict[str, np.ndarray]] = []
+        ends: list[np.ndarray] = []
+        finals: list[dict[str, np.ndarray]] = []
+
+        noise = actor.distribution.noise(self._rng, steps, lanes)
+        now = self._obs
+        for t in range(steps):
+            for path, column in obs.items():
+                column[t] = now[path]
+            out = actor.outputs(now)
+            chosen = actor.sample(out, noise[t])
+            step = envs.step(actor.to_env(chosen))
+            action[t], reward[t] = chosen, step.reward
+            terminated[t], truncated[t], valid[t] = step.terminated, step.truncated, step.valid
+            if self._record_logp:
+                outputs.append(out)
+            if len(step.final_lanes):
+                ends.append(t * lanes + step.final_lanes)
+                finals.append(step.final_obs)
+            now = step.obs
+        for path, column in obs.items():
+            column[steps] = now[path]
+        self._obs = now
+
+        columns: dict[str, np.ndarray] = {
+            **obs,
+            "action": action,
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "valid": valid,
+            "final/index": np.concatenate(ends) if ends else np.zeros(0, np.int64),
+        }
+        for path, column in obs.items():
+            columns[f"final/{path}"] = (
+                np.concatenate([f[path] for f in finals]) if finals else np.empty((0, *column.shape[2:]), column.dtype)
+            )
+        if self._record_logp:
+            columns["logp"] = self._logp(outputs, action)
+        columns["episode/return"], columns["episode/length"] = self._episodes(reward, terminated | truncated, valid)
+        self._check_finite(columns)
+        fragment = Fragment(columns, version.number, self.index, self._sequence)
+        self._sequence += 1
+        return fragment
+
+    def _logp(self, outputs: list[dict[str, np.ndarray]], action: np.ndarray) -> np.ndarray:
+        """Behaviour log-probabilities `[T, B]` of the whole fragment at once."""
+        first, *rest = self._actor.distribution.outputs
+        out = {first: np.concatenate([o[first] for o in outputs]), **{k: outputs[0][k] for k in rest}}
+        flat = action.reshape(-1, *action.shape[2:])
+        return self._actor.distribution.logp(out, flat).reshape(action.shape[:2]).astype(np.float32)
+
+    def _episodes(self, reward: np.ndarray, done: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths of the episodes that ended, in order; those in flight are carried over."""
+        returns, lengths = [], []
+        total = np.cumsum(reward * valid, axis=0, dtype=np.float64) + self._returns  # [T, B]
+        count = np.cumsum(valid, axis=0) + self._lengths
+        used_return, used_length = np.zeros_like(self._returns), np.zeros_like(self._lengths)
+        for t, lane in zip(*np.nonzero(done), strict=True):
+            returns.append(total[t, lane] - used_return[lane])
+            lengths.append(count[t, lane] - used_length[lane])
+            used_return[lane], used_length[lane] = total[t, lane], count[t, lane]
+        self._returns, self._lengths = total[-1] - used_return, count[-1] - used_length
+        return np.asarray(returns, np.float32), np.asarray(lengths, np.int64)
+
+    def _check_finite(self, columns: dict[str, np.ndarray]) -> None:
+        for path, column in columns.items():
+            watched = path == "reward" or path.startswith(("obs", "final/obs"))
+            if watched and column.dtype.kind == "f" and not np.isfinite(column).all():
+                place = np.argwhere(~np.isfinite(column))[0]
+                where = "" if path.startswith("final") else f" in lane {place[1]}, step {place[0]} of the fragment"
+                raise EnvError(
+                    f"environment {self._envs.spec.env} returned {path} = {column[tuple(place)]}{where}: "
+                    "observations and rewards must be finite numbers"
+                )
+
+    def state(self) -> Tree:
+        """At a fragment's border this is enough to redo every later fragment identically."""
+        return {
+            "envs": self._envs.state(),
+            "rng": rng_state(self._rng),
+            "sequence": self._sequence,
+            "returns": self._returns,
+            "lengths": self._lengths,
+        }
+
+    def load(self, tree: Tree) -> list[str]:
+        """Undo `state`; returns a sentence for everything that could not be restored exactly."""
+        notes = self._envs.load(tree["envs"])
+        load_rng(self._rng, tree["rng"])
+        self._sequence = tree["sequence"]
+        self._returns, self._lengths = tree["returns"].copy(), tree["lengths"].copy()
+        self._returns[self._envs.restarted] = 0
+        self._lengths[self._envs.restarted] = 0
+        self._obs = self._envs.current()
+        return notes
+
+    def close(self) -> None:
+        self._envs.close()

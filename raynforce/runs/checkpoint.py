@@ -1,0 +1,126 @@
+"""Checkpoints: a directory of safetensors and JSON under one manifest, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raynforce.errors import CheckpointError, RaynforceError, summary
+from raynforce.trees import Tree, join, split
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+
+
+def save(path: Path, parts: Mapping[str, Tree], **facts: Any) -> None:
+    """Write state trees as the checkpoint `path`; `facts` go into its manifest.
+
+    Everything lands in a temporary directory beside it, is flushed to disk, and takes its name in one rename.
+    """
+    from safetensors.numpy import save_file
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        files: dict[str, dict[str, Any]] = {}
+        for name, tree in parts.items():
+            arrays, rest = split(tree)
+            save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, temporary / f"{name}.safetensors")
+            (temporary / f"{name}.json").write_text(json.dumps(rest))
+            for file in (f"{name}.safetensors", f"{name}.json"):
+                files[file] = {"size": (temporary / file).stat().st_size, "sha256": _sha256(temporary / file)}
+        manifest = {"format_version": FORMAT_VERSION, **facts, "files": files}
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        for file in (*files, MANIFEST):
+            _flush(temporary / file)
+        _flush(temporary)
+        if path.exists():  # the same step again, after a resume: the old one goes only once the new one is whole
+            replaced = path.with_name(f".{path.name}.{os.getpid()}.old")
+            path.rename(replaced)
+            temporary.rename(path)
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            temporary.rename(path)
+        _flush(path.parent)
+    except Exception as error:  # safetensors reports a full disk as an error of its own
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) else summary(error)
+        raise RaynforceError(f"cannot write checkpoint {path}: {reason}; older checkpoints are untouched") from error
+
+
+def load(path: Path, only: Iterable[str] | None = None) -> dict[str, Tree]:
+    """Read a checkpoint's state trees, all or `only` those named, each file verified against the manifest."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    files = manifest(path)["files"]
+    names = {file.rpartition(".")[0] for file in files} if only is None else set(only)
+    parts: dict[str, Tree] = {}
+    for name in sorted(names):
+        for file in (f"{name}.safetensors", f"{name}.json"):
+            if file not in files:
+                raise CheckpointError(f"checkpoint {path} has no {file}: it holds {', '.join(sorted(files))}")
+            _verify(path / file, files[file])
+        try:
+            arrays = load_file(path / f"{name}.safetensors")
+            parts[name] = join(arrays, json.loads((path / f"{name}.json").read_text()))
+        except (SafetensorError, ValueError) as error:
+            raise CheckpointError(f"checkpoint {path}: {name} cannot be read ({summary(error)})") from None
+    return parts
+
+
+def manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, or one line that says why there is none."""
+    if not path.is_dir():
+        raise CheckpointError(f"there is no checkpoint at {path}")
+    try:
+        data: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+        version, _ = data["format_version"], data["files"]
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} is not one") from None
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"checkpoint {path} has format {version!r}; this release reads {FORMAT_VERSION}")
+    return data
+
+
+def point(link: Path, target: Path) -> None:
+    """Let the symbolic link name another checkpoint, in one step."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    temporary.symlink_to(os.path.relpath(target, link.parent))
+    temporary.replace(link)
+    _flush(link.parent)
+
+
+def _verify(path: Path, stated: Mapping[str, Any]) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        raise CheckpointError(f"checkpoint {path.parent} is torn: {path.name} is missing") from None
+    if size != stated["size"] or _sha256(path) != stated["sha256"]:
+        raise CheckpointError(f"checkpoint {path.parent} is torn: {path.name} is not what its manifest says")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,166 @@
+"""Metric sinks: where the numbers of a run go, and the JSON lines file that every run has."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from raynforce.errors import RaynforceError, UsageError, summary
+
+
+class Sink(Protocol):
+    """Anything that takes metrics: give your own to a run to send them elsewhere."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics (`charts/episodic_return`, `losses/policy`, …) of one environment step count."""
+
+    def close(self) -> None:
+        """Finish writing; called once, at the end of the run."""
+
+
+class Metrics:
+    """Hands metrics to several sinks.
+
+    A sink that fails is left out from then on, with one warning: a broken dashboard must not end a long training.
+    `JsonlSink` is the exception: it is the record of the run, so its error is raised.
+    """
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = list(sinks)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand `metrics` to every sink that still works."""
+        for sink in tuple(self._sinks):
+            try:
+                sink.write(step, metrics)
+            except Exception as error:
+                if isinstance(sink, JsonlSink):
+                    raise
+                self._sinks.remove(sink)
+                _warn(f"metric sink {type(sink).__name__} failed and is left out from step {step} on", error)
+                # It may hold a file or a connection; it has been reported already.
+                with contextlib.suppress(Exception):
+                    sink.close()
+
+    def close(self) -> None:
+        """Close every sink, also when one of them fails."""
+        failure: Exception | None = None
+        while self._sinks:
+            sink = self._sinks.pop()
+            try:
+                sink.close()
+            except Exception as error:
+                if isinstance(sink, JsonlSink):
+                    failure = error
+                else:
+                    _warn(f"metric sink {type(sink).__name__} failed to close", error)
+        if failure is not None:
+            raise failure
+
+
+class JsonlSink:
+    """One JSON object per line: `{"step": …, "time": …, "charts/SPS": …, …}`.
+
+    `time` is seconds since the run began: the metric `time/seconds` if there is one, else counted from when the sink
+    was opened (and on from the last line, in a resumed run). NaN and infinities become `null`.
+
+    With `resume_step` the file is continued: lines of later steps and torn lines are dropped, so that a resumed run
+    has neither gaps nor doubles.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, resume_step: int | None = None) -> None:
+        self.path = Path(path)
+        elapsed = 0.0
+        try:
+            if resume_step is not None and self.path.exists():
+                elapsed = _truncate(self.path, resume_step)
+            self._file = open(self.path, "ab")  # noqa: SIM115  (closed by close())
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        if resume_step is None and self._file.tell() > 0:
+            self._file.close()
+            raise UsageError(
+                f"metrics file {self.path} already holds a run: resume that run, or choose another directory"
+            )
+        self._began = time.monotonic() - elapsed
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line; it has left this process when the call returns."""
+        values = {name: _json_number(name, value) for name, value in metrics.items()}
+        seconds = values.get("time/seconds")
+        if seconds is None:
+            seconds = round(time.monotonic() - self._began, 3)
+        line = json.dumps({"step": int(step), "time": seconds, **values}, allow_nan=False)
+        try:
+            self._file.write(line.encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            with contextlib.suppress(OSError):  # it would try to flush the same line again
+                self._file.close()
+            raise cannot_write(self.path, error) from error
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        try:
+            self._file.close()
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> RaynforceError:
+    """The error for a file that could not be written, in one line: its path and the reason."""
+    return RaynforceError(f"cannot write {path}: {error.strerror or error}; free some space or use another directory")
+
+
+def _warn(what: str, error: Exception) -> None:
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+        print(f"raynforce: {what}: {summary(error)}", file=sys.stderr, flush=True)
+
+
+def _json_number(name: str, value: float) -> float | None:
+    if name in ("step", "time"):
+        raise UsageError(f"metric name {name!r} is taken by the line's own field: use a name such as 'charts/{name}'")
+    if isinstance(value, int):
+        return value
+    try:
+        number = float(value)  # numpy scalars and zero-dimensional arrays too
+    except (TypeError, ValueError):
+        raise UsageError(f"metric {name!r} is {value!r} ({type(value).__name__}): metrics are numbers") from None
+    return number if math.isfinite(number) else None
+
+
+def _truncate(path: Path, resume_step: int) -> float:
+    """Rewrite the file without what came after `resume_step`; return the time of its last line."""
+    seconds = 0.0
+    temporary = path.with_name(path.name + ".tmp")
+    with open(path, "rb") as old, open(temporary, "wb") as new:
+        for line, step, at in _lines(old):
+            if step <= resume_step:
+                new.write(line.rstrip(b"\n") + b"\n")
+                seconds = max(seconds, at)
+        new.flush()
+        os.fsync(new.fileno())
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)  # the rename itself must survive a power cut too
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return seconds
+
+
+def _lines(file: Iterator[bytes]) -> Iterator[tuple[bytes, int, float]]:
+    """Each whole line with its step and time. Torn lines (a crash, a full disk) are no JSON and are skipped."""
+    for line in file:
+        try:
+            record = json.loads(line)
+            yield line, int(record["step"]), float(record.get("time") or 0.0)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue

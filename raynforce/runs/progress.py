@@ -1,0 +1,468 @@
+"""What the terminal shows while a run lasts: a live panel, plain lines for logs and pipes, or nothing."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Literal, Protocol, TextIO, cast, get_args
+
+from raynforce.errors import UsageError, nearest
+
+if TYPE_CHECKING:  # importing rich takes 0.1 s: only when a live view begins
+    from rich.console import Console
+    from rich.live import Live
+    from rich.panel import Panel
+    from rich.text import Text
+
+Mode = Literal["auto", "live", "plain", "quiet"]
+Clock = Callable[[], float]
+
+_MISSING = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Where a run stands."""
+
+    steps: int
+    total_steps: int
+    seconds: float
+    """Since the run began."""
+    steps_per_second: float
+    episodes: int
+    updates: int
+    return_mean: float | None
+    best_eval: float | None
+    target: float | None
+    losses: Mapping[str, float]
+    note: str = ""
+
+
+class Progress(Protocol):
+    """Shows a run. None of its methods fails because the terminal is gone."""
+
+    def start(self, title: str) -> None:
+        """Begin, with a line that says what runs."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Tell where the run stands; call it as often as you like, it is drawn a few times a second at most."""
+
+    def message(self, text: str) -> None:
+        """Show a line that stays: a checkpoint, a fault, a warning."""
+
+    def stop(self) -> None:
+        """Show the last snapshot and give the terminal back; a second call does nothing."""
+
+
+def make_progress(stream: TextIO, *, mode: Mode = "auto") -> Progress:
+    """The view that fits `stream`: `auto` is live on a terminal, and plain in a pipe, a file or CI."""
+    modes = get_args(Mode)
+    if mode not in modes:
+        raise UsageError(f"progress mode is {mode!r}: use one of {', '.join(modes)}{nearest(str(mode), modes)}")
+    if mode == "auto":
+        mode = "live" if _can_draw(stream) else "plain"
+    if mode == "live":
+        return LiveProgress(stream)
+    return PlainProgress(stream) if mode == "plain" else QuietProgress()
+
+
+def _can_draw(stream: TextIO) -> bool:
+    try:
+        terminal = stream.isatty()
+    except ValueError:  # closed
+        return False
+    unicode = (stream.encoding or "").lower().replace("-", "") == "utf8"
+    return terminal and unicode and os.environ.get("TERM") not in ("dumb", "unknown") and not os.environ.get("CI")
+
+
+class QuietProgress:
+    """Shows nothing."""
+
+    def start(self, title: str) -> None: ...
+    def update(self, snapshot: Snapshot) -> None: ...
+    def message(self, text: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+class PlainProgress:
+    """Lines for logs and pipes: one every `every` seconds at most, the first at once, the last always."""
+
+    def __init__(self, stream: TextIO, *, every: float = 2.0, clock: Clock = time.monotonic) -> None:
+        self._out = _Output(stream)
+        self._every = every
+        self._clock = clock
+        self._due = -math.inf
+        self._waiting: Snapshot | None = None
+        self._speed = _RecentSpeed()
+
+    def start(self, title: str) -> None:
+        self._out.line(title)
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._waiting = snapshot
+        now = self._clock()
+        if now >= self._due:
+            self._due = now + self._every
+            self._print()
+
+    def message(self, text: str) -> None:
+        self._out.line(text)
+
+    def stop(self) -> None:
+        self._print()
+
+    def _print(self) -> None:
+        if self._waiting is not None:
+            self._out.line(plain_line(self._waiting, self._speed.seconds_left(self._waiting)))
+            self._waiting = None
+
+
+class LiveProgress:
+    """A panel that is redrawn in place, `1 / every` times a second at most; messages scroll by above it.
+
+    It is drawn by whoever calls `update`, without a thread of its own, so it never competes with training.
+    """
+
+    max_width = 100
+
+    def __init__(self, stream: TextIO, *, every: float = 0.25, clock: Clock = time.monotonic) -> None:
+        self._out = _Output(stream)
+        self._every = every
+        self._clock = clock
+        self._due = -math.inf
+        self._waiting: Snapshot | None = None
+        self._speed = _RecentSpeed()
+        self._returns = _History()
+        self._title = ""
+        self._running = False
+        self._live: Live | None = None
+        self._drawn = (0, 0)  # width and height of the panel on the screen
+
+    def start(self, title: str) -> None:
+        # The panel comes with the first update: until then rich, and the time to import it, are not needed.
+        self._title, self._running = title, True
+        atexit.register(self.stop)  # shows the cursor again, whatever happens
+        self._announce()
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._waiting = snapshot
+        now = self._clock()
+        if now >= self._due:
+            self._due = now + self._every
+            self._draw()
+
+    def message(self, text: str) -> None:
+        if self._live is None:
+            self._out.write(_CLEAR_LINE)
+            self._out.line(text)
+            self._announce()
+        elif not self._out.broken:
+            self._fit(self._live.console)
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        if not self._running:
+            return
+        self._draw()
+        self._running = False
+        if self._live is None:
+            self._out.write(_CLEAR_LINE)
+        else:
+            self._live.stop()
+            self._live = None
+        atexit.unregister(self.stop)
+
+    def _announce(self) -> None:
+        import shutil
+
+        if self._running:
+            self._out.write(f"{self._title} …"[: shutil.get_terminal_size().columns - 1])
+
+    def _draw(self) -> None:
+        snapshot, self._waiting = self._waiting, None
+        if snapshot is None or not self._running or self._out.broken:
+            return
+        if self._live is None:
+            self._live = self._open()
+        self._fit(self._live.console)
+        self._returns.add(snapshot.return_mean)
+        width = min(self._live.console.width, self.max_width)
+        view = panel(self._title, snapshot, self._speed.seconds_left(snapshot), self._returns.values, width)
+        self._live.update(view, refresh=True)
+        self._drawn = (width, min(view.height or 0, self._live.console.height))
+
+    def _open(self) -> Live:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._out.write(_CLEAR_LINE)
+        console = Console(file=cast(IO[str], self._out), force_terminal=True, force_jupyter=False)
+        # What others print would tear the panel, so it goes above it; but not if it is going to a file or a pipe.
+        live = Live(
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
+            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
+        )
+        live.start()
+        return live
+
+    def _fit(self, console: Console) -> None:
+        """After the terminal became narrower it has folded the panel's lines: clear the rows rich does not know of."""
+        width, height = self._drawn
+        if width > console.width:
+            from rich.control import Control
+            from rich.segment import ControlType
+
+            folded = height * (math.ceil(width / console.width) - 1)
+            row_up = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
+            console.control(Control(*(row_up * folded)))
+            self._drawn = (console.width, height)
+
+
+_CLEAR_LINE = "\r\x1b[2K"
+
+
+class _Output(io.TextIOBase):
+    """A stream that goes quiet, instead of raising, once nobody reads it (`raynforce train … | head`)."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.broken = False
+
+    def line(self, text: str) -> None:
+        self.write(text + "\n")
+
+    def write(self, text: str) -> int:
+        if not self.broken:
+            encoding = self._stream.encoding or "utf-8"
+            text = text.encode(encoding, "replace").decode(encoding)
+            try:
+                self._stream.write(text)
+                self._stream.flush()
+            except (OSError, ValueError) as error:  # ValueError: the file object is closed
+                self.broken = True
+                if isinstance(error, BrokenPipeError):
+                    _drain(self._stream)
+        return len(text)
+
+    def flush(self) -> None: ...  # done by write
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding or "utf-8"
+
+    def isatty(self) -> bool:
+        return not self.broken and self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+def _drain(stream: TextIO) -> None:
+    """Let what is still buffered go nowhere; else Python fails once more when it flushes the stream at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+class _RecentSpeed:
+    """Estimates the time left from the speed of about the last 30 seconds."""
+
+    window = 30.0
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque()
+
+    def seconds_left(self, snapshot: Snapshot) -> float | None:
+        points = self._points
+        points.append((snapshot.seconds, snapshot.steps))
+        while len(points) > 2 and points[1][0] <= snapshot.seconds - self.window:
+            points.popleft()
+        remaining = max(snapshot.total_steps - snapshot.steps, 0)
+        seconds, steps = snapshot.seconds - points[0][0], snapshot.steps - points[0][1]
+        speed = steps / seconds if seconds > 0 and steps > 0 else snapshot.steps_per_second
+        if remaining == 0:
+            return 0.0
+        return remaining / speed if speed > 0 else None
+
+
+class _History:
+    """The course of a number over the whole run, thinned out as it grows."""
+
+    limit = 128
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self._stride = 1
+        self._seen = 0
+
+    def add(self, value: float | None) -> None:
+        if value is None or not math.isfinite(value):
+            return
+        if self._seen % self._stride == 0:
+            self.values.append(value)
+        self._seen += 1
+        if len(self.values) >= self.limit:
+            self.values = self.values[::2]
+            self._stride *= 2
+
+
+def plain_line(snapshot: Snapshot, seconds_left: float | None) -> str:
+    """One line with the figures in the same columns each time."""
+    total = f"{snapshot.total_steps:,}"
+    fields = [
+        f"steps {snapshot.steps:>{len(total)},}/{total} {_percent(snapshot):>4}",
+        f"{snapshot.steps_per_second:>7,.0f} steps/s",
+        f"return {number(snapshot.return_mean):>7}",
+        f"best eval {number(snapshot.best_eval):>7}",
+    ]
+    if snapshot.losses:
+        first = list(snapshot.losses.items())[:3]  # the line should fit a log; the metrics file has them all
+        fields.append("  ".join(f"{name} {number(value):>7}" for name, value in first))
+    fields.append(f"eta {clock_time(seconds_left):>5}")
+    if snapshot.note:
+        fields.append(snapshot.note)
+    return "   ".join(fields)
+
+
+def panel(title: str, snapshot: Snapshot, seconds_left: float | None, returns: list[float], width: int) -> Panel:
+    """The live view, `width` columns wide: two columns of figures, or one below the other where that is too narrow."""
+    from rich import box
+    from rich.panel import Panel
+    from rich.text import Text
+
+    inner = max(width - 4, 8)
+    total = f"{snapshot.total_steps:,}"
+    run = [
+        ("steps", f"{snapshot.steps:>{len(total)},} / {total}", ""),
+        ("speed", f"{snapshot.steps_per_second:,.0f} steps/s", ""),
+        ("elapsed", clock_time(snapshot.seconds), ""),
+        ("left", clock_time(seconds_left), ""),
+    ]
+    best, target = snapshot.best_eval, snapshot.target
+    reached = best is not None and target is not None and best >= target
+    against = "" if target is None else f" of {number(target)}"
+    learning = [
+        ("return", f"{number(snapshot.return_mean):<7}", "bold cyan"),
+        ("best eval", number(best) + against, "bold green" if reached else ""),
+        ("episodes", f"{snapshot.episodes:,}", ""),
+        ("updates", f"{snapshot.updates:,}", ""),
+    ]
+
+    left = max(inner // 2, _LABEL + max(len(value) for _, value, _ in run) + 2)
+    two_columns = inner - left >= _LABEL + 14
+    room = (inner - left if two_columns else inner) - _LABEL - 8
+    spark = sparkline(returns, min(room, 24))
+
+    lines = [_bar_line(snapshot, inner)]
+    for row in zip(run, learning, strict=True) if two_columns else zip(run + learning, strict=True):
+        line = Text()
+        for label, value, style in row:
+            if line:
+                line.pad_right(left - line.cell_len)
+            line.append(f"{label:<{_LABEL}}", "dim").append(value, style)
+            if label == "return":
+                line.append(" ").append(spark, "cyan")
+        lines.append(line)
+    lines += _loss_lines(snapshot.losses, inner)
+    if snapshot.note:
+        lines.append(Text(snapshot.note.replace("\n", " "), "italic dim"))
+    for line in lines:
+        line.truncate(inner, overflow="ellipsis")
+    return Panel(
+        Text("\n").join(lines),
+        title=Text(title, "bold not dim"),
+        title_align="left",
+        box=box.ROUNDED,
+        border_style="dim",
+        width=width,
+        height=len(lines) + 2,
+    )
+
+
+_LABEL = 11  # columns of a label
+
+
+def _bar_line(snapshot: Snapshot, width: int) -> Text:
+    from rich.text import Text
+
+    percent = f" {_percent(snapshot):>4}"
+    cells = max(width - len(percent), 1)
+    full, half = divmod(int(_fraction(snapshot) * cells * 2), 2)
+    line = Text()
+    line.append("━" * full + "╸" * half, "green" if full == cells else "cyan")
+    line.append("─" * (cells - full - half), "dim")
+    return line.append(percent, "bold")
+
+
+def _loss_lines(losses: Mapping[str, float], width: int) -> list[Text]:
+    """`losses  policy -0.012   value 12.3 …`, on as many lines as it takes."""
+    from rich.text import Text
+
+    lines: list[Text] = []
+    for name, value in losses.items():
+        shown = number(value)
+        if not lines or lines[-1].cell_len + 2 + len(name) + 1 + max(len(shown), 7) > width:
+            lines.append(Text().append(f"{'' if lines else 'losses':<{_LABEL}}", "dim"))
+        else:
+            lines[-1].append("  ")
+        bad = not math.isfinite(value)
+        lines[-1].append(f"{name} ", "dim").append(f"{shown:<7}", "bold red" if bad else "")
+    return lines
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """A row of bars as high as the values, `width` of them at most, from the first to the last."""
+    if width < 2 or len(values) < 2:
+        return ""
+    if len(values) > width:
+        values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
+    low, high = min(values), max(values)
+    scale = 7 / (high - low) if high > low else 0.0
+    return "".join("▁▂▃▄▅▆▇█"[round((value - low) * scale)] for value in values)
+
+
+def number(value: float | None) -> str:
+    """A figure in seven characters or so, precise where it is small."""
+    if value is None:
+        return _MISSING
+    size = abs(value)
+    if not math.isfinite(value):
+        return f"{value:.0f}"  # nan, inf
+    if size >= 1e6 or 0 < size < 5e-5:
+        return f"{value:.1e}"
+    if size >= 1e4:
+        return f"{value:,.0f}"
+    if size >= 10 or size == 0:
+        return f"{value:.1f}"
+    return f"{value:.3f}" if size >= 0.01 else f"{value:.4f}"
+
+
+def clock_time(seconds: float | None) -> str:
+    """`0:09`, `12:34`, `1:02:03`, `2d 03:04:05`."""
+    if seconds is None or not math.isfinite(seconds):
+        return _MISSING
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour:02}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def _fraction(snapshot: Snapshot) -> float:
+    return min(max(snapshot.steps / snapshot.total_steps, 0.0), 1.0) if snapshot.total_steps > 0 else 0.0
+
+
+def _percent(snapshot: Snapshot) -> str:
+    return f"{math.floor(_fraction(snapshot) * 100)}%"  # 100 % only when it is done

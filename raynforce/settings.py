@@ -1,0 +1,250 @@
+"""Frozen dataclasses from dicts, YAML and `a.b=c`, with errors that name the field, the value and the fix."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from raynforce.errors import UsageError, nearest
+
+T = TypeVar("T")
+Nested = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a number may be, both ends included; put it into a field's type with `Annotated`."""
+
+    low: float
+    high: float = math.inf
+
+    def __str__(self) -> str:
+        return f"at least {self.low:g}" if self.high == math.inf else f"from {self.low:g} to {self.high:g}"
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
+def _section(hint: Any, sections: Mapping[str, type], path: str) -> type | None:
+    """The dataclass behind a field that is a section of the config, or None for a plain value."""
+    found = sections.get(path, hint)
+    return found if dataclasses.is_dataclass(found) and isinstance(found, type) else None
+
+
+def known_keys(cls: type, sections: Mapping[str, type], prefix: str = "") -> Iterator[str]:
+    """Every dotted key of a config."""
+    for name, hint in _hints(cls).items():
+        path = prefix + name
+        below = _section(hint, sections, path)
+        if below is not None:
+            yield from known_keys(below, sections, path + ".")
+        elif get_origin(hint) is not type and hint is not types.NoneType and "ClassVar" not in str(hint):
+            yield path
+
+
+def build(cls: type[T], data: Mapping[str, Any], sections: Mapping[str, type]) -> T:
+    """Make the dataclass `cls` from nested plain data; `sections` gives the types of open sections by path."""
+
+    def make(kind: type, values: Any, prefix: str) -> Any:
+        if not isinstance(values, Mapping):
+            raise UsageError(f"{prefix.rstrip('.')} = {values!r} is not a section: give it keys of its own")
+        hints = {k: h for k, h in _hints(kind).items() if "ClassVar" not in str(h)}
+        made: Nested = {}
+        for key, value in values.items():
+            path = f"{prefix}{key}"
+            if key not in hints:
+                raise UsageError(f"unknown setting {path!r}{nearest(path, known_keys(cls, sections))}")
+            below = _section(hints[key], sections, path)
+            made[key] = make(below, value, path + ".") if below else coerce(value, hints[key], path)
+        for key, hint in hints.items():  # open sections (the algorithm's) have no usable default of their own
+            below = _section(hint, sections, f"{prefix}{key}")
+            if below and key not in made:
+                made[key] = make(below, {}, f"{prefix}{key}.")
+        missing = [f.name for f in dataclasses.fields(kind) if f.name not in made and not _has_default(f)]
+        if missing:
+            raise UsageError(f"setting {prefix}{missing[0]!s} is required")
+        return kind(**made)
+
+    result: T = make(cls, data, "")
+    return result
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+
+
+def coerce(value: Any, hint: Any, path: str) -> Any:
+    """Turn a value from YAML or the command line into a field's type, or say what is wrong with it."""
+    limits: Range | None = None
+    if get_origin(hint) is Annotated:
+        hint, limits = get_args(hint)[:2]
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "")):
+            return None
+        (hint,) = [a for a in args if a is not types.NoneType]
+        return coerce(value, Annotated[hint, limits] if limits else hint, path)
+    if origin is Literal:
+        if value in args:
+            return value
+        allowed = ", ".join(map(str, args))
+        raise UsageError(f"{path} = {value!r} is not one of: {allowed}{nearest(str(value), map(str, args))}")
+    if origin is tuple:
+        items = value.strip("[]()").split(",") if isinstance(value, str) else value
+        if not isinstance(items, Iterable):
+            items = [items]
+        element = Annotated[args[0], limits] if limits else args[0]
+        return tuple(coerce(x, element, path) for x in items if x != "")
+    if hint is dict or origin is dict:
+        if not isinstance(value, Mapping):
+            raise UsageError(f"{path} = {value!r} is not a mapping: write it as {path}.KEY=VALUE")
+        return dict(value)
+    return _scalar(value, hint, limits, path)
+
+
+def _scalar(value: Any, hint: Any, limits: Range | None, path: str) -> Any:
+    name = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
+    wrong = UsageError(f"{path} = {value!r} must be {name}{f' {limits}' if limits else ''}")
+    if hint is bool:
+        if isinstance(value, str) and value.lower() in ("true", "false", "yes", "no", "on", "off"):
+            return value.lower() in ("true", "yes", "on")
+        if not isinstance(value, bool):
+            raise wrong
+        return value
+    if hint is str:
+        if not isinstance(value, str | int | float):
+            raise wrong
+        return str(value)
+    if isinstance(value, bool) or hint not in (int, float):
+        raise wrong
+    try:
+        number = float(value.replace("_", "") if isinstance(value, str) else value)  # YAML reads 3e-4 as text
+    except (TypeError, ValueError):
+        raise wrong from None
+    if math.isnan(number) or (hint is int and not number.is_integer()):
+        raise wrong
+    if math.isinf(number) or (limits and not limits.low <= number <= limits.high):
+        raise wrong
+    return int(value) if hint is int and not isinstance(value, str) else hint(number)
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
+    """Lay one nested mapping over another."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+    return merged
+
+
+def nested(dotted: Mapping[str, Any]) -> Nested:
+    """`{"a.b": 1}` as `{"a": {"b": 1}}`."""
+    out: Nested = {}
+    for path, value in dotted.items():
+        *parents, leaf = path.split(".")
+        node = out
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise UsageError(f"{path!r} and {parent!r} cannot both be set")
+        node[leaf] = value
+    return out
+
+
+def parse_assignments(items: Iterable[str]) -> Nested:
+    """`["a.b=1", …]` of the command line as nested data; values are read as YAML."""
+    import yaml
+
+    dotted: Nested = {}
+    for item in items:
+        path, equals, text = item.partition("=")
+        if not equals or not path:
+            raise UsageError(f"--set {item!r} must look like section.setting=value")
+        try:
+            dotted[path.strip()] = yaml.safe_load(text) if text else ""
+        except yaml.YAMLError:
+            dotted[path.strip()] = text
+    return nested(dotted)
+
+
+def read_yaml(path: str) -> Nested:
+    """Read a config file, one clear line for everything that can be wrong with it."""
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = yaml.safe_load(file)
+    except OSError as error:
+        raise UsageError(f"cannot read config {path!r}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise UsageError(f"config {path!r} is not valid YAML{where}") from None
+    if data is not None and not isinstance(data, dict):
+        raise UsageError(f"config {path!r} must hold settings, one `key: value` a line")
+    return data or {}
+
+
+def to_dict(config: Any) -> Nested:
+    """A config as plain nested data, tuples as lists."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return [plain(v) for v in value]
+        return {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    return {k: plain(v) for k, v in dataclasses.asdict(config).items()}
+
+
+def to_yaml(config: Any, *, explain: bool = False) -> str:
+    """Write a config as YAML; with `explain`, the sentence of each field stands above it as a comment."""
+    import yaml
+
+    def lines(value: Any, depth: int) -> Iterator[str]:
+        sentences = docs(type(value)) if explain else {}
+        pad = "  " * depth
+        for field in dataclasses.fields(value):
+            if field.name in sentences:
+                yield from (f"{pad}# {line.strip()}" for line in sentences[field.name].splitlines())
+            content = getattr(value, field.name)
+            if dataclasses.is_dataclass(content):
+                yield f"{pad}{field.name}:" + ("" if dataclasses.fields(content) else " {}")
+                yield from lines(content, depth + 1)
+            else:
+                content = list(content) if isinstance(content, tuple) else content
+                text = yaml.safe_dump({field.name: content}, default_flow_style=None, sort_keys=False, width=1000)
+                yield from (pad + line for line in text.rstrip().splitlines())
+
+    return "\n".join(lines(config, 0)) + "\n"
+
+
+@functools.cache
+def docs(cls: type) -> dict[str, str]:
+    """The sentence under each field of a dataclass, read from its source."""
+    import ast
+    import inspect
+    import textwrap
+
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError, SyntaxError):  # a class made in a REPL has no source
+            continue
+        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        for field, below in zip(body, body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                found[field.target.id] = inspect.cleandoc(str(below.value.value))
+    return found

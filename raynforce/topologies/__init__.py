@@ -1,0 +1,1 @@
+"""Who talks to whom: one file each, the loop in plain order."""

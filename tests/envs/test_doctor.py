@@ -1,0 +1,104 @@
+"""The doctor finds what is wrong with an environment."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from raynforce.envs.doctor import Report, check_env
+from raynforce.errors import UsageError
+
+
+def check(fault: str, steps: int = 60, **env_args: object) -> Report:
+    return check_env("bad_envs:Bad", {"fault": fault, **env_args}, steps=steps)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "raynforce.envs.tiny:DictIdentity"])
+def test_good_envs_pass(env: str) -> None:
+    report = check_env(env, steps=100)
+    assert report.ok
+    assert all(f.level == "ok" for f in report.findings)
+    titles = [f.title for f in report.findings]
+    assert {"spaces", "reset", "seeding", "steps", "episodes", "determinism", "reset in mid-episode"} <= set(titles)
+    assert ("vectorised by its own implementation" in titles) == (env == "CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    ("fault", "level", "title", "detail"),
+    [
+        ("make", "error", "cannot be made", "no licence"),
+        ("text", "error", "spaces are not supported", "Text"),
+        ("unbounded", "warning", "the action space has infinite bounds", "finite low and high"),
+        ("reset raises", "error", "reset raises", "KeyError: 'map'"),
+        ("reset obs", "error", "reset does not return (obs, info)", "a ndarray"),
+        ("shape", "error", "the observation does not fit its space", "shape (1,); expected (2,)"),
+        ("dict", "error", "the observation does not fit its space", "is a dict"),
+        ("discrete", "error", "the observation does not fit its space", "is 7"),
+        ("float64", "warning", "the observation has another dtype", "float64 but declared float32"),
+        ("outside", "warning", "the observation leaves its bounds", "widen low and high"),
+        ("nan", "error", "the observation is not finite", "step 2 of episode 0: 'obs' holds NaN"),
+        ("random", "warning", "reset(seed) is not deterministic", "self.np_random"),
+        ("fixed", "warning", "every episode starts the same", "four different seeds"),
+        ("late", "warning", "episodes are not deterministic", "after 2 observations"),
+        ("step raises", "error", "step raises", "step 3 of episode 0, action "),
+        ("old", "error", "step does not return 5 values", "4 values (ndarray, float, bool, dict)"),
+        ("reward", "error", "the reward is not a number", "ndarray"),
+        ("reward nan", "error", "the reward is not finite", "nan"),
+        ("flag", "error", "truncated is not a bool", "None (NoneType)"),
+        ("int flag", "warning", "truncated is not a bool", "return bool(truncated)"),
+        ("alias", "warning", "observations share memory", "obs.copy()"),
+        ("mid", "error", "reset raises", "not now"),
+        ("large", "warning", "observations are large", "network.normalize_obs=true"),
+    ],
+)
+def test_faults(fault: str, level: str, title: str, detail: str) -> None:
+    # 29 steps of episodes of 29 end exactly with one, so that only the check itself resets in mid-episode
+    report = check(fault, length=29 if fault == "mid" else 5)
+    found = {f.title: f for f in report.findings}
+    assert title in found
+    assert found[title].level == level
+    assert detail in found[title].detail
+    assert report.ok == (level == "warning")
+    assert all("\n" not in f.detail for f in report.findings)
+
+
+def test_a_sound_env_has_none_of_these() -> None:
+    assert {f.title for f in check("").findings if f.level != "ok"} == {"observations are large"}
+
+
+def test_ends() -> None:
+    def titles(length: int, end: str) -> set[str]:
+        return {f.title for f in check("", length=length, end=end).findings if f.level == "warning"}
+
+    assert "episodes may never end" in titles(10_000, "terminated")
+    assert "terminated may be a time limit" in titles(5, "terminated")
+    assert "terminated and truncated together" in titles(5, "terminated and truncated")
+    assert titles(5, "truncated") == {"observations are large"}
+    pendulum = {f.title: f for f in check_env("Pendulum-v1", steps=50).findings}
+    assert pendulum["episodes"].detail == "none ended in 24 steps; the time limit ends them"
+
+
+def test_speed_and_advice() -> None:
+    cheap = next(f.detail for f in check("").findings if f.title == "speed")
+    slow = next(f.detail for f in check("slow", steps=20).findings if f.title == "speed")
+    assert "steps/s; step p50 " in cheap
+    assert "keep it in one process" in cheap
+    assert "many samplers" in slow
+
+
+def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raynforce.envs.doctor._SECONDS", 0.2)
+    started = time.monotonic()
+    report = check("slow", steps=100_000)
+    assert time.monotonic() - started < 2.0
+    assert report.ok
+
+
+def test_unknown_names_are_wrong_use() -> None:
+    with pytest.raises(UsageError, match="did you mean 'CartPole-v1'"):
+        check_env("CartPol-v1")
+    with pytest.raises(UsageError, match="no module named"):
+        check_env("no_such_module:Env")
+    with pytest.raises(UsageError, match="steps is 1"):
+        check_env("CartPole-v1", steps=1)

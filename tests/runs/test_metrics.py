@@ -1,0 +1,167 @@
+"""Metric sinks: valid JSON lines, exact continuation, and failures that do or do not end a run."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from raynforce.errors import RaynforceError, UsageError
+from raynforce.runs.metrics import JsonlSink, Metrics
+
+
+def read(path: Path) -> list[dict[str, float | None]]:
+    def no_constant(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    text = path.read_text()
+    assert text == "" or text.endswith("\n")
+    return [json.loads(line, parse_constant=no_constant) for line in text.splitlines()]
+
+
+class Recorder:
+    def __init__(self, fail_at: int | None = None, fail_close: bool = False) -> None:
+        self.steps: list[int] = []
+        self.closed = 0
+        self.fail_at = fail_at
+        self.fail_close = fail_close
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step == self.fail_at:
+            raise ConnectionError("no route\nto host")
+        self.steps.append(step)
+
+    def close(self) -> None:
+        self.closed += 1
+        if self.fail_close:
+            raise OSError("cannot close")
+
+
+def test_each_write_is_one_json_line_that_is_there_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.write(1024, {"charts/SPS": 18311, "losses/policy": -0.0125, "time/seconds": 2.5})
+    assert read(path) == [
+        {"step": 1024, "time": 2.5, "charts/SPS": 18311, "losses/policy": -0.0125, "time/seconds": 2.5}
+    ]
+    sink.write(2048, {"charts/SPS": 18400})
+    second = read(path)[1]
+    assert list(second) == ["step", "time", "charts/SPS"]
+    assert 0.0 <= (second["time"] or 0.0) < 60.0
+    sink.close()
+    sink.close()
+
+
+def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
+    import numpy as np
+
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    values = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": float(np.float32(0.5)), "e": np.float32(0.25)}
+    sink.write(np.int64(3), {**values, "f": np.int64(7)})  # type: ignore[arg-type, dict-item]
+    sink.close()
+    (line,) = read(path)
+    assert {k: line[k] for k in "abcdef"} == {"a": None, "b": None, "c": None, "d": 0.5, "e": 0.25, "f": 7}
+    assert line["step"] == 3
+
+
+@pytest.mark.parametrize(("metrics", "says"), [({"step": 1.0}, "'step' is taken"), ({"x": "high"}, "'x' is 'high'")])
+def test_wrong_metrics_are_named(tmp_path: Path, metrics: dict[str, float], says: str) -> None:
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    with pytest.raises(UsageError, match=says):
+        sink.write(1, metrics)
+    sink.close()
+    assert read(tmp_path / "metrics.jsonl") == []
+
+
+def test_resume_drops_later_steps_and_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    for step in (10, 20, 30, 40):
+        sink.write(step, {"charts/SPS": step, "time/seconds": step * 10.0})
+    sink.close()
+    with open(path, "ab") as file:
+        file.write(b'{"step": 15, "time": 1')  # the process was killed here
+
+    sink = JsonlSink(path, resume_step=20)
+    assert [line["step"] for line in read(path)] == [10, 20]
+    sink.write(30, {"charts/SPS": 31})
+    sink.close()
+    lines = read(path)
+    assert [line["step"] for line in lines] == [10, 20, 30]
+    assert 200.0 <= (lines[2]["time"] or 0.0) < 260.0  # goes on from the last line that was kept
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_resume_keeps_a_whole_last_line_without_its_newline(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "time": 0.1}\n\x00\x00\x00\n[1]\n{"step": 2, "time": 0.2}')
+    sink = JsonlSink(path, resume_step=2)
+    sink.write(3, {})
+    sink.close()
+    assert [line["step"] for line in read(path)] == [1, 2, 3]
+
+
+def test_resume_without_a_file_begins_one(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "metrics.jsonl", resume_step=5)
+    sink.write(6, {})
+    sink.close()
+    assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [6]
+
+
+def test_a_new_run_does_not_write_into_an_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "time": 0.1}\n')
+    with pytest.raises(UsageError, match="already holds a run"):
+        JsonlSink(path)
+    assert len(read(path)) == 1
+
+
+def test_a_full_disk_is_one_clear_error() -> None:
+    sink = JsonlSink("/dev/full")
+    metrics = Metrics([sink])
+    with pytest.raises(RaynforceError, match=r"cannot write /dev/full: No space left on device") as caught:
+        metrics.write(1, {"charts/SPS": 1.0})
+    assert "\n" not in str(caught.value)
+    metrics.close()  # does not fail a second time
+
+
+def test_a_path_that_cannot_be_opened_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(RaynforceError, match=r"cannot write .*/missing/metrics.jsonl: No such file or directory"):
+        JsonlSink(tmp_path / "missing" / "metrics.jsonl")
+
+
+def test_a_failing_sink_is_left_out_with_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = Recorder(), Recorder(fail_at=2)
+    metrics = Metrics([bad, JsonlSink(tmp_path / "metrics.jsonl"), good])
+    for step in (1, 2, 3, 4):
+        metrics.write(step, {"charts/SPS": 1.0})
+    metrics.close()
+    assert good.steps == [1, 2, 3, 4]
+    assert bad.steps == [1]
+    assert (good.closed, bad.closed) == (1, 1)
+    assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    warning = "raynforce: metric sink Recorder failed and is left out from step 2 on: ConnectionError: no route\n"
+    assert capsys.readouterr().err == warning
+
+
+def test_every_sink_is_closed_even_if_one_fails_to(capsys: pytest.CaptureFixture[str]) -> None:
+    first, failing, last = Recorder(), Recorder(fail_close=True), Recorder()
+    metrics = Metrics([first, failing, last])
+    metrics.close()
+    metrics.close()
+    assert (first.closed, failing.closed, last.closed) == (1, 1, 1)
+    assert capsys.readouterr().err == "raynforce: metric sink Recorder failed to close: OSError: cannot close\n"
+
+
+def test_importing_is_cheap() -> None:
+    code = (
+        "import sys, raynforce.runs.metrics, raynforce.runs.tensorboard, raynforce.runs.progress as p;"
+        "p.make_progress(sys.stderr, mode='live');"
+        "print([m for m in ('rich', 'numpy', 'torch', 'tensorboard', 'google.protobuf') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
