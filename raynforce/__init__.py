@@ -1,7 +1,7 @@
 """Raynforce: reinforcement learning with the same code in one process, on all cores, and on a Ray cluster.
 
-    run = raynforce.train("CartPole-v1", algo="ppo", target=475)
-    action = raynforce.load(run.path).act(observation)
+run = raynforce.train("CartPole-v1", algo="ppo", target=475)
+action = raynforce.load(run.path).act(observation)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HOMES = {
     "raynforce.training": ("Callback", "Result", "Status"),
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = ["__version__", *sorted(_WHERE)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_WHERE)]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from raynforce import settings
-from raynforce.config import Config, resolve
+from raynforce.config import Config
 from raynforce.envs.vector import probe
 from raynforce.errors import CheckpointError, UsageError
+from raynforce.experiment import resolve
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory, find_policy
@@ -290,4 +291,3 @@ def _fresh(config: Config) -> Path:
         count += 1
         path = base.with_name(f"{base.name}-{count}")
     return path
-

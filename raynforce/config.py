@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -138,23 +137,3 @@ class Config:
     def to_yaml(self, *, explain: bool = False) -> str:
         """YAML text that `--config` reads back; with `explain`, every setting's sentence stands above it."""
         return settings.to_yaml(self, explain=explain)
-
-
-def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
-    """Lay nested settings over the defaults, later layers win; also return the preset that was applied, dotted."""
-    from raynforce.algos import algorithm_class
-    from raynforce.algos.presets import preset_for
-
-    given: dict[str, Any] = {}
-    for layer in layers:
-        given = settings.merge(given, layer)
-    algo, env = str(given.get("algo", Config.algo)), given.get("env")
-    if not env:
-        raise UsageError("no environment given: name a gymnasium id such as CartPole-v1, or module:factory")
-    version = given.get("config_version", CONFIG_VERSION)
-    if version != CONFIG_VERSION:
-        raise UsageError(f"config_version = {version!r} is not one this release reads (it reads {CONFIG_VERSION})")
-    kind = algorithm_class(algo)
-    preset = preset_for(algo, str(env)) if given.get("preset", "auto") == "auto" else {}
-    data = settings.merge(settings.merge(settings.nested(kind.defaults), settings.nested(preset)), given)
-    return settings.build(Config, data, {"algorithm": kind.Config}), preset

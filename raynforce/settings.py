@@ -8,6 +8,7 @@ import math
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from raynforce.errors import UsageError, nearest
@@ -208,7 +209,8 @@ def to_yaml(config: Any, *, explain: bool = False) -> str:
     import yaml
 
     def lines(value: Any, depth: int) -> Iterator[str]:
-        sentences = docs(type(value)) if explain else {}
+        kind: Any = type(value)
+        sentences = docs(kind) if explain else {}
         pad = "  " * depth
         for field in dataclasses.fields(value):
             if field.name in sentences:
@@ -239,7 +241,7 @@ def docs(cls: type) -> dict[str, str]:
         except (OSError, TypeError, SyntaxError):  # a class made in a REPL has no source
             continue
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for field, below in zip(body, body[1:], strict=False):
+        for field, below in pairwise(body):
             if (
                 isinstance(field, ast.AnnAssign)
                 and isinstance(field.target, ast.Name)

@@ -27,6 +27,7 @@ from raynforce.runs.metrics import JsonlSink, Metrics, Sink
 from raynforce.runs.progress import Mode, Snapshot, make_progress
 from raynforce.runs.tensorboard import TensorBoardSink
 from raynforce.spaces import EnvSpec
+from raynforce.topologies.stream import Round, sync
 from raynforce.trees import Tree
 
 RECENT = 100  # episodes that `return_mean` is the mean of
@@ -124,6 +125,7 @@ class Training:
         self._status = Status(config)
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._signal: int | None = None
+        self._evaluated: PolicyVersion | None = None
         self._startup_seconds: float | None = None
         self._train_seconds = 0.0
         self._trained_here = 0
@@ -174,8 +176,6 @@ class Training:
 
     def train(self) -> Result:
         """Train until the steps are done, the target is met, a callback or a signal says stop."""
-        from raynforce.topologies.stream import sync
-
         try:
             with self._signals():
                 if self._status.steps < self._config.steps:
@@ -189,7 +189,7 @@ class Training:
             for sampler in self._samplers:
                 sampler.close()
 
-    def _loop(self, rounds: Iterator[Any]) -> None:
+    def _loop(self, rounds: Iterator[Round]) -> None:
         status, config = self._status, self._config
         self._run.event("started", steps=status.steps)
         turned = time.monotonic()
@@ -218,7 +218,7 @@ class Training:
                 self._train_seconds += time.monotonic() - saving
             turned = time.monotonic()
 
-    def _count(self, round_: Any) -> None:
+    def _count(self, round_: Round) -> None:
         status = self._status
         steps = sum(f.steps for f in round_.fragments)
         status.steps += steps
@@ -236,7 +236,7 @@ class Training:
         if self._recent:
             status.metrics["charts/episodic_return"] = sum(self._recent) / len(self._recent)
 
-    def _report(self, round_: Any) -> None:
+    def _report(self, round_: Round) -> None:
         status = self._status
         speed = self._trained_here / self._train_seconds
         if self._unreported >= self._config.log_every:
@@ -269,6 +269,7 @@ class Training:
 
     def _evaluate(self) -> None:
         status, target = self._status, self._config.target
+        self._evaluated = self._version
         returns = self._evaluator.evaluate(self._version, self._config.eval.episodes)
         score = status.last_eval = float(returns.mean())
         status.metrics["eval/return"] = score
@@ -277,7 +278,7 @@ class Training:
             status.best_eval, self._best = score, self._version
             self._run.save_best(status.steps, self._policy(self._version), score)
         if target is not None and score >= target:
-            status.stop_reason = "target met"
+            status.stop_reason = status.stop_reason or "target met"
             if status.solved_at is None:
                 status.solved_at, status.solved_steps = time.monotonic() - self._began, status.steps
         for callback in self._callbacks:
@@ -287,8 +288,7 @@ class Training:
 
     def _finish(self) -> None:
         status = self._status
-        done = status.stop_reason in ("steps done", None)
-        if done and status.metrics.get("eval/return") is None or (done and self._best is not self._version):
+        if self._signal is None and self._evaluated is not self._version:
             self._evaluate()
         self._save()
         self._run.event("stopped", reason=status.stop_reason, steps=status.steps)
@@ -416,4 +416,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
-

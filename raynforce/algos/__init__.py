@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from raynforce.algos.base import Algorithm
 from raynforce.errors import UsageError, nearest
 from raynforce.imports import load_object
@@ -9,12 +11,13 @@ from raynforce.imports import load_object
 BUILT_IN = {"ppo": "raynforce.algos.ppo:PPO", "dqn": "raynforce.algos.dqn:DQN"}
 
 
-def algorithm_class(name: str) -> type[Algorithm]:
+def algorithm_class(name: str) -> type[Algorithm[Any]]:
     """The algorithm called `name`: a built-in one, or the user's `module:Class`."""
     path = BUILT_IN.get(name, name)
     if ":" not in path:
         known = ", ".join(sorted(BUILT_IN))
-        raise UsageError(f"unknown algorithm {name!r}{nearest(name, BUILT_IN)}: known are {known}, or your module:Class")
+        guess = nearest(name, BUILT_IN)
+        raise UsageError(f"unknown algorithm {name!r}{guess}: known are {known}, or your own module:Class")
     found = load_object(path)
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise UsageError(f"algorithm {name!r} is {found!r}, not a subclass of raynforce.Algorithm")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -25,6 +26,7 @@ else:
 
 Arrays = dict[str, np.ndarray]
 Batch = Mapping[str, "Tensor"]
+H = TypeVar("H", bound=AlgorithmConfig)
 
 
 class Loss(NamedTuple):
@@ -38,14 +40,15 @@ class Loss(NamedTuple):
     """`[N]` errors, for algorithms that feed them back into replay."""
 
 
-class Algorithm:
+class Algorithm(Generic[H]):
     """Base of every algorithm, built in or yours.
 
     The learner calls, for each round of fragments: `prepare` once, then for each of its `minibatches` `loss`, an
     optimiser step of its own, and `after_update`. Nothing here knows of processes, devices or optimisers.
+    Subclass `Algorithm[YourSettings]`; the settings of the run are `self.hp`.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
+    Settings: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
     """The algorithm's own settings, a frozen dataclass."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults for settings outside its own section, dotted: `{"sampling.fragment": 16}`."""
@@ -56,6 +59,7 @@ class Algorithm:
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         self.config = config
+        self.hp = cast(H, config.algorithm)
         self.env = env
         self.reward_scale = 1.0
         """What to multiply rewards by; kept up to date by the learner when `learner.scale_rewards` is on."""
@@ -83,9 +87,8 @@ class Algorithm:
 
     def schedules(self, progress: float) -> dict[str, float]:
         """Values that follow the run's progress from 0 to 1; `learning_rate` is the optimiser's."""
-        hp = self.config.algorithm
-        left = 1.0 - progress if hp.anneal_learning_rate else 1.0
-        return {"learning_rate": hp.learning_rate * left}
+        left = 1.0 - progress if self.hp.anneal_learning_rate else 1.0
+        return {"learning_rate": self.hp.learning_rate * left}
 
     # -- how it learns ------------------------------------------------------------------------------------
 
@@ -150,5 +153,5 @@ def shuffled(batch: Batch, size: int, rng: np.random.Generator) -> Iterator[Batc
     order = torch.from_numpy(rng.permutation(len(first))).to(first.device)
     permuted = {k: v.index_select(0, order) for k, v in batch.items()}
     cuts = np.linspace(0, len(first), max(1, round(len(first) / size)) + 1).astype(int)
-    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+    for start, stop in pairwise(cuts):
         yield {k: v[start:stop] for k, v in permuted.items()}

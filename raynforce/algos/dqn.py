@@ -79,18 +79,16 @@ class DQNConfig(AlgorithmConfig):
     """Errors beyond this count linearly."""
 
 
-class DQN(Algorithm):
+class DQN(Algorithm[DQNConfig]):
     """Value learning from replay, for discrete actions."""
 
-    Config: ClassVar[type[AlgorithmConfig]] = DQNConfig
+    Settings: ClassVar[type[AlgorithmConfig]] = DQNConfig
     defaults: ClassVar[Mapping[str, Any]] = {"sampling.fragment": 16, "network.activation": "relu"}
     consumes = "replay"
     tolerates_lag = True
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
-        assert isinstance(config.algorithm, DQNConfig)
-        self.hp = config.algorithm
         if env.action.kind != "discrete":
             raise UsageError(f"dqn needs discrete actions, and {env.env} takes {env.action.kind} ones: use ppo")
         self._progress = 0.0

@@ -18,8 +18,8 @@ from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import final_values, gae
 from raynforce.lazy import LazyModule
 from raynforce.policies.distributions import head_size
-from raynforce.policies.torch_distributions import logp_entropy
 from raynforce.policies.spec import Free, Linear, NetworkSpec, Tower, mlp
+from raynforce.policies.torch_distributions import logp_entropy
 from raynforce.settings import Range
 from raynforce.spaces import EnvSpec
 
@@ -60,15 +60,13 @@ class PPOConfig(AlgorithmConfig):
     """Initial log standard deviation of continuous actions."""
 
 
-class PPO(Algorithm):
+class PPO(Algorithm[PPOConfig]):
     """Clipped policy gradient on fresh fragments, for discrete, multi-discrete and continuous actions."""
 
-    Config: ClassVar[type[AlgorithmConfig]] = PPOConfig
+    Settings: ClassVar[type[AlgorithmConfig]] = PPOConfig
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
-        assert isinstance(config.algorithm, PPOConfig)
-        self.hp = config.algorithm
         self._divergence: list[Tensor] = []
 
     def heads(self) -> dict[str, int]:

@@ -47,7 +47,7 @@ def locate(env: str) -> str | Callable[..., Any]:
     factory = load_object(env)
     if not callable(factory):
         raise UsageError(f"env {env!r} is a {type(factory).__name__}; it must be a class or function returning an Env")
-    return factory  # type: ignore[no-any-return]
+    return factory
 
 
 def _registered(env: str) -> str:

@@ -294,7 +294,7 @@ class LocalVector:
     def _for_env(self, action: np.ndarray) -> Sequence[Any]:
         """Actions as a single env expects them: an int, or an array of its space's dtype that it may keep."""
         if self._scalar_action:
-            return action.tolist()  # type: ignore[no-any-return]
+            return action.tolist()
         return action.astype(self._env_action_dtype)  # type: ignore[return-value]
 
     def _record(self, action: np.ndarray) -> None:

@@ -16,7 +16,7 @@ class Fragment:
 
     | column | shape, dtype | meaning |
     |---|---|---|
-    | `obs`, or `obs/NAME` per leaf | `[T+1, B, ...]` | raw observations; the last row is where the next fragment begins |
+    | `obs`, or `obs/NAME` per leaf | `[T+1, B, ...]` | raw observations; the last row begins the next fragment |
     | `action` | `[T, B, ...]` | zero-based index (int64) or unbounded float32, before mapping to the env |
     | `reward` | `[T, B]` float32 | |
     | `terminated`, `truncated` | `[T, B]` bool | kept apart: values are bootstrapped through truncation |

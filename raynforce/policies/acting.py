@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from raynforce.policies.numpy_net import NumpyNet
 from raynforce.policies.spec import NetworkSpec
 from raynforce.spaces import ActionSpec, EnvSpec
 from raynforce.trees import Tree
+
+if TYPE_CHECKING:
+    from raynforce.policies.torch_net import ModuleActor
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Actor:
         self.distribution = spec.distribution()
         self.version = -1
         self.schedules: Mapping[str, float] = {}
-        self._net = _ModuleActor(spec) if spec.factory else NumpyNet(spec.network, self.distribution.outputs)
+        self._net = _module_actor(spec) if spec.factory else NumpyNet(spec.network, self.distribution.outputs)
         self._to_env = action_map(spec.env.action)
 
     def load(self, version: PolicyVersion) -> None:
@@ -133,23 +136,7 @@ def action_map(spec: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:
     return lambda a: np.clip(middle + half * a, low, high)
 
 
-class _ModuleActor:
-    """A user's own torch module behind the interface of `NumpyNet`."""
+def _module_actor(spec: ActingSpec) -> ModuleActor:
+    from raynforce.policies.torch_net import ModuleActor  # imports torch: only a user's own module needs it
 
-    def __init__(self, spec: ActingSpec) -> None:
-        import torch
-
-        from raynforce.policies.torch_net import build
-
-        self._torch = torch
-        leaves = spec.env.obs
-        self._module = build(spec.network, spec.factory, spec.heads, leaves, 0, torch.device("cpu"))
-
-    def load(self, flat: np.ndarray, shift: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:
-        with self._torch.no_grad():
-            self._module.flat.copy_(self._torch.from_numpy(flat))
-        if shift is not None and scale is not None:
-            self._module.normalize_with(shift, scale)
-
-    def __call__(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._module.predict(obs)
+    return ModuleActor(spec.network, spec.factory, spec.heads, spec.env.obs)

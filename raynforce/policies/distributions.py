@@ -11,6 +11,7 @@ import numpy as np
 from raynforce.errors import UsageError
 from raynforce.spaces import ActionSpec
 
+Noise = Sequence[Any] | np.ndarray
 LOG_2PI = math.log(2 * math.pi)
 
 
@@ -24,7 +25,7 @@ class Distribution(Protocol):
     outputs: tuple[str, ...]
     """The network outputs it reads; the first is `[B, n]` and is kept when log-probabilities are recorded."""
 
-    def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Sequence[Any]:
+    def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Noise:
         """Randomness for `steps` calls of `sample` on `lanes` rows."""
 
     def sample(self, out: Mapping[str, np.ndarray], noise: Any, schedules: Mapping[str, float]) -> np.ndarray:
@@ -44,7 +45,7 @@ class Categorical:
         (self.size,) = sizes
         self.outputs: tuple[str, ...] = ("policy",)
 
-    def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Sequence[Any]:
+    def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Noise:
         return rng.gumbel(size=(steps, lanes, self.size)).astype(np.float32)
 
     def sample(self, out: Mapping[str, np.ndarray], noise: Any, schedules: Mapping[str, float]) -> np.ndarray:
@@ -65,7 +66,7 @@ class MultiCategorical:
         self.cuts = np.cumsum(self.sizes)[:-1]
         self.outputs: tuple[str, ...] = ("policy",)
 
-    def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Sequence[Any]:
+    def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Noise:
         return rng.gumbel(size=(steps, lanes, sum(self.sizes))).astype(np.float32)
 
     def _best(self, scores: np.ndarray) -> np.ndarray:
@@ -93,7 +94,7 @@ class Gaussian:
         self.size = math.prod(self.shape)
         self.outputs: tuple[str, ...] = ("policy", "log_std")
 
-    def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Sequence[Any]:
+    def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Noise:
         return rng.standard_normal((steps, lanes, self.size), dtype=np.float32)
 
     def sample(self, out: Mapping[str, np.ndarray], noise: Any, schedules: Mapping[str, float]) -> np.ndarray:
@@ -116,7 +117,7 @@ class EpsilonGreedy:
         (self.size,) = sizes
         self.outputs: tuple[str, ...] = (output,)
 
-    def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Sequence[Any]:
+    def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Noise:
         chance, choice = rng.random((steps, lanes)), rng.integers(self.size, size=(steps, lanes))
         return list(zip(chance, choice, strict=True))
 

@@ -144,4 +144,3 @@ def _flat(leaf: Input, obs: Obs) -> np.ndarray:
 def onehot_offsets(leaf: Input) -> np.ndarray:
     """What to add to each element so that it becomes its column in the one-hot code."""
     return np.concatenate([[0], np.cumsum(leaf.sizes)[:-1]]).astype(np.int64) - np.asarray(leaf.start, np.int64)
-

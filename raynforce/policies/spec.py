@@ -86,7 +86,7 @@ class Input:
 
     @property
     def channels_last(self) -> bool:
-        """Images come as `[height, width, channels]` (most renderers) or `[channels, height, width]` (stacked frames)."""
+        """Most renderers give images as `[height, width, channels]`, stacked frames are `[channels, …]`."""
         return len(self.shape) == 3 and self.shape[2] in (1, 3, 4) and self.shape[0] not in (1, 3, 4)
 
 

@@ -23,7 +23,7 @@ def logp_entropy(spec: ActionSpec, out: Mapping[str, Tensor], action: Tensor) ->
     if spec.kind == "discrete":
         return _categorical(out["policy"], action)
     choices = action.reshape(len(action), -1).unbind(1)
-    logits = out["policy"].split(spec.sizes, dim=1)
+    logits = torch.split(out["policy"], list(spec.sizes), dim=1)
     logps, entropies = zip(*(_categorical(x, a) for x, a in zip(logits, choices, strict=True)), strict=True)
     return torch.stack(logps).sum(0), torch.stack(entropies).sum(0)
 

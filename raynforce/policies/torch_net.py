@@ -286,3 +286,18 @@ def build(
         raise UsageError(f"network.factory {factory!r} returned {type(module).__name__}, not a torch.nn.Module")
     return ModuleNet(spec, module, heads, device)
 
+
+class ModuleActor:
+    """Acts with a user's own module, behind the interface of `NumpyNet`."""
+
+    def __init__(self, spec: NetworkSpec, factory: str | None, heads: Mapping[str, int], leaves: Any) -> None:
+        self._net = build(spec, factory, heads, leaves, 0, torch.device("cpu"))
+
+    def load(self, flat: np.ndarray, shift: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:
+        with torch.no_grad():
+            self._net.flat.copy_(torch.tensor(flat))
+        if shift is not None and scale is not None:
+            self._net.normalize_with(shift, scale)
+
+    def __call__(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return self._net.predict(obs)

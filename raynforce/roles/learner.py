@@ -164,8 +164,8 @@ def _averages(losses: Sequence[Loss], norms: Sequence[Tensor]) -> dict[str, floa
     if not losses:
         return {}
     names = list(losses[0].metrics)
-    table = torch.stack([torch.stack([*(x.metrics[n].detach() for n in names), norm]) for x, norm in zip(losses, norms, strict=True)])
-    means = table.mean(0).tolist()
+    columns = [torch.stack([x.metrics[name].detach() for x in losses]) for name in names]
+    means = torch.stack([*columns, torch.stack(list(norms))]).mean(1).tolist()
     if not np.isfinite(means).all():
         raise RaynforceError(
             f"training diverged: losses are {dict(zip(names, means, strict=False))}; lower algorithm.learning_rate, "

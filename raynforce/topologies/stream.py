@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from raynforce.experience.fragment import Fragment
 from raynforce.policies.acting import PolicyVersion
-from raynforce.roles.learner import Learned, Learner
-from raynforce.roles.sampler import Sampler
+
+if TYPE_CHECKING:  # the learner's module imports torch
+    from raynforce.roles.learner import Learned, Learner
+    from raynforce.roles.sampler import Sampler
 
 
 class Round(NamedTuple):

@@ -72,24 +72,37 @@ def test_dict_observations(mode: AutoresetMode) -> None:
     assert step.final_obs["obs/target"].dtype == np.int64
 
 
+class Batch(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Writes into one array, always says that lane 1 ended, and pays 5 even for a step that only resets."""
+
+    def __init__(self, mode: AutoresetMode) -> None:
+        self.metadata = {"autoreset_mode": mode}
+        self.num_envs = 2
+        self.single_observation_space = gymnasium.spaces.Box(0, 9, (1,))
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.action_space = gymnasium.spaces.MultiDiscrete([2, 2])
+        self.memory = np.zeros((2, 1), np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.memory, {}
+
+    def step(self, actions: np.ndarray) -> Any:
+        self.memory += 1
+        infos = {"final_obs": np.array([[7.0], [8.0]]), "_final_obs": np.array([False, True])}
+        return self.memory, np.full(2, 5.0), np.array([False, True]), np.zeros(2, np.bool_), infos
+
+
+def test_a_step_that_only_resets_shows_nothing() -> None:
+    vector = NativeVector("batch", Batch(AutoresetMode.NEXT_STEP), seed=0)
+    vector.reset()
+    steps = [vector.step(ZEROS) for _ in range(3)]
+    assert [s.reward.tolist() for s in steps] == [[5, 5], [5, 0], [5, 5]]
+    assert [s.terminated.tolist() for s in steps] == [[False, True], [False, False], [False, True]]
+    assert [s.valid.tolist() for s in steps] == [[True, True], [True, False], [True, True]]
+
+
 def test_final_obs_as_one_batch() -> None:
-    class Batch(gymnasium.vector.VectorEnv[Any, Any, Any]):
-        metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
-        num_envs = 2
-        single_observation_space = gymnasium.spaces.Box(0, 9, (1,))
-        single_action_space = gymnasium.spaces.Discrete(2)
-        action_space = gymnasium.spaces.MultiDiscrete([2, 2])
-        memory = np.zeros((2, 1), np.float32)
-
-        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-            return self.memory, {}
-
-        def step(self, actions: np.ndarray) -> Any:
-            self.memory += 1
-            infos = {"final_obs": np.array([[7.0], [8.0]]), "_final_obs": np.array([False, True])}
-            return self.memory, np.zeros(2), np.array([False, True]), np.zeros(2, np.bool_), infos
-
-    vector = NativeVector("batch", Batch(), seed=0)
+    vector = NativeVector("batch", Batch(AutoresetMode.SAME_STEP), seed=0)
     first = vector.reset()["obs"]
     step = vector.step(ZEROS)
     assert step.final_obs["obs"].tolist() == [[8.0]]

@@ -160,6 +160,17 @@ def test_lanes_that_cannot_be_replayed_begin_anew() -> None:
     assert fresh.restarted == []
 
 
+def test_a_replay_that_ends_early_begins_anew() -> None:
+    vector = local("bad_envs:Counter", 2, length=10)
+    vector.reset()
+    for _ in range(5):
+        vector.step(np.zeros(2, np.int64))
+    fresh = local("bad_envs:Counter", 2, length=3)  # the observations would agree, but the episode was over
+    assert len(fresh.load(vector.state())) == 1
+    assert fresh.restarted == [0, 1]
+    assert fresh.current()["obs"][:, 1].tolist() == [0, 0]
+
+
 def test_without_exact_resume_nothing_is_recorded() -> None:
     vector = local("bad_envs:Counter", 2, record=False, length=10)
     vector.reset()

@@ -1,0 +1,42 @@
+"""The command line: parse, call, print. Nothing heavy is imported before the arguments are known to be right."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from raynforce.cli.parser import parse
+from raynforce.errors import RaynforceError, summary
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code: 0 done, 2 wrong use, 1 failure, 128 + n on signal n."""
+    debug = "--debug" in (sys.argv if argv is None else argv)
+    try:
+        arguments = parse(sys.argv[1:] if argv is None else list(argv))
+        from raynforce.cli import commands
+
+        return commands.run(arguments)
+    except RaynforceError as error:
+        _complain(str(error), debug)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `raynforce … | head`: nobody reads any more, and nobody needs to be told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except MemoryError:
+        _complain("out of memory: lower sampling.envs, algorithm.buffer_size or the size of the network", debug)
+        return 1
+    except Exception as error:
+        _complain(f"{summary(error)}{'' if debug else ' (--debug shows where)'}", debug)
+        return 1
+
+
+def _complain(line: str, debug: bool) -> None:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    print(f"raynforce: {line}", file=sys.stderr)

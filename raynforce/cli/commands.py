@@ -1,0 +1,183 @@
+"""What each sub-command does with its parsed arguments."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from raynforce import settings
+from raynforce.errors import UsageError
+
+EPISODES = Annotated[int, settings.Range(1, 1_000_000)]
+SEED = Annotated[int, settings.Range(0, 2**63 - 1)]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Dispatch to the sub-command."""
+    if arguments.version:
+        from raynforce import __version__
+
+        print(__version__)
+        return 0
+    if arguments.command is None:
+        raise UsageError("no command given; raynforce --help shows what there is")
+    command: int = {"train": train, "resume": resume, "eval": evaluate, "doctor": doctor}[arguments.command](arguments)
+    return command
+
+
+def train(arguments: argparse.Namespace) -> int:
+    from raynforce.experiment import resolve
+
+    flags = {
+        "algo": arguments.algo,
+        "env": arguments.env,
+        "steps": arguments.steps,
+        "target": arguments.target,
+        "seed": arguments.seed,
+        "runtime": arguments.runtime,
+        "topology": arguments.topology,
+        "sampling.samplers": arguments.samplers,
+        "sampling.envs": arguments.envs,
+        "preset": "none" if arguments.no_preset else None,
+    }
+    given = settings.nested({k: v for k, v in flags.items() if v is not None})
+    file = settings.read_yaml(arguments.config) if arguments.config else {}
+    if arguments.algo and not arguments.env and "env" not in file:
+        raise UsageError("train needs ALGO and ENV, such as: raynforce train ppo CartPole-v1")
+    config, preset = resolve(file, settings.parse_assignments(arguments.set), given)
+    if arguments.print_config:
+        print(config.to_yaml(explain=True), end="")
+        return 0
+    from raynforce.api import start
+
+    return _train(arguments, lambda **how: start(config, preset, arguments.out, **how))
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    from raynforce import api
+
+    changes = settings.parse_assignments(arguments.set)
+    changes |= {k: v for k in ("steps", "target") if (v := getattr(arguments, k)) is not None}
+    return _train(arguments, lambda **how: api.resume(arguments.run, settings=_dotted(changes), **how))
+
+
+def _train(arguments: argparse.Namespace, start: Any) -> int:
+    from raynforce.api import Interrupted
+
+    stream = sys.stderr if arguments.json else sys.stdout
+    code = 0
+    try:
+        run = start(stream=stream, progress="quiet" if arguments.quiet else "auto", began=_process_start())
+    except Interrupted as interrupted:
+        run, code = interrupted.run, 128 + interrupted.number
+    result = run.result
+    if not arguments.quiet:
+        print(_summary(run.config.target, result), file=stream)
+    if arguments.json:
+        print(json.dumps(result.to_json()))
+    return code
+
+
+def _summary(target: float | None, result: Any) -> str:
+    lines = [""]
+    if result.solved_steps is not None:
+        lines.append(f"solved: the target of {target:g} was met after {result.solved_steps:,} steps")
+    elif target is not None and result.stopped == "steps done":
+        lines.append(f"not solved: no evaluation reached the target of {target:g}")
+    else:
+        lines.append(f"stopped: {result.stopped}")
+    speed = f" at {result.steps_per_second:,.0f} steps/s" if result.steps_per_second else ""
+    lines.append(f"trained: {result.steps:,} steps, {result.updates:,} updates in {result.seconds:.1f} s{speed}")
+    if result.eval_return is not None:
+        lines.append(f"best policy: {result.eval_return:.1f} mean return on fresh greedy episodes")
+    lines += [
+        f"run: {result.run}",
+        "",
+        "what to type next:",
+        f"  {_me()} eval {result.run}",
+        f"  {_me()} resume {result.run} --steps {2 * result.steps}",
+        f"  tensorboard --logdir {result.run}/tensorboard    (pip install tensorboard)",
+    ]
+    return "\n".join(lines)
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    from raynforce import api
+
+    episodes = settings.coerce(arguments.episodes, EPISODES, "--episodes")
+    seed = None if arguments.seed is None else settings.coerce(arguments.seed, SEED, "--seed")
+    returns, path = api.evaluate(arguments.run, episodes=episodes, which=arguments.checkpoint, seed=seed)
+    facts = {
+        "run": arguments.run,
+        "checkpoint": str(path),
+        "episodes": len(returns),
+        "mean": float(returns.mean()),
+        "deviation": float(returns.std()),
+        "min": float(returns.min()),
+        "max": float(returns.max()),
+    }
+    if arguments.json:
+        print(json.dumps(facts))
+    else:
+        spread = f"deviation {facts['deviation']:.1f}, from {facts['min']:.1f} to {facts['max']:.1f}"
+        print(f"{path}: mean return {facts['mean']:.1f} over {len(returns)} greedy episodes ({spread})")
+    return 0
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    if arguments.env is None:
+        from raynforce.cli.machine import check_machine
+
+        report = check_machine()
+    else:
+        from raynforce.envs.doctor import check_env
+
+        extra = settings.parse_assignments(arguments.set)
+        wrong = sorted(set(extra) - {"env_args"})
+        if wrong:
+            raise UsageError(f"doctor takes --set env_args.KEY=VALUE only, not {wrong[0]!r}")
+        report = check_env(arguments.env, extra.get("env_args"))
+    if arguments.json:
+        found = [{"level": f.level, "title": f.title, "detail": f.detail} for f in report.findings]
+        print(json.dumps({"ok": report.ok, "findings": found}))
+    else:
+        marks = {"ok": "ok     ", "warning": "warning", "error": "error  "}
+        for finding in report.findings:
+            print(f"{marks[finding.level]}  {finding.title}" + (f": {finding.detail}" if finding.detail else ""))
+        print("\nready to train" if report.ok else "\nmend the errors above, then ask the doctor again")
+    return 0 if report.ok else 1
+
+
+def _dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _me() -> str:
+    """How this command was called, so that what we print can be typed."""
+    name = os.path.relpath(sys.argv[0]) if os.path.isabs(sys.argv[0]) else sys.argv[0]
+    if os.path.basename(name) == "__main__.py":
+        return "python -m raynforce"
+    from shutil import which
+
+    found = which("raynforce")
+    return "raynforce" if found and os.path.realpath(found) == os.path.realpath(sys.argv[0]) else name
+
+
+def _process_start() -> float:
+    """When this process began, on the monotonic clock: start-up time includes the imports before us."""
+    now = time.monotonic()
+    try:
+        with open("/proc/self/stat") as file:
+            ticks = float(file.read().rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return now - age if 0 <= age < 3600 else now
+    except (OSError, ValueError, IndexError, AttributeError):  # not Linux
+        return now

@@ -1,0 +1,124 @@
+"""What can be typed: sub-commands, arguments, and their help. Standard library only, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+from raynforce.errors import UsageError, nearest
+
+TRAIN_EXAMPLES = """\
+examples:
+  raynforce train ppo CartPole-v1 --target 475
+  raynforce train dqn CartPole-v1 --seed 1 --out runs/mine
+  raynforce train ppo my_package.sims:make_arm --steps 1e6 --set algorithm.gamma=0.995
+  raynforce train my_algorithms:Reinforce CartPole-v1
+  raynforce train ppo Pendulum-v1 --print-config > pendulum.yaml
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose mistakes are one line, with the nearest thing that would have been right."""
+
+    def error(self, message: str) -> NoReturn:
+        head, _, words = message.partition(": ")
+        if head == "unrecognized arguments":
+            wrong = words.split()[0]
+            known = [o for a in self._actions for o in a.option_strings]
+            message = f"unknown option {wrong!r}{nearest(wrong.partition('=')[0], known)}"
+        elif "invalid choice" in message and isinstance(self._subparsers, argparse._ArgumentGroup):
+            wrong = words.split("'")[1] if "'" in words else words
+            commands = self._commands()
+            message = f"unknown command {wrong!r}{nearest(wrong, commands)}: known are {', '.join(commands)}"
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+    def _commands(self) -> list[str]:
+        return [c for a in self._actions if isinstance(a, argparse._SubParsersAction) for c in a.choices]
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; wrong use raises `UsageError`."""
+    parser = _parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:  # complain as the sub-command, which knows its own options
+        command = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+        command.choices[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    return arguments
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="raynforce",
+        description="Reinforcement learning with the same code in one process, on all cores, and on a Ray cluster.",
+        epilog="Start here: raynforce train ppo CartPole-v1 --target 475",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=_Parser)
+
+    train = _command(commands, "train", "train an agent", epilog=TRAIN_EXAMPLES)
+    train.add_argument("algo", nargs="?", metavar="ALGO", help="ppo, dqn, or your own module:Class")
+    train.add_argument("env", nargs="?", metavar="ENV", help="a gymnasium id, or module:factory")
+    train.add_argument("--steps", metavar="N", help="environment steps to train for")
+    train.add_argument("--target", metavar="R", help="stop once an evaluation's mean return reaches R")
+    train.add_argument("--seed", metavar="S", help="where every random stream begins (default 0)")
+    train.add_argument("--runtime", metavar="NAME", help="where the roles live: inline, in this process")
+    train.add_argument("--topology", metavar="NAME", help="who waits for whom: sync")
+    train.add_argument("--samplers", metavar="N", help="number of samplers")
+    train.add_argument("--envs", metavar="M", help="environments in each sampler")
+    train.add_argument("--out", metavar="DIR", help="run directory, a new one (default runs/ALGO-ENV-…)")
+    train.add_argument("--config", metavar="FILE", help="settings from a YAML file; those given here win over it")
+    _set(train)
+    train.add_argument("--no-preset", action="store_true", help="do not start from tuned settings for this ENV")
+    train.add_argument("--print-config", action="store_true", help="print every setting with what it means, and exit")
+    _output(train)
+
+    resume = _command(commands, "resume", "continue a run from its last checkpoint, as if it had never stopped")
+    resume.add_argument("run", metavar="RUN", help="a run directory")
+    resume.add_argument("--steps", metavar="N", help="train until N environment steps in all")
+    resume.add_argument("--target", metavar="R", help="stop once an evaluation's mean return reaches R")
+    _set(resume)
+    _output(resume)
+
+    evaluate = _command(commands, "eval", "play greedy episodes with a trained policy, on fresh seeds")
+    evaluate.add_argument("run", metavar="RUN", help="a run directory, or a checkpoint in one")
+    evaluate.add_argument("--episodes", metavar="N", default="100", help="how many (default 100)")
+    evaluate.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
+    evaluate.add_argument("--seed", metavar="S", help="play the same episodes each time")
+    _output(evaluate, progress=False)
+
+    doctor = _command(commands, "doctor", "check this machine, or an environment, and explain what is wrong")
+    doctor.add_argument("env", nargs="?", metavar="ENV", help="a gymnasium id, or module:factory")
+    doctor.add_argument("--set", metavar="env_args.K=V", dest="set", action="append", default=[], help="its arguments")
+    _output(doctor, progress=False)
+    return parser
+
+
+def _command(commands: argparse._SubParsersAction[_Parser], name: str, what: str, epilog: str = "") -> _Parser:
+    return commands.add_parser(
+        name,
+        help=what,
+        description=what[0].upper() + what[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _set(parser: _Parser) -> None:
+    parser.add_argument(
+        "--set",
+        metavar="a.b=c",
+        dest="set",
+        action="append",
+        default=[],
+        help="change any setting, as often as you like; --print-config lists them",
+    )
+
+
+def _output(parser: _Parser, progress: bool = True) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
+    if progress:
+        parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")

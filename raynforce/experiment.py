@@ -1,0 +1,29 @@
+"""From layers of settings to one experiment: defaults, the algorithm's, the preset's, a file's, the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raynforce import settings
+from raynforce.algos import algorithm_class
+from raynforce.algos.presets import preset_for
+from raynforce.config import CONFIG_VERSION, Config
+from raynforce.errors import UsageError
+
+
+def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
+    """Lay nested settings over the defaults, later layers win; also return the preset that was applied, dotted."""
+    given: dict[str, Any] = {}
+    for layer in layers:
+        given = settings.merge(given, layer)
+    algo, env = str(given.get("algo", Config.algo)), given.get("env")
+    if not env:
+        raise UsageError("no environment given: name a gymnasium id such as CartPole-v1, or module:factory")
+    version = given.get("config_version", CONFIG_VERSION)
+    if version != CONFIG_VERSION:
+        raise UsageError(f"config_version = {version!r} is not one this release reads (it reads {CONFIG_VERSION})")
+    kind = algorithm_class(algo)
+    preset = preset_for(algo, str(env)) if given.get("preset", "auto") == "auto" else {}
+    data = settings.merge(settings.merge(settings.nested(kind.defaults), settings.nested(preset)), given)
+    return settings.build(Config, data, {"algorithm": kind.Settings}), preset
