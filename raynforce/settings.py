@@ -221,8 +221,8 @@ def to_yaml(config: Any, *, explain: bool = False) -> str:
                 yield from lines(content, depth + 1)
             else:
                 content = list(content) if isinstance(content, tuple) else content
-                text = yaml.safe_dump({field.name: content}, default_flow_style=None, sort_keys=False, width=1000)
-                yield from (pad + line for line in text.rstrip().splitlines())
+                text = yaml.safe_dump([content], default_flow_style=True, sort_keys=False, width=100_000)
+                yield f"{pad}{field.name}: {text.strip()[1:-1]}"
 
     return "\n".join(lines(config, 0)) + "\n"
 
