@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from raynforce.algos.base import Algorithm as Algorithm
     from raynforce.algos.base import Loss as Loss
     from raynforce.api import Interrupted as Interrupted
-    from raynforce.api import Policy as Policy
     from raynforce.api import Run as Run
     from raynforce.api import evaluate as evaluate
-    from raynforce.api import load as load
     from raynforce.api import resume as resume
     from raynforce.api import train as train
     from raynforce.config import AlgorithmConfig as AlgorithmConfig
     from raynforce.config import Config as Config
     from raynforce.errors import RaynforceError as RaynforceError
     from raynforce.errors import UsageError as UsageError
+    from raynforce.policy import Policy as Policy
+    from raynforce.policy import load as load
     from raynforce.runs.metrics import Sink as Sink
     from raynforce.training import Callback as Callback
     from raynforce.training import Result as Result
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 # Names are fetched at first use: importing raynforce costs nothing, and using a policy imports no torch.
 _HOMES = {
     "raynforce.algos.base": ("Algorithm", "Loss"),
-    "raynforce.api": ("Interrupted", "Policy", "Run", "evaluate", "load", "resume", "train"),
+    "raynforce.api": ("Interrupted", "Run", "evaluate", "resume", "train"),
     "raynforce.config": ("AlgorithmConfig", "Config"),
     "raynforce.errors": ("RaynforceError", "UsageError"),
+    "raynforce.policy": ("Policy", "load"),
     "raynforce.runs.metrics": ("Sink",),
     "raynforce.training": ("Callback", "Result", "Status"),
 }

@@ -124,15 +124,17 @@ class PPO(Algorithm[PPOConfig]):
         policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
 
         value, returns = out["value"].squeeze(1), minibatch["returns"]
-        error = (value - returns).square()
-        if hp.clip_value is not None:
+        if hp.clip_value is None:
+            value_loss = 0.5 * torch.nn.functional.mse_loss(value, returns)
+        else:
             old = minibatch["value"]
             near = old + (value - old).clamp(-hp.clip_value, hp.clip_value)
-            error = torch.maximum(error, (near - returns).square())
-        value_loss = 0.5 * error.mean()
+            value_loss = 0.5 * torch.maximum((value - returns).square(), (near - returns).square()).mean()
 
         bonus = entropy.mean()
-        total = policy_loss + hp.value_coef * value_loss - hp.entropy_coef * bonus
+        total = policy_loss + hp.value_coef * value_loss
+        if hp.entropy_coef:  # without it, no time goes into its gradient
+            total = total - hp.entropy_coef * bonus
         with torch.no_grad():
             divergence = (ratio - 1 - log_ratio).mean()  # Schulman's k3 estimator of KL(old, new)
             moved = ((ratio - 1).abs() > hp.clip).float().mean()

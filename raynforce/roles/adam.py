@@ -25,6 +25,9 @@ class Adam:
         """Apply a gradient; returns its length before clipping (a tensor: reading it is up to the caller)."""
         norm = torch.linalg.vector_norm(gradient)
         self._count += 1
+        # A dead unit's first moment decays into denormal numbers and stays there, at 16 times the cost of a step.
+        # Only for this kernel: numpy in the same process must round as it does in a sampler's own process.
+        torch.set_flush_denormal(True)
         torch._fused_adam_(
             [self._flat],
             [gradient],
@@ -41,6 +44,7 @@ class Adam:
             maximize=False,
             grad_scale=None if max_norm is None else (norm / max_norm).clamp_(min=1.0),
         )
+        torch.set_flush_denormal(False)
         return norm
 
     def state(self) -> Tree:

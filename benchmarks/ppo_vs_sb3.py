@@ -1,0 +1,107 @@
+"""Environment steps per second of PPO on CartPole-v1: Raynforce beside Stable-Baselines3, on the same work.
+
+Eight environments of 128 steps, four epochs in minibatches of 256, separate 64-64 tanh networks for actor and critic,
+and the same hyper-parameters (`ppo_work.py`); one process and one thread, on one core, in turns.
+
+Counted, on both sides: everything from the end of a warm-up of 8,192 steps to the end of the last update. That is
+sampling, advantages, learning, episode statistics, and logging: Raynforce writes its metrics to the run directory as
+it always does, Stable-Baselines3 collects its own and, being silent, writes them nowhere. Not counted, on either
+side: imports, building, evaluation, checkpoints.
+
+What differs is how each library does the work. Stable-Baselines3 steps single environments in a loop (its
+`DummyVecEnv`, each with a `Monitor`) and normalises advantages per minibatch. Raynforce steps gymnasium's own vector
+CartPole and normalises per batch. That vector environment spends one step on each reset; such steps are neither
+counted nor learned from, so Raynforce takes slightly more optimiser steps for the same number of environment steps.
+`--loop` adds a side in which Raynforce steps single environments in a loop as well.
+
+Stable-Baselines3 gets a virtual environment of its own, `.venv-sb3` in the repository's root, made at first use; or
+set RAYNFORCE_SB3_PYTHON to a Python that has it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+from benchmarks.measure import ROOT, Row, Table, command, pinned, ratio, row, run, take_turns
+
+BAR = 2.5
+VENV = ROOT / ".venv-sb3"
+Facts = dict[str, Any]
+
+
+def measure(repeats: int = 3, steps: int = 150_000, loop: bool = False) -> list[Table]:
+    """Train with each side in turn, every time in a fresh process."""
+    sides: dict[str, Callable[[int], Facts]] = {
+        "Raynforce": partial(_train, sys.executable, "raynforce", steps),
+        "Stable-Baselines3": partial(_train, _sb3_python(), "sb3", steps),
+    }
+    if loop:
+        sides["Raynforce, envs in a loop"] = partial(_train, sys.executable, "raynforce-loop", steps)
+    seeds = {name: iter(range(repeats)) for name in sides}
+
+    def turn(name: str) -> Facts:
+        return sides[name](next(seeds[name]))
+
+    with pinned():
+        results = take_turns(repeats, *(partial(turn, name) for name in sides), label=" / ".join(sides))
+    found = dict(zip(sides, results, strict=True))
+    title = f"PPO on CartPole-v1, {steps:,} steps, {repeats} turns each, one thread"
+    return [Table(title, _rows(found), _notes(found))]
+
+
+def _rows(found: dict[str, list[Facts]]) -> list[Row]:
+    wall, cpu = ({n: [f[key] for f in fs] for n, fs in found.items()} for key in ("per_second", "per_cpu_second"))
+    rows = [row(name, "steps/s", values) for name, values in wall.items()]
+    rows += [row(name, "steps/CPU s", values) for name, values in cpu.items()]
+    ours, theirs, *looped = found
+    rows.append(ratio(f"{ours} / {theirs}", wall[ours], wall[theirs], bar=("at least", BAR)))
+    rows.append(ratio("the same in CPU time", cpu[ours], cpu[theirs]))
+    rows += [ratio(f"{name} / {theirs}", wall[name], wall[theirs]) for name in looped]
+    return rows
+
+
+def _notes(found: dict[str, list[Facts]]) -> list[str]:
+    notes = []
+    for name, facts in found.items():
+        updates = sum(f["updates"] for f in facts) / sum(f["steps"] for f in facts) * 1000
+        returns = median(f["return_mean"] for f in facts)
+        notes.append(f"{name}: {updates:.1f} optimiser steps per 1,000 environment steps, final return {returns:.0f}")
+    reported = median(f["reported"] for f in found["Raynforce"])
+    notes.append(f"Raynforce itself reports {reported:,.0f} steps/s: with the warm-up, without writing metrics")
+    ours, theirs = (facts[0]["versions"] for facts in list(found.values())[:2])
+    if ours != theirs:
+        notes.append(f"the sides run on different versions: {ours} and {theirs}")
+    return notes
+
+
+def _train(python: str, side: str, steps: int, seed: int) -> Facts:
+    script = ["-m", "benchmarks.ppo_work"] if side != "sb3" else [str(ROOT / "benchmarks" / "ppo_work.py")]
+    facts: Facts = json.loads(run([python, *script, side, str(steps), str(seed)]).splitlines()[-1])
+    return facts
+
+
+def _sb3_python() -> str:
+    """The Python that has Stable-Baselines3; its virtual environment is made if it is not there yet."""
+    given = os.environ.get("RAYNFORCE_SB3_PYTHON")
+    if given:
+        return given
+    python, done = VENV / "bin" / "python", VENV / ".installed"
+    if not done.exists():
+        print(f"installing Stable-Baselines3 into {VENV} (once, about a minute) …", file=sys.stderr)
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        constraints = str(ROOT / "benchmarks" / "requirements-sb3.txt")
+        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+        subprocess.run([*install, "-c", constraints, "torch==2.13.0", "stable-baselines3"], check=True)
+        done.touch()
+    return str(python)
+
+
+if __name__ == "__main__":
+    command(measure, __doc__ or "")

@@ -1,0 +1,168 @@
+"""PPO: the loss against numbers worked out by hand, and tiny environments learned in seconds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import raynforce
+from raynforce.algos.base import shuffled
+from raynforce.algos.ppo import PPO, PPOConfig
+from raynforce.config import Config
+from raynforce.policies.numpy_net import NumpyNet
+from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
+
+BOX = ObsLeaf("obs", "box", (1,), "float32")
+ENV = EnvSpec("test", (BOX,), ActionSpec("discrete", (), "int64", sizes=(2,), start=(0,)))
+
+
+class FixedNet:
+    """A network whose outputs are given, so that only the loss is tested."""
+
+    def __init__(self, **outputs: torch.Tensor) -> None:
+        self.outputs = outputs
+        self.flat = torch.zeros(1)
+
+    def __call__(self, obs: Any, params: Any = None) -> dict[str, torch.Tensor]:
+        return self.outputs
+
+
+def ppo(**hp: Any) -> PPO:
+    return PPO(Config(env="test", algorithm=PPOConfig(**hp)), ENV)
+
+
+def minibatch(**columns: list[float]) -> dict[str, torch.Tensor]:
+    batch = {k: torch.tensor(v, dtype=torch.float64) for k, v in columns.items()}
+    return {"obs": torch.zeros(len(batch["advantage"]), 1), **batch, "action": batch["action"].long()}
+
+
+def two_steps(old_probability: float) -> dict[str, torch.Tensor]:
+    return minibatch(
+        action=[0, 1],
+        logp=[math.log(old_probability), math.log(old_probability)],
+        advantage=[2.0, -1.0],
+        returns=[1.0, 0.0],
+        value=[0.5, 0.5],
+    )
+
+
+def fair_coin(value: list[float]) -> FixedNet:
+    return FixedNet(
+        policy=torch.zeros(2, 2, dtype=torch.float64), value=torch.tensor(value, dtype=torch.float64)[:, None]
+    )
+
+
+def test_clipped_objective_value_loss_and_entropy() -> None:
+    # The new policy takes both actions with 0.5, the old one did with 0.25: the ratio is 2, clipped to 1.2.
+    loss = ppo(value_coef=0.5, entropy_coef=0.1).loss(fair_coin([0.0, 3.0]), two_steps(0.25))
+    policy = -(min(2 * 2.0, 1.2 * 2.0) + min(2 * -1.0, 1.2 * -1.0)) / 2
+    value = 0.5 * ((0 - 1) ** 2 + (3 - 0) ** 2) / 2
+    entropy = math.log(2)
+    assert loss.metrics["policy"].item() == pytest.approx(policy)
+    assert loss.metrics["value"].item() == pytest.approx(value)
+    assert loss.metrics["entropy"].item() == pytest.approx(entropy)
+    assert loss.total.item() == pytest.approx(policy + 0.5 * value - 0.1 * entropy)
+    assert loss.metrics["kl"].item() == pytest.approx(2 - 1 - math.log(2))
+    assert loss.metrics["clipped"].item() == 1.0
+
+
+def test_value_clipping_takes_the_worse_of_clipped_and_plain() -> None:
+    loss = ppo(clip_value=0.2).loss(fair_coin([0.0, 3.0]), two_steps(0.5))
+    # Values 0 and 3 were 0.5: clipped to 0.3 and 0.7. Errors against 1 and 0: plain 1, 9; clipped 0.49, 0.49.
+    assert loss.metrics["value"].item() == pytest.approx(0.5 * (1 + 9) / 2)
+    loss = ppo(clip_value=0.2).loss(fair_coin([1.0, 0.0]), two_steps(0.5))
+    # Plain errors 0, 0; clipped to 0.7 and 0.3: 0.09, 0.09.
+    assert loss.metrics["value"].item() == pytest.approx(0.5 * 0.09)
+
+
+def test_no_gradient_beyond_the_clip() -> None:
+    logits = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
+    net = FixedNet(policy=logits, value=torch.zeros(2, 1, dtype=torch.float64))
+    batch = two_steps(0.25)
+    batch["advantage"] = torch.tensor([2.0, 1.0], dtype=torch.float64)  # both gain, both beyond the clip
+    ppo().loss(net, batch).metrics["policy"].backward()
+    assert torch.all(logits.grad == 0)
+
+
+def test_target_kl_stops_the_epochs() -> None:
+    algo = ppo(epochs=10, minibatch_size=2, target_kl=0.01)
+    count = 0
+    for part in algo.minibatches(two_steps(0.25), np.random.default_rng(0)):
+        algo.loss(fair_coin([0.0, 0.0]), part)
+        count += 1
+    assert count == 1
+    near = two_steps(0.499)
+    assert (
+        sum(algo.loss(fair_coin([0, 0]), x) is not None for x in algo.minibatches(near, np.random.default_rng(0))) == 10
+    )
+
+
+@pytest.mark.parametrize(("rows", "size", "parts"), [(1000, 256, 4), (10, 256, 1), (512, 256, 2), (1023, 256, 4)])
+def test_every_row_is_used_once_per_epoch(rows: int, size: int, parts: int) -> None:
+    batch = {"a": torch.arange(rows), "b": torch.arange(rows) * 2}
+    seen = list(shuffled(batch, size, np.random.default_rng(0)))
+    assert len(seen) == parts
+    assert torch.equal(torch.cat([p["a"] for p in seen]).sort().values, batch["a"])
+    assert all(torch.equal(p["b"], p["a"] * 2) for p in seen)
+    assert max(len(p["a"]) for p in seen) - min(len(p["a"]) for p in seen) <= 1
+
+
+def test_learning_rate_annealing() -> None:
+    algo = ppo(learning_rate=0.1, anneal_learning_rate=True)
+    assert algo.schedules(0.0)["learning_rate"] == pytest.approx(0.1)
+    assert algo.schedules(0.75)["learning_rate"] == pytest.approx(0.025)
+    assert ppo(learning_rate=0.1).schedules(0.75)["learning_rate"] == pytest.approx(0.1)
+
+
+QUICK = {"algorithm.learning_rate": 3e-3, "sampling.fragment": 32, "eval.every": 1000, "eval.final_episodes": 0}
+
+
+@pytest.mark.parametrize(
+    ("env", "target", "steps", "more"),
+    [
+        ("Identity", 1.0, 20_000, {}),
+        ("MultiIdentity", 1.0, 20_000, {}),
+        ("DictIdentity", 1.0, 20_000, {}),
+        ("IdentityBox", -0.01, 40_000, {}),
+        ("Corridor", 0.93, 20_000, {}),
+    ],
+)
+def test_tiny_environments_are_learned(
+    env: str, target: float, steps: int, more: dict[str, Any], tmp_path: Path
+) -> None:
+    run = raynforce.train(
+        f"raynforce.envs.tiny:{env}",
+        "ppo",
+        steps=steps,
+        target=target,
+        settings=QUICK | more,
+        out=tmp_path / "run",
+        progress="quiet",
+    )
+    assert run.result.solved_steps is not None, run.result
+
+
+def test_values_are_bootstrapped_through_time_limits(tmp_path: Path) -> None:
+    """Reward 1 for ever, cut every 10 steps: the value is 1 / (1 - gamma), not the return of ten steps."""
+    settings = QUICK | {"algorithm.gamma": 0.9, "algorithm.gae_lambda": 0.9, "algorithm.learning_rate": 1e-2}
+    run = raynforce.train(
+        "raynforce.envs.tiny:Endless", "ppo", steps=40_000, settings=settings, out=tmp_path / "run", progress="quiet"
+    )
+    policy = raynforce.load(run.path, "last")
+    net = NumpyNet(policy.spec.network)
+    net.load(policy.version.params)
+    leaf = policy.spec.env.obs[0]
+    values = net({leaf.path: np.ones((1, *leaf.shape), leaf.dtype)})["value"].ravel().tolist()
+    assert values == pytest.approx([10.0], rel=0.1)
+
+
+def test_settings_reach_the_algorithm() -> None:
+    config = Config(env="test", algorithm=PPOConfig(clip=0.3))
+    assert PPO(config, ENV).hp.clip == 0.3
+    assert replace(config.algorithm, gamma=0.5).gamma == 0.5

@@ -1,0 +1,237 @@
+"""The Python API: what a run leaves behind, callbacks, sinks, and policies that act without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import raynforce
+from raynforce.spaces import ObsLeaf
+
+SMALL = {
+    "sampling.envs": 2,
+    "sampling.fragment": 16,
+    "algorithm.minibatch_size": 16,
+    "eval.every": 200,
+    "eval.episodes": 2,
+    "eval.final_episodes": 2,
+    "log_every": 50,
+}
+
+
+def small(out: Path, env: str = "CartPole-v1", algo: str = "ppo", **more: Any) -> raynforce.Run:
+    settings = {k: v for k, v in SMALL.items() if algo == "ppo" or not k.startswith("algorithm")}
+    settings |= more.pop("settings", {})
+    return raynforce.train(env, algo, **({"steps": 400} | more), settings=settings, out=out, progress="quiet")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> raynforce.Run:
+    return small(tmp_path_factory.mktemp("api") / "run")
+
+
+def test_a_run_leaves_config_metrics_events_and_checkpoints(run: raynforce.Run) -> None:
+    config = yaml.safe_load((run.path / "config.yaml").read_text())
+    assert config["config_version"] == 1
+    assert config["sampling"]["envs"] == 2
+    assert config == run.config.to_dict()
+
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    names = {name for line in lines for name in line}
+    assert {"charts/episodic_return", "charts/SPS", "losses/policy", "losses/value", "eval/return"} <= names
+    assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
+
+    events = EventAccumulator(str(run.path / "tensorboard")).Reload()
+    shown = events.Scalars("losses/policy")
+    assert [(e.step, e.value) for e in shown] == [
+        (x["step"], pytest.approx(x["losses/policy"])) for x in lines if "losses/policy" in x
+    ]
+
+    for pointer in ("best", "last"):
+        manifest = json.loads((run.path / pointer / "manifest.json").read_text())
+        assert manifest["format_version"] == 1
+        assert {"policy.safetensors", "policy.json"} <= set(manifest["files"])
+    history = [json.loads(line)["event"] for line in (run.path / "events.jsonl").read_text().splitlines()]
+    assert history == ["started", "stopped"]
+    assert not list(run.path.rglob("*.tmp"))
+
+
+def test_result_counts_what_happened(run: raynforce.Run) -> None:
+    result = run.result
+    assert 400 <= result.steps < 400 + 2 * 16
+    assert result.updates > 0
+    assert result.episodes > 0
+    assert result.stopped == "steps done"
+    assert result.solved_steps is None
+    assert result.startup_seconds is not None
+    assert result.startup_seconds < result.seconds
+    assert len(result.weights_sha256) == 64
+
+
+class Watcher(raynforce.Callback):
+    """Stops at the second evaluation and writes down what it saw."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+        self.evaluations: list[np.ndarray] = []
+        self.ended = False
+
+    def on_round(self, status: raynforce.Status) -> None:
+        self.rounds.append(status.steps)
+
+    def on_evaluation(self, status: raynforce.Status, returns: np.ndarray) -> None:
+        self.evaluations.append(returns)
+        if len(self.evaluations) == 2:
+            status.stop("seen enough")
+
+    def on_end(self, status: raynforce.Status) -> None:
+        self.ended = True
+
+
+def test_callbacks_look_on_and_stop_a_run(tmp_path: Path) -> None:
+    watcher = Watcher()
+    stopped = small(tmp_path / "run", steps=100_000, callbacks=[watcher])
+    assert stopped.result.stopped == "seen enough"
+    assert len(watcher.evaluations) == 2
+    assert all(len(returns) == 2 for returns in watcher.evaluations)
+    assert watcher.rounds == sorted(watcher.rounds)
+    assert watcher.ended
+    assert raynforce.load(stopped.path, "last").act(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_a_function_is_a_callback(tmp_path: Path) -> None:
+    stopped = small(tmp_path / "run", steps=100_000, callbacks=[lambda status: status.stop()])
+    assert stopped.result.steps == 32
+    assert stopped.result.stopped == "a callback asked for it"
+
+
+def test_metrics_reach_a_sink_of_ones_own(tmp_path: Path) -> None:
+    class Memory:
+        def __init__(self) -> None:
+            self.lines: list[tuple[int, dict[str, float]]] = []
+            self.closed = False
+
+        def write(self, step: int, metrics: Mapping[str, float]) -> None:
+            self.lines.append((step, dict(metrics)))
+
+        def close(self) -> None:
+            self.closed = True
+
+    sink = Memory()
+    small(tmp_path / "run", sinks=[sink])
+    assert sink.closed
+    assert any("charts/SPS" in metrics for _, metrics in sink.lines)
+
+
+def test_the_target_ends_a_run(tmp_path: Path) -> None:
+    solved = small(tmp_path / "run", steps=100_000, target=1.0)
+    assert solved.result.stopped == "target met"
+    assert solved.result.solved_steps == solved.result.steps
+    assert solved.result.solved_at is not None
+
+
+def test_acting_needs_neither_torch_nor_ray_nor_gymnasium(run: raynforce.Run) -> None:
+    code = f"""
+import sys, numpy as np, raynforce
+policy = raynforce.load({str(run.path)!r}, seed=0)
+one = policy.act(np.array([0.01, 0.0, 0.02, 0.0], np.float32))
+many = policy.act(np.zeros((5, 4), np.float32), greedy=False)
+assert one.shape == () and many.shape == (5,), (one, many)
+loaded = [m for m in ("torch", "ray", "gymnasium") if m in sys.modules]
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_greedy_actions_are_those_of_torch(run: raynforce.Run) -> None:
+    policy = raynforce.load(run.path)
+    obs = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    from raynforce.policies.torch_net import SpecNet
+
+    net = SpecNet(policy.spec.network, policy.version.params, torch.device("cpu"))
+    assert np.array_equal(policy.act(obs), net.predict({"obs": obs})["policy"].argmax(1))
+
+
+@pytest.mark.parametrize(
+    ("algo", "env"),
+    [
+        ("ppo", "FrozenLake-v1"),  # discrete observations
+        ("dqn", "Blackjack-v1"),  # a tuple of them
+        ("ppo", "MountainCarContinuous-v0"),
+        ("ppo", "raynforce.envs.tiny:MultiIdentity"),
+        ("dqn", "raynforce.envs.tiny:DictIdentity"),
+        ("examples.own_algorithm:Reinforce", "Acrobot-v1"),
+    ],
+)
+def test_every_kind_of_space_trains_and_acts(algo: str, env: str, tmp_path: Path) -> None:
+    trained = small(tmp_path / "run", env, algo)
+    returns, _ = raynforce.evaluate(trained.path, episodes=2, seed=1)
+    again, _ = raynforce.evaluate(trained.path, episodes=2, seed=1)
+    assert np.array_equal(returns, again)
+    policy = raynforce.load(trained.path)
+    if ":" not in env:
+        made = gymnasium.make(env)
+        obs, _ = made.reset(seed=0)
+        assert made.action_space.contains(policy.act(obs)), policy.act(obs)
+        made.close()
+
+
+def test_policy_and_normaliser_travel_together(tmp_path: Path) -> None:
+    settings = {"network.normalize_obs": True, "learner.scale_rewards": True}
+    trained = small(tmp_path / "run", "Pendulum-v1", settings=settings)
+    version = raynforce.load(trained.path, "last").version
+    assert version.shift is not None
+    assert version.scale is not None
+    assert np.abs(version.shift).max() > 1e-3
+    assert not np.allclose(version.scale, 1.0)
+
+
+def make_network(leaves: tuple[ObsLeaf, ...], heads: Mapping[str, int]) -> torch.nn.Module:
+    """A user's own network: one torso, a linear head for each output."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.torso = torch.nn.Sequential(torch.nn.Linear(leaves[0].shape[0], 16), torch.nn.GELU())
+            self.heads = torch.nn.ModuleDict({name: torch.nn.Linear(16, size) for name, size in heads.items()})
+
+        def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
+            h = self.torso(obs)
+            return {name: head(h) for name, head in self.heads.items()}
+
+    return Net()
+
+
+@pytest.mark.parametrize(("algo", "env"), [("ppo", "CartPole-v1"), ("dqn", "CartPole-v1"), ("ppo", "Pendulum-v1")])
+def test_a_torch_module_of_ones_own(algo: str, env: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"network.factory": f"{__name__}:make_network", "network.normalize_obs": True}
+    if algo == "dqn":
+        settings |= {"algorithm.learning_starts": 50}
+    trained = small(tmp_path / "run", env, algo, settings=settings)
+    assert trained.result.updates > 0
+    resumed = raynforce.resume(trained.path, steps=600, progress="plain")
+    assert resumed.result.steps >= 600
+    assert "import torch for your own network" in capsys.readouterr().out
+    assert raynforce.load(trained.path).act(np.zeros((3, 4 if env == "CartPole-v1" else 3), np.float32)).shape[0] == 3
+
+
+def test_resume_may_change_what_makes_sense_and_refuses_what_does_not(run: raynforce.Run, tmp_path: Path) -> None:
+    trained = small(tmp_path / "run")
+    config = (trained.path / "config.yaml").read_text()
+    with pytest.raises(raynforce.RaynforceError, match=r"another network"):
+        raynforce.resume(trained.path, settings={"network.hidden": [8]}, progress="quiet")
+    assert (trained.path / "config.yaml").read_text() == config
+    more = raynforce.resume(trained.path, steps=600, settings={"algorithm.learning_rate": 1e-5}, progress="quiet")
+    assert more.result.steps >= 600
+    assert more.config.algorithm.learning_rate == 1e-5

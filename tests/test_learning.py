@@ -1,0 +1,40 @@
+"""Learning is the product: the presets solve their environments, one quick run each here, the rest under `slow`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import raynforce
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("algo", "env", "target", "within", "seed"),
+    [
+        ("ppo", "CartPole-v1", 475, 200_000, 0),
+        pytest.param("ppo", "CartPole-v1", 475, 200_000, 1, marks=slow),
+        pytest.param("ppo", "CartPole-v1", 475, 200_000, 2, marks=slow),
+        ("dqn", "CartPole-v1", 475, 200_000, 0),
+        pytest.param("dqn", "CartPole-v1", 475, 200_000, 1, marks=slow),
+        pytest.param("dqn", "CartPole-v1", 475, 200_000, 2, marks=slow),
+        ("ppo", "Pendulum-v1", -300, 400_000, 0),
+        pytest.param("ppo", "Pendulum-v1", -300, 400_000, 1, marks=slow),
+        pytest.param("ppo", "Pendulum-v1", -300, 400_000, 2, marks=slow),
+        ("ppo", "Acrobot-v1", -100, 300_000, 0),
+        pytest.param("ppo", "Acrobot-v1", -100, 300_000, 1, marks=slow),
+        pytest.param("ppo", "Acrobot-v1", -100, 300_000, 2, marks=slow),
+        pytest.param("dqn", "Acrobot-v1", -100, 300_000, 0, marks=slow),
+        ("examples.own_algorithm:Reinforce", "CartPole-v1", 475, 200_000, 0),
+    ],
+)
+def test_preset_solves(algo: str, env: str, target: float, within: int, seed: int, tmp_path: Path) -> None:
+    run = raynforce.train(env, algo, steps=within, target=target, seed=seed, out=tmp_path / "run", progress="quiet")
+    assert run.result.solved_steps is not None, run.result
+    assert run.result.solved_steps <= within * 1.01, "the last round may go a little over"
+    assert run.config.eval.episodes == 20
+    # The policy that is kept is the one that solved it, on a hundred other episodes too.
+    assert run.result.eval_return is not None
+    assert run.result.eval_return >= target - 0.2 * abs(target)
