@@ -37,7 +37,7 @@ from raynforce.spaces import EnvSpec
 ENV, ENVS, FRAGMENT, ROWS, MINIBATCH = "CartPole-v1", 8, 128, 1024, 256
 
 
-def measure(repeats: int = 15, rounds: int = 10) -> list[Table]:
+def measure(repeats: int = 30, rounds: int = 5) -> list[Table]:
     """Measure in turns of `rounds` rounds, a round being one fragment sampled or its 16 minibatches learned from."""
     layers = {
         "env": ENV,

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -94,11 +93,11 @@ def _sb3_python() -> str:
         return given
     python, done = VENV / "bin" / "python", VENV / ".installed"
     if not done.exists():
-        print(f"installing Stable-Baselines3 into {VENV} (once, about a minute) …", file=sys.stderr)
+        print(f"installing Stable-Baselines3 into {VENV} (once) …", file=sys.stderr)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         constraints = str(ROOT / "benchmarks" / "requirements-sb3.txt")
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-        subprocess.run([*install, "-c", constraints, "torch==2.13.0", "stable-baselines3"], check=True)
+        run([sys.executable, "-m", "venv", str(VENV)])
+        run([*install, "-c", constraints, "torch==2.13.0", "stable-baselines3"])
         done.touch()
     return str(python)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from raynforce import settings
-from raynforce.config import Config
+from raynforce.config import Config, EvalConfig
 from raynforce.envs.vector import probe
 from raynforce.experiment import resolve
 from raynforce.policy import Policy, load, read_policy
@@ -157,13 +157,15 @@ def evaluate(
     found = find_policy(Path(path), which)
     spec, version = read_policy(found)
     args: dict[str, Any] = {}
+    max_length = EvalConfig.max_length
     for folder in (found.resolve(), *found.resolve().parents[:2]):
         if (folder / "config.yaml").is_file():
-            args = resolve({"preset": "none"}, _layer(folder / "config.yaml"))[0].env_args
+            config = resolve({"preset": "none"}, _layer(folder / "config.yaml"))[0]
+            args, max_length = config.env_args, config.eval.max_length
     fresh = time.time_ns() % 2**63 if seed is None else seed
     evaluator = Evaluator(spec, EnvArgs(spec.env.env, min(episodes, 20), fresh, args))
     try:
-        return evaluator.evaluate(version, episodes), found
+        return evaluator.evaluate(version, episodes, max_length), found
     finally:
         evaluator.close()
 

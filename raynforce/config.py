@@ -86,6 +86,8 @@ class EvalConfig:
     """Episodes of the best checkpoint at the end of the run; 0 leaves that out."""
     envs: Annotated[int, Range(1, 10_000)] = 20
     """Environments that evaluate side by side."""
+    max_length: Annotated[int, Range(1, 1e12)] = 100_000
+    """Longer episodes are cut off here and count with their return so far."""
 
 
 @dataclass(frozen=True)

@@ -270,7 +270,8 @@ class Training:
     def _evaluate(self) -> None:
         status, target = self._status, self._config.target
         self._evaluated = self._version
-        returns = self._evaluator.evaluate(self._version, self._config.eval.episodes)
+        how = self._config.eval
+        returns = self._evaluator.evaluate(self._version, how.episodes, how.max_length)
         score = status.last_eval = float(returns.mean())
         status.metrics["eval/return"] = score
         self._metrics.write(status.steps, {"eval/return": score, "eval/deviation": float(returns.std())})
@@ -298,7 +299,9 @@ class Training:
     def _result(self) -> Result:
         status, config = self._status, self._config
         final = config.eval.final_episodes if self._signal is None and status.best_eval is not None else 0
-        eval_return = float(self._evaluator.evaluate(self._best, final).mean()) if final else None
+        eval_return = None
+        if final:
+            eval_return = float(self._evaluator.evaluate(self._best, final, config.eval.max_length).mean())
         mean = sum(self._recent) / len(self._recent) if self._recent else None
         return Result(
             run=str(self._run.path),

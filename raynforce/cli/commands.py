@@ -95,14 +95,13 @@ def _summary(target: float | None, result: Any) -> str:
     lines.append(f"trained: {result.steps:,} steps, {result.updates:,} updates in {result.seconds:.1f} s{speed}")
     if result.eval_return is not None:
         lines.append(f"best policy: {result.eval_return:.1f} mean return on fresh greedy episodes")
-    lines += [
-        f"run: {result.run}",
-        "",
-        "what to type next:",
-        f"  {_me()} eval {result.run}",
-        f"  {_me()} resume {result.run} --steps {2 * result.steps}",
-        f"  tensorboard --logdir {result.run}/tensorboard    (pip install tensorboard)",
-    ]
+    lines += [f"run: {result.run}", "", "what to type next:"]
+    if result.stopped.startswith("SIG"):
+        lines.append(f"  {_me()} resume {result.run}")
+    elif result.solved_steps is None:
+        lines.append(f"  {_me()} resume {result.run} --steps {2 * result.steps}")
+    lines.append(f"  {_me()} eval {result.run}")
+    lines.append(f"  tensorboard --logdir {result.run}/tensorboard    (pip install tensorboard)")
     return "\n".join(lines)
 
 

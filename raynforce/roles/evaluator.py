@@ -21,10 +21,11 @@ class Evaluator:
         self._envs: VectorEnv | None = None
         self._count = 0
 
-    def evaluate(self, version: PolicyVersion, episodes: int) -> np.ndarray:
+    def evaluate(self, version: PolicyVersion, episodes: int, max_length: int = 100_000) -> np.ndarray:
         """Returns of `episodes` greedy episodes.
 
         Each lane plays a number of episodes fixed beforehand: taking whichever end first would favour short ones.
+        An episode longer than `max_length` is counted as it stands, and its lane plays no further one.
         """
         self._actor.load(version)
         envs = self._vector()
@@ -33,16 +34,18 @@ class Evaluator:
         obs = envs.reset(seed=int(np.random.SeedSequence([self._args.seed, self._count]).generate_state(1)[0]))
         self._count += 1
         returns: list[float] = []
-        running = np.zeros(lanes)
+        running, length = np.zeros(lanes), np.zeros(lanes, np.int64)
         while quota.any():
             step = envs.step(self._actor.greedy(obs))
             obs = step.obs
             running += step.reward * step.valid
-            for lane in np.flatnonzero(step.terminated | step.truncated):
+            length += step.valid
+            endless = length >= max_length
+            for lane in np.flatnonzero(step.terminated | step.truncated | endless):
                 if quota[lane]:
-                    quota[lane] -= 1
+                    quota[lane] = 0 if endless[lane] else quota[lane] - 1
                     returns.append(float(running[lane]))
-                running[lane] = 0.0
+                running[lane], length[lane] = 0.0, 0
         return np.asarray(returns)
 
     def _vector(self) -> VectorEnv:

@@ -29,7 +29,6 @@ def save(path: Path, parts: Mapping[str, Tree], **facts: Any) -> None:
 
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         files: dict[str, dict[str, Any]] = {}
         for name, tree in parts.items():
@@ -52,9 +51,10 @@ def save(path: Path, parts: Mapping[str, Tree], **facts: Any) -> None:
             temporary.rename(path)
         _flush(path.parent)
     except Exception as error:  # safetensors reports a full disk as an error of its own
-        shutil.rmtree(temporary, ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) else summary(error)
         raise RaynforceError(f"cannot write checkpoint {path}: {reason}; older checkpoints are untouched") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # still there only if something went wrong
 
 
 def load(path: Path, only: Iterable[str] | None = None) -> dict[str, Tree]:

@@ -59,6 +59,8 @@ class RunDirectory:
             raise UsageError(f"there is no run at {path}{_similar(path)}")
         if not run.config.is_file():
             raise UsageError(f"{path} is not a run directory: it has no config.yaml")
+        for unfinished in run.checkpoints.glob(".*"):  # what a kill left half written
+            shutil.rmtree(unfinished, ignore_errors=True)
         return run
 
     def event(self, kind: str, **facts: Any) -> None:

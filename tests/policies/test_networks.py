@@ -67,7 +67,7 @@ def observe(leaf: ObsLeaf, rng: np.random.Generator, count: int) -> np.ndarray:
     shape = (count, *leaf.shape)
     if leaf.sizes:
         sizes, start = (np.array(x).reshape(leaf.shape) for x in (leaf.sizes, leaf.start))
-        return np.add(rng.integers(sizes, size=shape), start)
+        return np.asarray(rng.integers(sizes, size=shape) + start)
     if leaf.dtype == "float32":
         return rng.standard_normal(shape, dtype=np.float32)
     return rng.integers(256 if leaf.dtype == "uint8" else 2, size=shape).astype(leaf.dtype)
