@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raynforce.api import Policy
+from raynforce import Policy
 from raynforce.errors import UsageError
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.policies.distributions import head_size
