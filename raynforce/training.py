@@ -238,11 +238,10 @@ class Training:
 
     def _report(self, round_: Round) -> None:
         status = self._status
-        speed = self._trained_here / self._train_seconds
         if self._unreported >= self._config.log_every:
             self._unreported = 0
             status.metrics |= {
-                "charts/SPS": speed,
+                "charts/SPS": self._trained_here / self._train_seconds,
                 "charts/episodes": float(status.episodes),
                 "charts/updates": float(status.updates),
                 "time/seconds": time.monotonic() - self._began,
@@ -250,12 +249,16 @@ class Training:
                 "time/learn": round_.learn_seconds,
             }
             self._metrics.write(status.steps, status.metrics)
+        self._show()
+
+    def _show(self) -> None:
+        status = self._status
         self._progress.update(
             Snapshot(
                 steps=status.steps,
                 total_steps=self._config.steps,
                 seconds=time.monotonic() - self._began,
-                steps_per_second=speed,
+                steps_per_second=self._trained_here / max(self._train_seconds, 1e-9),
                 episodes=status.episodes,
                 updates=status.updates,
                 return_mean=status.metrics.get("charts/episodic_return"),
@@ -282,6 +285,7 @@ class Training:
             status.stop_reason = status.stop_reason or "target met"
             if status.solved_at is None:
                 status.solved_at, status.solved_steps = time.monotonic() - self._began, status.steps
+        self._show()
         for callback in self._callbacks:
             callback.on_evaluation(status, returns)
 
