@@ -127,7 +127,8 @@ class Training:
         self._signal: int | None = None
         self._evaluated: PolicyVersion | None = None
         self._startup_seconds: float | None = None
-        self._train_seconds = 0.0
+        self._turning_since = self._began
+        self._final_speed: float | None = None
         self._trained_here = 0
         self._unreported = 0  # environment steps since the last line of metrics
         try:
@@ -192,7 +193,7 @@ class Training:
     def _loop(self, rounds: Iterator[Round]) -> None:
         status, config = self._status, self._config
         self._run.event("started", steps=status.steps)
-        turned = time.monotonic()
+        self._turning_since = time.monotonic()
         while status.stop_reason is None:
             round_ = next(rounds)
             self._version = round_.learned.version
@@ -200,23 +201,20 @@ class Training:
                 self._startup_seconds = time.monotonic() - self._began
             before = status.steps
             self._count(round_)
-            now = time.monotonic()
-            self._train_seconds += now - turned
-            turned = now
             for callback in self._callbacks:
                 callback.on_round(status)
             self._report(round_)
             if status.steps >= config.steps:
                 status.stop_reason = status.stop_reason or "steps done"
             if _crossed(before, status.steps, config.eval.every) and self._signal is None:
+                evaluating = time.monotonic()
                 self._evaluate()
+                self._turning_since += time.monotonic() - evaluating  # evaluation is not training
             if self._signal is not None:
                 status.stop_reason = signal.Signals(self._signal).name
             if _crossed(before, status.steps, config.checkpoint.every) and status.stop_reason is None:
-                saving = time.monotonic()
                 self._save()
-                self._train_seconds += time.monotonic() - saving
-            turned = time.monotonic()
+        self._final_speed = self._speed
 
     def _count(self, round_: Round) -> None:
         status = self._status
@@ -241,7 +239,7 @@ class Training:
         if self._unreported >= self._config.log_every:
             self._unreported = 0
             status.metrics |= {
-                "charts/SPS": self._trained_here / self._train_seconds,
+                "charts/SPS": self._speed,
                 "charts/episodes": float(status.episodes),
                 "charts/updates": float(status.updates),
                 "time/seconds": time.monotonic() - self._began,
@@ -251,6 +249,11 @@ class Training:
             self._metrics.write(status.steps, status.metrics)
         self._show()
 
+    @property
+    def _speed(self) -> float:
+        """Environment steps per second of training in this process, start-up and evaluation left out."""
+        return self._trained_here / (time.monotonic() - self._turning_since)
+
     def _show(self) -> None:
         status = self._status
         self._progress.update(
@@ -258,7 +261,7 @@ class Training:
                 steps=status.steps,
                 total_steps=self._config.steps,
                 seconds=time.monotonic() - self._began,
-                steps_per_second=self._trained_here / max(self._train_seconds, 1e-9),
+                steps_per_second=self._speed,
                 episodes=status.episodes,
                 updates=status.updates,
                 return_mean=status.metrics.get("charts/episodic_return"),
@@ -319,7 +322,7 @@ class Training:
             updates=status.updates,
             seconds=round(time.monotonic() - self._began, 3),
             startup_seconds=self._startup_seconds and round(self._startup_seconds, 3),
-            steps_per_second=round(self._trained_here / self._train_seconds, 1) if self._train_seconds else None,
+            steps_per_second=self._final_speed and round(self._final_speed, 1),
             return_mean=mean,
             eval_return=eval_return,
             solved_at=status.solved_at and round(status.solved_at, 3),

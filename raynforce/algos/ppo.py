@@ -85,6 +85,10 @@ class PPO(Algorithm[PPOConfig]):
         if self.hp.normalize_advantage and len(batch["advantage"]) > 1:
             advantage = batch["advantage"]
             batch["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        # min(r A, clip(r) A) cuts the ratio r on one side only, and the sign of A says on which.
+        gain = batch["advantage"] > 0
+        batch["floor"] = np.where(gain, -np.inf, 1 - self.hp.clip).astype(np.float32)
+        batch["ceiling"] = np.where(gain, 1 + self.hp.clip, np.inf).astype(np.float32)
         return batch
 
     def _advantages(self, net: Network, fragment: Fragment) -> Arrays:
@@ -114,14 +118,13 @@ class PPO(Algorithm[PPOConfig]):
                 break
 
     def loss(self, net: Network, minibatch: Batch) -> Loss:
-        hp, advantage = self.hp, minibatch["advantage"]
+        hp = self.hp
         out = net(observations(minibatch))
         logp, entropy = logp_entropy(self.env.action, out, minibatch["action"])
 
         log_ratio = logp - minibatch["logp"]
         ratio = log_ratio.exp()
-        clipped = ratio.clamp(1 - hp.clip, 1 + hp.clip)
-        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
+        policy_loss = -(ratio.clamp(minibatch["floor"], minibatch["ceiling"]) * minibatch["advantage"]).mean()
 
         value, returns = out["value"].squeeze(1), minibatch["returns"]
         if hp.clip_value is None:

@@ -15,7 +15,9 @@ import raynforce
 from raynforce.algos.base import shuffled
 from raynforce.algos.ppo import PPO, PPOConfig
 from raynforce.config import Config
+from raynforce.experience.fragment import Fragment
 from raynforce.policies.numpy_net import NumpyNet
+from raynforce.policies.torch_net import SpecNet
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 
 BOX = ObsLeaf("obs", "box", (1,), "float32")
@@ -42,11 +44,13 @@ def minibatch(**columns: list[float]) -> dict[str, torch.Tensor]:
     return {"obs": torch.zeros(len(batch["advantage"]), 1), **batch, "action": batch["action"].long()}
 
 
-def two_steps(old_probability: float) -> dict[str, torch.Tensor]:
+def two_steps(old_probability: float, advantage: tuple[float, float] = (2.0, -1.0)) -> dict[str, torch.Tensor]:
     return minibatch(
         action=[0, 1],
         logp=[math.log(old_probability), math.log(old_probability)],
-        advantage=[2.0, -1.0],
+        advantage=list(advantage),
+        floor=[-math.inf if a > 0 else 0.8 for a in advantage],
+        ceiling=[1.2 if a > 0 else math.inf for a in advantage],
         returns=[1.0, 0.0],
         value=[0.5, 0.5],
     )
@@ -84,8 +88,7 @@ def test_value_clipping_takes_the_worse_of_clipped_and_plain() -> None:
 def test_no_gradient_beyond_the_clip() -> None:
     logits = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
     net = FixedNet(policy=logits, value=torch.zeros(2, 1, dtype=torch.float64))
-    batch = two_steps(0.25)
-    batch["advantage"] = torch.tensor([2.0, 1.0], dtype=torch.float64)  # both gain, both beyond the clip
+    batch = two_steps(0.25, advantage=(2.0, 1.0))  # both gain, both beyond the clip
     ppo().loss(net, batch).metrics["policy"].backward()
     assert torch.all(logits.grad == 0)
 
@@ -166,3 +169,29 @@ def test_settings_reach_the_algorithm() -> None:
     config = Config(env="test", algorithm=PPOConfig(clip=0.3))
     assert PPO(config, ENV).hp.clip == 0.3
     assert replace(config.algorithm, gamma=0.5).gamma == 0.5
+
+
+def test_the_one_sided_clip_is_the_papers_minimum() -> None:
+    spec = EnvSpec("test", (BOX,), ENV.action)
+    algo = PPO(Config(env="test", algorithm=PPOConfig(clip=0.2)), spec)
+    rng = np.random.default_rng(0)
+    shape = (16, 4)
+    columns = {
+        "obs": rng.normal(size=(17, 4, 1)).astype(np.float32),
+        "action": rng.integers(2, size=shape),
+        "reward": rng.normal(size=shape).astype(np.float32),
+        "terminated": rng.random(shape) < 0.1,
+        "truncated": np.zeros(shape, bool),
+        "valid": np.ones(shape, bool),
+        "logp": np.full(shape, math.log(0.5), np.float32),
+        "final/index": np.zeros(0, np.int64),
+        "final/obs": np.zeros((0, 1), np.float32),
+    }
+    net = SpecNet(algo.network(), algo.network().initial(rng), torch.device("cpu"))
+    batch = algo.prepare(net, [Fragment(columns, 0, 0, 0)])
+    ratio = rng.uniform(0.5, 1.5, size=64).astype(np.float32)
+    advantage = batch["advantage"]
+    paper = np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
+    assert np.clip(ratio, batch["floor"], batch["ceiling"]) * advantage == pytest.approx(paper)
+    assert advantage.mean() == pytest.approx(0, abs=1e-5)
+    assert advantage.std() == pytest.approx(1, abs=1e-3)
