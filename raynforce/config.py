@@ -23,7 +23,7 @@ class AlgorithmConfig:
     """Let the step size fall linearly to zero over the run."""
     adam_epsilon: Annotated[float, Range(1e-12, 1)] = 1e-8
     """Adam's term against division by zero; PPO is used to a larger one."""
-    max_grad_norm: Annotated[float, Range(0)] | None = 0.5
+    max_grad_norm: Annotated[float, Range(1e-9)] | None = 0.5
     """Gradients longer than this are scaled down to it; none leaves them alone."""
     gamma: Annotated[float, Range(0, 1)] = 0.99
     """Discount of future rewards."""

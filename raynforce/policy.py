@@ -11,6 +11,7 @@ from raynforce.errors import CheckpointError, UsageError
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import find_policy
+from raynforce.spaces import ObsLeaf
 
 
 class Policy:
@@ -34,55 +35,66 @@ class Policy:
         """
         if state is not None:
             raise UsageError("this policy is not recurrent: leave out `state`")
-        batch, single = self._batched(obs)
+        batch, lanes, single = self._batched(obs)
         out = self._actor.outputs(batch)
-        if mask is not None:
-            out = self._masked(out, np.asarray(mask, bool))
+        allowed = None if mask is None else self._allowed(np.asarray(mask, bool), lanes)
+        if allowed is not None:
+            name = self._actor.distribution.outputs[0]
+            out = {**out, name: np.where(allowed, out[name], np.float32(-1e30))}
         distribution = self._actor.distribution
         if greedy:
             action = distribution.mode(out)
         else:
-            lanes = len(next(iter(batch.values())))
             action = self._actor.sample(out, distribution.noise(self._rng, 1, lanes)[0])
-            if mask is not None and self.spec.exploration == "epsilon":
-                action = self._allowed(action, np.asarray(mask, bool))
+            if allowed is not None and self.spec.exploration == "epsilon":
+                for row in np.flatnonzero(~allowed[np.arange(lanes), action]):  # a uniform choice knows no mask
+                    action[row] = self._rng.choice(np.flatnonzero(allowed[row]))
         answer = self._actor.to_env(action)
         return answer[0] if single else answer
 
-    def _batched(self, obs: Any) -> tuple[dict[str, np.ndarray], bool]:
-        batch: dict[str, np.ndarray] = {}
-        single = False
-        for leaf in self.spec.env.obs:
-            value = obs
-            for key in leaf.path.split("/")[1:]:
-                try:
-                    value = value[int(key)] if isinstance(value, tuple | list) else value[key]
-                except (KeyError, IndexError, TypeError, ValueError):
-                    raise UsageError(f"the observation has no {leaf.path.removeprefix('obs/')!r}") from None
-            array = np.asarray(value, leaf.dtype)
-            single = array.shape == leaf.shape
-            if not single and array.shape[1:] != leaf.shape:
-                shape = list(leaf.shape)
-                raise UsageError(f"{leaf.path} has shape {list(array.shape)}; allowed are {shape} and {['N', *shape]}")
-            batch[leaf.path] = array[None] if single else array
-        return batch, single
+    def _batched(self, obs: Any) -> tuple[dict[str, np.ndarray], int, bool]:
+        """The observation's leaves with a batch dimension, its length, and whether there was none."""
+        batch = {leaf.path: self._leaf(leaf, obs) for leaf in self.spec.env.obs}
+        forms = {batch[x.path].shape[: batch[x.path].ndim - len(x.shape)] for x in self.spec.env.obs}
+        if len(forms) > 1:
+            raise UsageError(f"the leaves of the observation disagree about the batch: {sorted(forms)}")
+        (form,) = forms
+        if form:
+            return batch, form[0], False
+        return {path: array[None] for path, array in batch.items()}, 1, True
 
-    def _masked(self, out: dict[str, np.ndarray], mask: np.ndarray) -> dict[str, np.ndarray]:
-        name = self._actor.distribution.outputs[0]
-        if self.spec.env.action.kind == "box":
+    def _leaf(self, leaf: ObsLeaf, obs: Any) -> np.ndarray:
+        for key in leaf.path.split("/")[1:]:
+            try:
+                obs = obs[int(key)] if isinstance(obs, tuple | list) else obs[key]
+            except (KeyError, IndexError, TypeError, ValueError):
+                raise UsageError(f"the observation has no {leaf.path.removeprefix('obs/')!r}") from None
+        try:
+            array = np.asarray(obs).astype(leaf.dtype, copy=False)
+        except (TypeError, ValueError):
+            raise UsageError(f"{leaf.path} is not an array of {leaf.dtype}: {str(obs)[:60]}") from None
+        shape = list(leaf.shape)
+        if array.shape != leaf.shape and array.shape[1:] != leaf.shape:
+            raise UsageError(f"{leaf.path} has shape {list(array.shape)}; allowed are {shape} and {['N', *shape]}")
+        if leaf.sizes:
+            index = array - np.asarray(leaf.start)
+            if (index < 0).any() or (index >= np.asarray(leaf.sizes)).any():
+                raise UsageError(f"{leaf.path} = {array.tolist()} is outside its space of {list(leaf.sizes)} values")
+        return array
+
+    def _allowed(self, mask: np.ndarray, lanes: int) -> np.ndarray:
+        """The mask as `[lanes, choices]`, checked."""
+        action = self.spec.env.action
+        if action.kind == "box":
             raise UsageError("mask is for discrete actions, and this policy's are continuous")
-        mask = mask.reshape(-1, mask.shape[-1])
-        if mask.shape[1] != out[name].shape[1]:
-            raise UsageError(f"mask has {mask.shape[1]} entries for {out[name].shape[1]} choices")
-        return {**out, name: np.where(mask, out[name], np.float32(-1e30))}
-
-    def _allowed(self, action: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Replace forbidden uniform choices by uniform choices among the allowed ones."""
-        mask = np.broadcast_to(mask.reshape(-1, mask.shape[-1]), (len(action), mask.shape[-1]))
-        wrong = np.flatnonzero(~mask[np.arange(len(action)), action])
-        for row in wrong:
-            action[row] = self._rng.choice(np.flatnonzero(mask[row]))
-        return action
+        rows = mask.reshape(-1, mask.shape[-1]) if mask.ndim else mask.reshape(1, 1)
+        if rows.shape[1] != sum(action.sizes) or len(rows) not in (1, lanes):
+            wanted = f"[{sum(action.sizes)}] or [{lanes}, {sum(action.sizes)}]"
+            raise UsageError(f"mask has shape {list(mask.shape)}; allowed are {wanted}")
+        for choices in np.split(rows, np.cumsum(action.sizes)[:-1], axis=1):
+            if not choices.any(axis=1).all():
+                raise UsageError("mask allows no choice at all: at least one must be True")
+        return np.broadcast_to(rows, (lanes, rows.shape[1]))
 
 
 def load(path: str | Path, which: str = "best", *, seed: int | None = None) -> Policy:

@@ -61,7 +61,12 @@ def build(cls: type[T], data: Mapping[str, Any], sections: Mapping[str, type]) -
         for key, value in values.items():
             path = f"{prefix}{key}"
             if key not in hints:
-                raise UsageError(f"unknown setting {path!r}{nearest(path, known_keys(cls, sections))}")
+                if "." in str(key):
+                    section, _, rest = str(key).partition(".")
+                    raise UsageError(f"unknown setting {path!r}: write {section!r} as a section with {rest!r} in it")
+                known = list(known_keys(cls, sections))
+                sections_too = {k.rpartition(".")[0] for k in known if "." in k} if isinstance(value, Mapping) else ()
+                raise UsageError(f"unknown setting {path!r}{nearest(path, sections_too or known)}")
             below = _section(hints[key], sections, path)
             made[key] = make(below, value, path + ".") if below else coerce(value, hints[key], path)
         for key, hint in hints.items():  # open sections (the algorithm's) have no usable default of their own
@@ -119,21 +124,31 @@ def _scalar(value: Any, hint: Any, limits: Range | None, path: str) -> Any:
         if not isinstance(value, bool):
             raise wrong
         return value
+    if isinstance(value, bool):
+        raise wrong
     if hint is str:
         if not isinstance(value, str | int | float):
             raise wrong
         return str(value)
-    if isinstance(value, bool) or hint not in (int, float):
+    if hint not in (int, float):
         raise wrong
+    number = _number(value, hint)
+    if number is None or (limits and not limits.low <= number <= limits.high):
+        raise wrong
+    return number
+
+
+def _number(value: Any, kind: type) -> int | float | None:
+    """Read a number from YAML or the command line, where 3e-4 and 1_000 are text; None if it is none."""
     try:
-        number = float(value.replace("_", "") if isinstance(value, str) else value)  # YAML reads 3e-4 as text
-    except (TypeError, ValueError):
-        raise wrong from None
-    if math.isnan(number) or (hint is int and not number.is_integer()):
-        raise wrong
-    if math.isinf(number) or (limits and not limits.low <= number <= limits.high):
-        raise wrong
-    return int(value) if hint is int and not isinstance(value, str) else hint(number)
+        if kind is int and (isinstance(value, int) or (isinstance(value, str) and value.strip("+-_").isdigit())):
+            return int(value) if abs(int(value)) < 2**63 else None
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if not math.isfinite(number) or (kind is int and not number.is_integer()):
+        return None
+    return int(number) if kind is int else number
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
@@ -170,7 +185,7 @@ def parse_assignments(items: Iterable[str]) -> Nested:
             raise UsageError(f"--set {item!r} must look like section.setting=value")
         try:
             dotted[path.strip()] = yaml.safe_load(text) if text else ""
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):  # ValueError: what looks like a date and is none
             dotted[path.strip()] = text
     return nested(dotted)
 
@@ -184,7 +199,7 @@ def read_yaml(path: str) -> Nested:
             data = yaml.safe_load(file)
     except OSError as error:
         raise UsageError(f"cannot read config {path!r}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or what looks like a date and is none
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         raise UsageError(f"config {path!r} is not valid YAML{where}") from None

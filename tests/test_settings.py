@@ -128,9 +128,19 @@ def test_coercion(value: Any, hint: Any, expected: Any) -> None:
         ("1e400", int, "a whole number"),
         ("1e400", Annotated[float, Range(0)], "at least 0"),
         (1e30, Count, "from 1 to 100"),
-        pytest.param(10**400, int, "a whole number", marks=pytest.mark.xfail(strict=True, reason="OverflowError")),
-        pytest.param(10**400, Share, "from 0 to 1", marks=pytest.mark.xfail(strict=True, reason="OverflowError")),
-        pytest.param(True, str, "text", marks=pytest.mark.xfail(strict=True, reason="YAML's `yes` becomes 'True'")),
+        pytest.param(
+            10**400,
+            int,
+            "a whole number",
+            id="huge whole",
+        ),
+        pytest.param(
+            10**400,
+            Share,
+            "from 0 to 1",
+            id="huge share",
+        ),
+        pytest.param(True, str, "text"),
     ],
 )
 def test_refused_values(value: Any, hint: Any, says: str) -> None:
@@ -148,7 +158,6 @@ def test_literals_suggest_the_nearest() -> None:
     assert str(error.value) == ("network.activation = 'rleu' is not one of: tanh, relu, elu (did you mean 'relu'?)")
 
 
-@pytest.mark.xfail(strict=True, reason="whole numbers go through float, which has 53 bits")
 @pytest.mark.parametrize("seed", ["9007199254740993", 2**63 - 1, str(2**63 - 1)])
 def test_large_seeds_are_exact(seed: Any) -> None:
     assert resolved({"seed": seed}).seed == int(seed)
@@ -190,7 +199,6 @@ def test_wrong_devices(device: str) -> None:
             {"sampling": {"gamma": 1}},
             "sampling.gamma",
             "algorithm.gamma",
-            marks=pytest.mark.xfail(strict=True, reason="likeness goes before an equal name: 'sampling.samplers'"),
         ),
         ({"Seed": 1}, "Seed", "seed"),
         ({"stpes": 1}, "stpes", "steps"),
@@ -210,9 +218,6 @@ def forgotten_sections() -> Iterator[tuple[str, str]]:
         yield from ((algo, key) for key in keys if "." in key and key.rpartition(".")[2] not in keys)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="'epochs' suggests 'steps', 'keep' suggests 'seed': likeness goes before the name"
-)
 def test_a_forgotten_section_is_found_for_every_setting() -> None:
     wrong = {}
     for algo, key in forgotten_sections():
@@ -223,7 +228,6 @@ def test_a_forgotten_section_is_found_for_every_setting() -> None:
     assert wrong == {}
 
 
-@pytest.mark.xfail(strict=True, reason="'algorithm.gamma: 0.9' in a file: did you mean 'algorithm.gamma'?")
 def test_a_dotted_key_is_not_told_to_be_itself() -> None:
     try:
         config = resolved({"algorithm.gamma": 0.9})
@@ -233,7 +237,6 @@ def test_a_dotted_key_is_not_told_to_be_itself() -> None:
         assert config.algorithm.gamma == 0.9
 
 
-@pytest.mark.xfail(strict=True, reason="only settings are known to the search, so it names one of their settings")
 def test_a_misspelled_section_is_found() -> None:
     assert "did you mean 'algorithm'" in complaint({"algoritm": {"gamma": 0.9}})
 
@@ -421,7 +424,6 @@ def test_defaults_are_what_their_types_allow() -> None:
         pytest.param(
             b"a: 2001-99-99\n",
             "is not valid YAML",
-            marks=pytest.mark.xfail(strict=True, reason="a date that is none: a bare ValueError out of PyYAML"),
         ),
     ],
 )
@@ -483,6 +485,5 @@ def test_a_value_and_a_section_of_one_name() -> None:
         settings.parse_assignments(["seed=1", "seed.a=2"])
 
 
-@pytest.mark.xfail(strict=True, reason="a date that is none: a bare ValueError out of PyYAML")
 def test_dates_that_are_none_are_text() -> None:
     assert settings.parse_assignments(["env_args.day=2001-99-99"]) == {"env_args": {"day": "2001-99-99"}}

@@ -41,7 +41,7 @@ class DQNConfig(AlgorithmConfig):
 
     learning_rate: Annotated[float, Range(0, 10)] = 5e-4
     """Adam's step size."""
-    max_grad_norm: Annotated[float, Range(0)] | None = 10.0
+    max_grad_norm: Annotated[float, Range(1e-9)] | None = 10.0
     """Gradients longer than this are scaled down to it; none leaves them alone."""
     buffer_size: Annotated[int, Range(1, 1e12)] = 100_000
     """Transitions kept in replay."""

@@ -129,11 +129,11 @@ def action_map(spec: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:
     if spec.kind != "box":
         start = np.asarray(spec.start, np.int64).reshape(spec.shape)
         return (lambda a: a + start) if start.any() else (lambda a: a)
-    low, high = (np.asarray(b, np.float32).reshape(spec.shape) for b in (spec.low, spec.high))
+    low, high = (np.asarray(b, np.float64).reshape(spec.shape) for b in (spec.low, spec.high))
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        return lambda a: np.clip(a, low, high)
+        return lambda a: np.clip(a, low, high).astype(np.float32)
     middle, half = (high + low) / 2, (high - low) / 2
-    return lambda a: np.clip(middle + half * a, low, high)
+    return lambda a: np.clip(middle + half * a, low, high).astype(np.float32)
 
 
 def _module_actor(spec: ActingSpec) -> ModuleActor:

@@ -26,7 +26,7 @@ class NumpyNet:
     def load(self, flat: np.ndarray, shift: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:
         """Take parameters (views into `flat`, not copies) and the normaliser's `(x - shift) * scale`."""
         by_name = {p.name: p.view(flat) for p in self._params}
-        self._shift, self._scale = shift, scale
+        self._shift, self._scale = (shift, scale) if self.spec.normalizes else (None, None)
         self._free = {f.name: by_name[f.name] for f in self.spec.free}
         self._ops: dict[str, list[Op]] = {t.name: [] for t in self.spec.towers}
         for tower, index, layer, _ in self.spec.walk():

@@ -116,14 +116,18 @@ class NetworkSpec:
     towers: tuple[Tower, ...]
     free: tuple[Free, ...] = ()
     normalize: bool = False
-    """Whether running observation statistics are applied as the first layer (vector inputs only)."""
+    """Whether running statistics of vector inputs are applied as the first layer; images are left as they are."""
 
     def __post_init__(self) -> None:
-        known = {"input"}
+        known = ["input"]
         for tower in self.towers:
             if tower.source not in known:
-                raise UsageError(f"tower {tower.name!r} reads {tower.source!r}, which is not one of {sorted(known)}")
-            known.add(tower.name)
+                raise UsageError(f"tower {tower.name!r} reads {tower.source!r}, which is not one of {known}")
+            known.append(tower.name)
+        known += [free.name for free in self.free]
+        for name in known:
+            if known.count(name) > 1:
+                raise UsageError(f"two parts of a network are called {name!r}: names must differ (input is taken)")
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
@@ -143,6 +147,11 @@ class NetworkSpec:
         if len(self.inputs) != 1 or self.inputs[0].encoding != "image":
             raise UsageError("convolutions need an observation that is one image (a Box of shape HxWxC or CxHxW)")
         return self.inputs[0]
+
+    @cached_property
+    def normalizes(self) -> bool:
+        """Whether there is anything to normalise: a convolved image is left as it is."""
+        return self.normalize and self.image is None
 
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one encoded observation: `[D]`, or `[C, H, W]` when it is convolved."""
@@ -164,6 +173,8 @@ class NetworkSpec:
                 if isinstance(layer, Linear):
                     shape = (layer.size,)
                 elif isinstance(layer, Conv):
+                    if len(shape) != 3:
+                        raise UsageError(f"{layer} of tower {tower.name!r} comes after a flat layer: put it before")
                     side = [(n - layer.kernel) // layer.stride + 1 for n in shape[1:]]
                     if min(side) < 1:
                         raise UsageError(f"{layer} does not fit an input of shape {shape}: use a smaller kernel")

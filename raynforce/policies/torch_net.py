@@ -28,7 +28,10 @@ class Network(Protocol):
         """Evaluate all outputs on `[N, ...]` observations, with other parameters than its own if given."""
 
     def gradient(self, loss: Tensor) -> Tensor:
-        """The gradient `[P]` of a loss made from this network's outputs since the last call."""
+        """The gradient `[P]` of a loss made from this network's outputs since the last call.
+
+        The vector may be reused by the next call: copy it to keep it.
+        """
 
     def normalize_with(self, shift: np.ndarray, scale: np.ndarray) -> None:
         """Set the first layer: `clip((x - shift) * scale)`."""
@@ -48,7 +51,9 @@ class _Base:
         self._scale: Tensor | None = None
 
     def normalize_with(self, shift: np.ndarray, scale: np.ndarray) -> None:
-        self._shift, self._scale = torch.from_numpy(shift).to(self.device), torch.from_numpy(scale).to(self.device)
+        if self.spec.normalizes:
+            self._shift = torch.from_numpy(shift).to(self.device)
+            self._scale = torch.from_numpy(scale).to(self.device)
 
     def predict(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         with torch.no_grad():
@@ -57,6 +62,10 @@ class _Base:
 
     def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None) -> Outputs:
         raise NotImplementedError
+
+    def _refuse_gradients_of(self, params: Tensor | None) -> None:
+        if params is not None and torch.is_grad_enabled():
+            raise UsageError("gradients flow to the network's own parameters only: wrap this call in torch.no_grad()")
 
     def _normalized(self, x: Tensor) -> Tensor:
         if self._shift is None or self._scale is None:
@@ -99,9 +108,9 @@ class SpecNet(_Base):
     def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None) -> Outputs:
         x = self._normalized(encode(self.spec, obs))
         if not torch.is_grad_enabled():
-            return self._outputs(self._forward(x, self._own if params is None else self._bound_to(params)))
-        if params is not None:
-            raise UsageError("gradients flow to the network's own parameters only: wrap this call in torch.no_grad()")
+            bound = self._own if params is None else self._bound_to(params)
+            return self._outputs(self._forward(x, bound), bound)
+        self._refuse_gradients_of(params)
         if not self._by_hand:
             if self._leaf is None:
                 self._leaf = self.flat.detach().requires_grad_()
@@ -109,7 +118,7 @@ class SpecNet(_Base):
             return self._outputs(self._forward(x, bound), bound)
         with torch.no_grad():
             values = self._forward(x, self._own)
-        outputs = {k: v.detach().requires_grad_() for k, v in self._outputs(values).items()}
+        outputs = {k: v.detach().requires_grad_() for k, v in self._outputs(values, self._own).items()}
         self._tape.append((values, outputs))
         return outputs
 
@@ -128,9 +137,8 @@ class SpecNet(_Base):
             values[tower.name] = chain
         return values
 
-    def _outputs(self, values: dict[str, list[Tensor]], bound: _Bound | None = None) -> Outputs:
-        views = (bound or self._own).views
-        return {n: values[n][-1] if n in values else views[n] for n in self.spec.outputs}
+    def _outputs(self, values: dict[str, list[Tensor]], bound: _Bound) -> Outputs:
+        return {n: values[n][-1] if n in values else bound.views[n] for n in self.spec.outputs}
 
     def gradient(self, loss: Tensor) -> Tensor:
         if self._leaf is not None:
@@ -259,27 +267,48 @@ class ModuleNet(_Base):
             vector = self.flat[offset : offset + free.size].requires_grad_()
             vector.grad = self._grad[offset : offset + free.size]
             self._free[free.name] = vector
+            self._slices[free.name] = (offset, vector.shape)
             offset += free.size
 
     def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None) -> Outputs:
-        inputs: Any = {i.path: self._prepared(i, obs[i.path]) for i in self.spec.inputs}
+        self._refuse_gradients_of(params)
+        inputs: Any = self._prepared(obs)
         if len(self.spec.inputs) == 1:
             inputs = inputs[self.spec.inputs[0].path]
+        free = self._free
         if params is None:
             outputs = self.module(inputs)
         else:
             views = {n: params[o : o + s.numel()].view(s) for n, (o, s) in self._slices.items()}
+            free = {n: views.pop(n) for n in free}
             outputs = torch.func.functional_call(self.module, views, (inputs,))
         for head, size in self.heads.items():
-            if not isinstance(outputs, dict) or head not in outputs or tuple(outputs[head].shape[1:]) != (size,):
-                found = {k: tuple(v.shape) for k, v in outputs.items()} if isinstance(outputs, dict) else type(outputs)
+            given = outputs.get(head) if isinstance(outputs, dict) else outputs
+            if not (isinstance(outputs, dict) and isinstance(given, Tensor) and tuple(given.shape[1:]) == (size,)):
+                found = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+                found = found if isinstance(outputs, dict) else type(outputs).__name__
                 raise UsageError(f"network.factory's module must return a dict with {head!r} [N, {size}]; got {found}")
-        return {**outputs, **self._free}
+        return {**outputs, **free}
 
-    def _prepared(self, leaf: Input, x: Tensor) -> Tensor:
-        if leaf.encoding != "vector" or self._shift is None:
-            return x
-        return self._normalized(x.reshape(len(x), -1).float()).view(x.shape)
+    def _prepared(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The leaves as the module gets them: raw, but for vectors when observations are normalised."""
+        prepared: dict[str, Tensor] = {}
+        offset = 0
+        for leaf in self.spec.inputs:
+            x, part = obs[leaf.path], slice(offset, offset + leaf.width)
+            offset = part.stop
+            if leaf.encoding == "vector" and self._shift is not None and self._scale is not None:
+                flat = (x.reshape(len(x), -1).float() - self._shift[part]) * self._scale[part]
+                x = flat.clamp_(-10.0, 10.0).view(x.shape)
+            prepared[leaf.path] = x
+        return prepared
+
+    def predict(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self.module.eval()  # no dropout where nothing is learned
+        try:
+            return super().predict(obs)
+        finally:
+            self.module.train()
 
     def gradient(self, loss: Tensor) -> Tensor:
         self._grad.zero_()

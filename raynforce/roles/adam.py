@@ -28,6 +28,13 @@ class Adam:
         # A dead unit's first moment decays into denormal numbers and stays there, at 16 times the cost of a step.
         # Only for this kernel: numpy in the same process must round as it does in a sampler's own process.
         torch.set_flush_denormal(True)
+        try:
+            self._fused(gradient, learning_rate, None if max_norm is None else (norm / max_norm).clamp_(min=1.0))
+        finally:
+            torch.set_flush_denormal(False)
+        return norm
+
+    def _fused(self, gradient: Tensor, learning_rate: float, divisor: Tensor | None) -> None:
         torch._fused_adam_(
             [self._flat],
             [gradient],
@@ -42,10 +49,8 @@ class Adam:
             eps=self._epsilon,
             amsgrad=False,
             maximize=False,
-            grad_scale=None if max_norm is None else (norm / max_norm).clamp_(min=1.0),
+            grad_scale=divisor,
         )
-        torch.set_flush_denormal(False)
-        return norm
 
     def state(self) -> Tree:
         return {

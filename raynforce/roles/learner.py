@@ -44,7 +44,7 @@ class Learner:
         heads = self._algo.heads()
         self._net = build(spec, config.network.factory, heads, env.obs, config.seed, self._device)
         self._adam = Adam(self._net.flat, config.algorithm.adam_epsilon)
-        self._normalizer = ObservationNormalizer(spec) if spec.normalize else None
+        self._normalizer = ObservationNormalizer(spec) if spec.normalizes else None
         self._return_stats = RunningStats(1)
         self._running_returns: dict[int, np.ndarray] = {}  # discounted return in flight, per sampler [B]
         self._rng = np.random.default_rng([config.seed, 2])

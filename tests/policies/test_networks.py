@@ -146,12 +146,15 @@ def assert_interpreters_agree(spec: NetworkSpec, leaves: list[ObsLeaf], seed: in
     if normal:
         net.normalize_with(*normal)
     acting.load(flat, *normal)
+    # normalising a layer whose features are nearly equal magnifies the last bits
+    normed = any(isinstance(layer, LayerNorm) for t in spec.towers for layer in t.layers)
+    tolerance = 1e-4 if normed else 1e-5
     expected, found = net.predict(obs), acting(obs)
     assert tuple(expected) == tuple(found) == spec.outputs
     for name in spec.outputs:
         assert found[name].dtype == expected[name].dtype == np.float32
         assert found[name].shape == expected[name].shape
-        bound = 1e-5 * max(1.0, float(np.abs(expected[name]).max(initial=0.0)))
+        bound = tolerance * max(1.0, float(np.abs(expected[name]).max(initial=0.0)))
         np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=bound)
         alone = NumpyNet(spec, (name,))  # skips every tower that this output does not read
         alone.load(flat, *normal)
@@ -364,7 +367,7 @@ def test_gradient_by_hand_is_autograd(data: st.DataObject, seed: int, evaluation
 def test_gradient_of_any_spec_is_autograd(data: st.DataObject, seed: int, evaluations: int) -> None:
     spec, leaves = data.draw(st.one_of(specs(learnable=True), specs(images=True, learnable=True)))
     used = data.draw(st.lists(st.sampled_from(spec.outputs), min_size=1, unique=True))
-    # normalising a layer whose features are nearly equal magnifies the last bits
+    # with layer norms, see above
     assert_gradient_is_autograd(spec, leaves, seed, used, evaluations, tolerance=1e-3)
 
 
@@ -410,7 +413,6 @@ def test_other_parameters(drawn: tuple[NetworkSpec, list[ObsLeaf]], seed: int) -
         net(obs, params=torch.from_numpy(other))
 
 
-@pytest.mark.xfail(strict=True, reason="free vectors are the network's own, whatever params= says")
 @pytest.mark.parametrize("activation", ["tanh", "silu"])
 def test_other_parameters_hold_the_free_vectors_too(activation: str) -> None:
     spec = NetworkSpec(VECTOR, (Tower("policy", (*mlp((4,), activation), Linear(2))),), (Free("log_std", 2),))
@@ -440,13 +442,11 @@ def test_convolution_of_what_is_not_one_image(inputs: tuple[Input, ...]) -> None
         NetworkSpec(inputs, (Tower("a", (Conv(4, 2),)),)).params()
 
 
-@pytest.mark.xfail(strict=True, reason="walk() takes the smallest of no sides: a bare ValueError")
 def test_convolution_after_a_linear_layer() -> None:
     with pytest.raises(UsageError):
         NetworkSpec(IMAGE, (Tower("a", (Linear(4), Conv(4, 2))),)).params()
 
 
-@pytest.mark.xfail(strict=True, reason="names are not checked: the later parameters take the place of the earlier")
 @pytest.mark.parametrize(
     ("towers", "free"),
     [
@@ -460,7 +460,6 @@ def test_names_twice(towers: tuple[Tower, ...], free: tuple[Free, ...]) -> None:
         NetworkSpec(VECTOR, towers, free)
 
 
-@pytest.mark.xfail(strict=True, reason="the normaliser's [D] vectors meet an image [N, C, H, W]: a bare ValueError")
 def test_normalising_a_convolved_image_changes_nothing() -> None:
     spec = NetworkSpec(IMAGE, (Tower("a", (Conv(4, 2), Linear(2))),), normalize=True)
     rng = np.random.default_rng(0)
