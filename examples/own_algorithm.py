@@ -84,4 +84,4 @@ class Reinforce(Algorithm[ReinforceConfig]):
         baseline = (out["value"].squeeze(1) - minibatch["returns"]).square().mean()
         bonus = entropy.mean()
         total = policy + self.hp.baseline_coef * baseline - self.hp.entropy_coef * bonus
-        return Loss(total, {"policy": policy, "baseline": baseline, "entropy": bonus})
+        return Loss(total, {"policy_loss": policy, "baseline_loss": baseline, "entropy": bonus})

@@ -49,13 +49,13 @@ def test_a_run_leaves_config_metrics_events_and_checkpoints(run: raynforce.Run) 
 
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     names = {name for line in lines for name in line}
-    assert {"charts/episodic_return", "charts/SPS", "losses/policy", "losses/value", "eval/return"} <= names
+    assert {"charts/episodic_return", "charts/SPS", "losses/policy_loss", "losses/value_loss", "eval/return"} <= names
     assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
 
     events = EventAccumulator(str(run.path / "tensorboard")).Reload()
-    shown = events.Scalars("losses/policy")
+    shown = events.Scalars("losses/policy_loss")
     assert [(e.step, e.value) for e in shown] == [
-        (x["step"], pytest.approx(x["losses/policy"])) for x in lines if "losses/policy" in x
+        (x["step"], pytest.approx(x["losses/policy_loss"])) for x in lines if "losses/policy_loss" in x
     ]
 
     for pointer in ("best", "last"):

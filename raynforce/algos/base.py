@@ -38,6 +38,8 @@ class Loss(NamedTuple):
     """Scalars to report under `losses/`; they are averaged, and read once per `learn`, not once per minibatch."""
     per_sample: Tensor | None = None
     """`[N]` errors, for algorithms that feed them back into replay."""
+    gradients: Mapping[str, Tensor] | None = None
+    """The derivative of `total` by each output of `net.record(obs)`, if you have worked it out; None asks autograd."""
 
 
 class Algorithm(Generic[H]):

@@ -148,7 +148,14 @@ class DQN(Algorithm[DQNConfig]):
             return out["q"]
         return out["value"] + out["advantage"] - out["advantage"].mean(1, keepdim=True)
 
+    def _d_outputs(self, d_values: Tensor) -> dict[str, Tensor]:
+        """The derivative of `_values`, backwards."""
+        if not self.hp.dueling:
+            return {"q": d_values}
+        return {"value": d_values.sum(1, keepdim=True), "advantage": d_values - d_values.mean(1, keepdim=True)}
+
     def loss(self, net: Network, minibatch: Batch) -> Loss:
+        """Huber loss of the temporal-difference error, with its derivative by the network's outputs."""
         hp, next_obs = self.hp, observations(minibatch, "next_")
         with torch.no_grad():
             judged = self._values(net(next_obs, params=self.target))  # [N, A]
@@ -156,12 +163,16 @@ class DQN(Algorithm[DQNConfig]):
             future = judged.gather(1, chosen.argmax(1, keepdim=True)).squeeze(1)
             goal = minibatch["reward"] * self.reward_scale + minibatch["discount"] * future
 
-        values = self._values(net(observations(minibatch)))
-        value = values.gather(1, minibatch["action"].unsqueeze(1)).squeeze(1)
-        error = (value - goal).detach().abs()
-        huber = torch.nn.functional.huber_loss(value, goal, reduction="none", delta=hp.huber_delta)
-        total = (minibatch["weight"] * huber).mean()
-        return Loss(total, {"td": total, "q": value.mean(), "td_error": error.mean()}, per_sample=error)
+        column = minibatch["action"].unsqueeze(1)
+        values = self._values(net.record(observations(minibatch)))
+        value = values.gather(1, column).squeeze(1)
+        error = value - goal
+        cut = error.clamp(-hp.huber_delta, hp.huber_delta)
+        total = (minibatch["weight"] * cut * (error - 0.5 * cut)).mean()  # the Huber loss
+        d_value = minibatch["weight"] * cut / len(cut)
+        d_values = torch.zeros_like(values).scatter_(1, column, d_value.unsqueeze(1))
+        metrics = {"td_loss": total, "q_values": value.mean(), "td_error": error.abs().mean()}
+        return Loss(total, metrics, per_sample=error.abs(), gradients=self._d_outputs(d_values))
 
     def after_update(self, net: Network, minibatch: Batch, loss: Loss) -> None:
         self._updates += 1

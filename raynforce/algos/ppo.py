@@ -19,7 +19,7 @@ from raynforce.experience.gae import final_values, gae
 from raynforce.lazy import LazyModule
 from raynforce.policies.distributions import head_size
 from raynforce.policies.spec import Free, Linear, NetworkSpec, Tower, mlp
-from raynforce.policies.torch_distributions import logp_entropy
+from raynforce.policies.torch_distributions import taken
 from raynforce.settings import Range
 from raynforce.spaces import EnvSpec
 
@@ -118,29 +118,38 @@ class PPO(Algorithm[PPOConfig]):
                 break
 
     def loss(self, net: Network, minibatch: Batch) -> Loss:
-        hp = self.hp
-        out = net(observations(minibatch))
-        logp, entropy = logp_entropy(self.env.action, out, minibatch["action"])
+        """The clipped objective; each term's derivative stands beside it, which halves the time autograd takes."""
+        hp, advantage, count = self.hp, minibatch["advantage"], len(minibatch["advantage"])
+        out = net.record(observations(minibatch))
+        policy = taken(self.env.action, out, minibatch["action"])
 
-        log_ratio = logp - minibatch["logp"]
+        log_ratio = policy.logp - minibatch["logp"]
         ratio = log_ratio.exp()
-        policy_loss = -(ratio.clamp(minibatch["floor"], minibatch["ceiling"]) * minibatch["advantage"]).mean()
+        cut = ratio.clamp(minibatch["floor"], minibatch["ceiling"])
+        gain = cut * advantage
+        policy_loss = -gain.mean()
+        d_logp = torch.where(cut == ratio, gain, 0.0) / -count  # the derivative of r is r; none where it was cut
 
-        value, returns = out["value"].squeeze(1), minibatch["returns"]
-        if hp.clip_value is None:
-            value_loss = 0.5 * torch.nn.functional.mse_loss(value, returns)
-        else:
-            old = minibatch["value"]
-            near = old + (value - old).clamp(-hp.clip_value, hp.clip_value)
-            value_loss = 0.5 * torch.maximum((value - returns).square(), (near - returns).square()).mean()
+        value, old, returns = out["value"].squeeze(1), minibatch["value"], minibatch["returns"]
+        error = value - returns
+        squared, d_value = error.square(), error * (hp.value_coef / count)
+        if hp.clip_value is not None:
+            near_error = old + (value - old).clamp(-hp.clip_value, hp.clip_value) - returns
+            worse = near_error.square() > squared  # then the value was clipped, and its derivative is zero
+            squared, d_value = squared.where(~worse, near_error.square()), d_value.masked_fill(worse, 0.0)
+        value_loss = 0.5 * squared.mean()
 
-        bonus = entropy.mean()
-        total = policy_loss + hp.value_coef * value_loss
-        if hp.entropy_coef:  # without it, no time goes into its gradient
-            total = total - hp.entropy_coef * bonus
-        with torch.no_grad():
-            divergence = (ratio - 1 - log_ratio).mean()  # Schulman's k3 estimator of KL(old, new)
-            moved = ((ratio - 1).abs() > hp.clip).float().mean()
+        entropy = policy.entropy.mean()
+        total = policy_loss + hp.value_coef * value_loss - hp.entropy_coef * entropy
+        gradients = policy.backward(d_logp, -hp.entropy_coef / count) | {"value": d_value.unsqueeze(1)}
+
+        divergence = (ratio - 1 - log_ratio).mean()  # Schulman's k3 estimator of KL(old, new)
         self._divergence.append(divergence)
-        metrics = {"policy": policy_loss, "value": value_loss, "entropy": bonus, "kl": divergence, "clipped": moved}
-        return Loss(total, metrics)
+        metrics = {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "approx_kl": divergence,
+            "clipfrac": ((ratio - 1).abs() > hp.clip).float().mean(),
+        }
+        return Loss(total, metrics, gradients=gradients)

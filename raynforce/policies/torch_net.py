@@ -33,6 +33,12 @@ class Network(Protocol):
         The vector may be reused by the next call: copy it to keep it.
         """
 
+    def record(self, obs: Mapping[str, Tensor]) -> Outputs:
+        """Evaluate without autograd, and keep what `backward` needs: for losses derived by hand."""
+
+    def backward(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """The gradient `[P]` of a loss, given its gradients with respect to the outputs `record` returned."""
+
     def normalize_with(self, shift: np.ndarray, scale: np.ndarray) -> None:
         """Set the first layer: `clip((x - shift) * scale)`."""
 
@@ -49,6 +55,19 @@ class _Base:
         self.flat = torch.from_numpy(flat.copy()).to(device)
         self._shift: Tensor | None = None
         self._scale: Tensor | None = None
+        self._recorded: Outputs = {}
+
+    def record(self, obs: Mapping[str, Tensor]) -> Outputs:
+        with torch.enable_grad():
+            self._recorded = self(obs)
+        return {k: v.detach() for k, v in self._recorded.items()}
+
+    def backward(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        with torch.enable_grad():
+            return self.gradient(torch.stack([(self._recorded[k] * g).sum() for k, g in gradients.items()]).sum())
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def normalize_with(self, shift: np.ndarray, scale: np.ndarray) -> None:
         if self.spec.normalizes:
@@ -77,9 +96,9 @@ class SpecNet(_Base):
     """A network spec in torch.
 
     Towers of linear layers with tanh or relu, the common case, have their backward pass written out below: the
-    loss is differentiated down to the network's outputs, then the chain rule runs over preallocated gradient
-    views. On small networks that halves the time of an autograd node per operation. Anything else goes through
-    autograd.
+    loss is differentiated down to the network's outputs, by hand or by autograd, then the chain rule runs over
+    preallocated gradient views. On small networks that costs half of an autograd node per operation. Anything
+    else goes through autograd.
     """
 
     def __init__(self, spec: NetworkSpec, flat: np.ndarray, device: torch.device) -> None:
@@ -94,6 +113,7 @@ class SpecNet(_Base):
             for t in spec.towers
             for x in t.layers
         )
+        self._values: dict[str, list[Tensor]] = {}
         self._tape: list[tuple[dict[str, list[Tensor]], Outputs]] = []
         self._leaf: Tensor | None = None
 
@@ -121,6 +141,20 @@ class SpecNet(_Base):
         outputs = {k: v.detach().requires_grad_() for k, v in self._outputs(values, self._own).items()}
         self._tape.append((values, outputs))
         return outputs
+
+    def record(self, obs: Mapping[str, Tensor]) -> Outputs:
+        if not self._by_hand:
+            return super().record(obs)
+        with torch.no_grad():
+            self._values = self._forward(self._normalized(encode(self.spec, obs)), self._own)
+        return self._outputs(self._values, self._own)
+
+    def backward(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        if not self._by_hand:
+            return super().backward(gradients)
+        with torch.no_grad():
+            self._backward(self._values, {name: gradients.get(name) for name in self.spec.outputs})
+        return self._flat_grad
 
     def _bound_to(self, params: Tensor) -> _Bound:
         if self._other[0] is not params:  # a target network is the same vector every time

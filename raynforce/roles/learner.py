@@ -82,7 +82,7 @@ class Learner:
 
     def gradients(self, loss: Loss) -> Tensor:
         """The flat gradient of one minibatch's loss."""
-        return self._net.gradient(loss.total)
+        return self._net.gradient(loss.total) if loss.gradients is None else self._net.backward(loss.gradients)
 
     def apply(self, gradient: Tensor, learning_rate: float) -> Tensor:
         """Take one optimiser step along a flat gradient; returns the gradient's length."""

@@ -30,6 +30,9 @@ class TableNet:
         table = self.flat if params is None else params
         return {"q": table[obs["obs"][:, 0].long()]}
 
+    def record(self, obs: Any) -> dict[str, torch.Tensor]:
+        return self(obs)
+
 
 def dqn(lanes: int = 2, fragment: int = 4, **hp: Any) -> DQN:
     sampling = SamplingConfig(envs=lanes, fragment=fragment)
@@ -73,6 +76,44 @@ def test_terminal_states_have_no_future() -> None:
 def test_dueling_values_are_value_plus_centred_advantage() -> None:
     out = {"value": torch.tensor([[10.0]]), "advantage": torch.tensor([[1.0, 2.0, 6.0]])}
     assert dqn(dueling=True)._values(out).tolist() == [[8.0, 9.0, 13.0]]
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_the_derivative_is_that_of_the_huber_loss(dueling: bool) -> None:
+    algo = dqn(dueling=dueling, huber_delta=0.7)
+    torch.manual_seed(0)
+    out = {k: torch.randn(50, n, requires_grad=True) for k, n in algo.heads().items()}
+    net = FixedNet({k: v.detach() for k, v in out.items()})
+    algo.target = torch.zeros(1)
+    columns = batch(
+        action=torch.randint(3, (50,)), reward=torch.randn(50), discount=torch.rand(50), weight=torch.rand(50)
+    )
+    columns |= {"obs": torch.zeros(50, 1), "next_obs": torch.zeros(50, 1)}
+    loss = algo.loss(net, columns)
+
+    values = algo._values(out)
+    best = values.max(1).values.detach()
+    value = values.gather(1, columns["action"][:, None])[:, 0]
+    goal = columns["reward"] + columns["discount"] * best
+    huber = torch.nn.functional.huber_loss(value, goal, reduction="none", delta=0.7)
+    total = (columns["weight"] * huber).mean()
+    assert loss.total.item() == pytest.approx(total.item(), rel=1e-5)
+    assert loss.gradients is not None
+    for name, gradient in zip(out, torch.autograd.grad(total, list(out.values())), strict=True):
+        torch.testing.assert_close(loss.gradients[name], gradient)
+
+
+class FixedNet:
+    """A network whose outputs are given, whatever it is shown."""
+
+    def __init__(self, outputs: dict[str, torch.Tensor]) -> None:
+        self.outputs = outputs
+
+    def __call__(self, obs: Any, params: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        return self.outputs
+
+    def record(self, obs: Any) -> dict[str, torch.Tensor]:
+        return self.outputs
 
 
 def test_epsilon_falls_linearly_then_stays() -> None:

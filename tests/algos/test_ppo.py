@@ -17,6 +17,7 @@ from raynforce.algos.ppo import PPO, PPOConfig
 from raynforce.config import Config
 from raynforce.experience.fragment import Fragment
 from raynforce.policies.numpy_net import NumpyNet
+from raynforce.policies.torch_distributions import logp_entropy
 from raynforce.policies.torch_net import SpecNet
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 
@@ -31,7 +32,7 @@ class FixedNet:
         self.outputs = outputs
         self.flat = torch.zeros(1)
 
-    def __call__(self, obs: Any, params: Any = None) -> dict[str, torch.Tensor]:
+    def record(self, obs: Any) -> dict[str, torch.Tensor]:
         return self.outputs
 
 
@@ -68,29 +69,73 @@ def test_clipped_objective_value_loss_and_entropy() -> None:
     policy = -(min(2 * 2.0, 1.2 * 2.0) + min(2 * -1.0, 1.2 * -1.0)) / 2
     value = 0.5 * ((0 - 1) ** 2 + (3 - 0) ** 2) / 2
     entropy = math.log(2)
-    assert loss.metrics["policy"].item() == pytest.approx(policy)
-    assert loss.metrics["value"].item() == pytest.approx(value)
+    assert loss.metrics["policy_loss"].item() == pytest.approx(policy)
+    assert loss.metrics["value_loss"].item() == pytest.approx(value)
     assert loss.metrics["entropy"].item() == pytest.approx(entropy)
     assert loss.total.item() == pytest.approx(policy + 0.5 * value - 0.1 * entropy)
-    assert loss.metrics["kl"].item() == pytest.approx(2 - 1 - math.log(2))
-    assert loss.metrics["clipped"].item() == 1.0
+    assert loss.metrics["approx_kl"].item() == pytest.approx(2 - 1 - math.log(2))
+    assert loss.metrics["clipfrac"].item() == 1.0
 
 
 def test_value_clipping_takes_the_worse_of_clipped_and_plain() -> None:
     loss = ppo(clip_value=0.2).loss(fair_coin([0.0, 3.0]), two_steps(0.5))
     # Values 0 and 3 were 0.5: clipped to 0.3 and 0.7. Errors against 1 and 0: plain 1, 9; clipped 0.49, 0.49.
-    assert loss.metrics["value"].item() == pytest.approx(0.5 * (1 + 9) / 2)
+    assert loss.metrics["value_loss"].item() == pytest.approx(0.5 * (1 + 9) / 2)
     loss = ppo(clip_value=0.2).loss(fair_coin([1.0, 0.0]), two_steps(0.5))
     # Plain errors 0, 0; clipped to 0.7 and 0.3: 0.09, 0.09.
-    assert loss.metrics["value"].item() == pytest.approx(0.5 * 0.09)
+    assert loss.metrics["value_loss"].item() == pytest.approx(0.5 * 0.09)
 
 
 def test_no_gradient_beyond_the_clip() -> None:
-    logits = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
-    net = FixedNet(policy=logits, value=torch.zeros(2, 1, dtype=torch.float64))
-    batch = two_steps(0.25, advantage=(2.0, 1.0))  # both gain, both beyond the clip
-    ppo().loss(net, batch).metrics["policy"].backward()
-    assert torch.all(logits.grad == 0)
+    both_gain = two_steps(0.25, advantage=(2.0, 1.0))  # and both are beyond the clip
+    gradients = ppo().loss(fair_coin([0.0, 0.0]), both_gain).gradients
+    assert gradients is not None
+    assert torch.all(gradients["policy"] == 0)
+
+
+ACTIONS = {
+    "discrete": ActionSpec("discrete", (), "int64", sizes=(3,), start=(0,)),
+    "multidiscrete": ActionSpec("multidiscrete", (2,), "int64", sizes=(2, 3), start=(0, 0)),
+    "box": ActionSpec("box", (2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0)),
+}
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+@pytest.mark.parametrize("hp", [{}, {"entropy_coef": 0.3}, {"clip_value": 0.2, "value_coef": 0.7}])
+def test_derivatives_beside_the_terms_are_those_of_the_papers_objective(kind: str, hp: dict[str, float]) -> None:
+    action, count = ACTIONS[kind], 200
+    algo = PPO(Config(env="test", algorithm=PPOConfig(**hp)), EnvSpec("test", (BOX,), action))
+    torch.manual_seed(0)
+    out = {k: torch.randn(count, n, dtype=torch.float64) for k, n in algo.heads().items()}
+    if kind == "box":
+        out["log_std"] = torch.randn(2, dtype=torch.float64)
+        actions = torch.randn(count, 2, dtype=torch.float64)
+    else:
+        actions = torch.stack([torch.randint(n, (count,)) for n in action.sizes], 1).reshape(count, *action.shape)
+    out = {k: v.requires_grad_() for k, v in out.items()}
+    logp, entropy = logp_entropy(action, out, actions)
+    advantage, returns, old = torch.randn(3, count, dtype=torch.float64)
+    old_logp = logp.detach() + 0.3 * torch.randn(count, dtype=torch.float64)  # ratios on both sides of the clip
+
+    ratio = (logp - old_logp).exp()
+    policy = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+    value = out["value"].squeeze(1)
+    squared = (value - returns).square()
+    if algo.hp.clip_value is not None:
+        near = old + (value - old).clamp(-algo.hp.clip_value, algo.hp.clip_value)
+        squared = torch.maximum(squared, (near - returns).square())
+    total = policy + algo.hp.value_coef * 0.5 * squared.mean() - algo.hp.entropy_coef * entropy.mean()
+    expected = torch.autograd.grad(total, list(out.values()))
+
+    batch = {"obs": torch.zeros(count, 1), "action": actions, "logp": old_logp, "advantage": advantage}
+    batch |= {"returns": returns, "value": old}
+    batch["floor"] = torch.where(advantage > 0, -math.inf, 0.8)
+    batch["ceiling"] = torch.where(advantage > 0, 1.2, math.inf)
+    loss = algo.loss(FixedNet(**{k: v.detach() for k, v in out.items()}), batch)
+    assert loss.total.item() == pytest.approx(total.item())
+    assert loss.gradients is not None
+    for name, gradient in zip(out, expected, strict=True):
+        torch.testing.assert_close(loss.gradients[name], gradient)
 
 
 def test_target_kl_stops_the_epochs() -> None:
