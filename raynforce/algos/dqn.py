@@ -39,7 +39,7 @@ Fraction = Annotated[float, Range(0, 1)]
 class DQNConfig(AlgorithmConfig):
     """Settings of DQN."""
 
-    learning_rate: Annotated[float, Range(0, 10)] = 5e-4
+    learning_rate: Annotated[float, Range(0, 10)] = 1e-3
     """Adam's step size."""
     max_grad_norm: Annotated[float, Range(1e-9)] | None = 10.0
     """Gradients longer than this are scaled down to it; none leaves them alone."""
@@ -55,7 +55,7 @@ class DQNConfig(AlgorithmConfig):
     """Let the online network choose the next action and the target network judge it."""
     dueling: bool = False
     """Split the value of a state from the advantage of each action."""
-    n_step: Annotated[int, Range(1, 1000)] = 1
+    n_step: Annotated[int, Range(1, 1000)] = 3
     """Steps of real reward before bootstrapping."""
     prioritized: bool = False
     """Sample transitions in proportion to their error instead of uniformly."""

@@ -30,15 +30,12 @@ PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "learner.scale_rewards": True,
     },
     ("dqn", "CartPole-v1"): {
-        "algorithm.learning_rate": 1e-3,
         "algorithm.n_step": 5,
         "algorithm.epsilon_fraction": 0.1,
         "network.hidden": (128, 128),
         "eval.every": 5_000,
     },
     ("dqn", "Acrobot-v1"): {
-        "algorithm.learning_rate": 1e-3,
-        "algorithm.n_step": 3,
         "network.hidden": (128, 128),
     },
 }
