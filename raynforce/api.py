@@ -15,6 +15,7 @@ import numpy as np
 from raynforce import settings
 from raynforce.config import Config, EvalConfig
 from raynforce.envs.vector import probe
+from raynforce.errors import UsageError
 from raynforce.experiment import resolve
 from raynforce.policy import Policy, load, read_policy
 from raynforce.runs.directory import RunDirectory, find_policy
@@ -78,7 +79,7 @@ def start(
 ) -> Run:
     """Train a resolved config."""
     stream = stream or sys.stdout
-    directory = RunDirectory(Path(out) if out else _fresh(config))
+    directory = RunDirectory(Path(out).expanduser() if out is not None else _fresh(config))
     directory.must_be_new()
     env = probe(config.env, config.env_args)
     if preset and progress != "quiet":
@@ -113,7 +114,14 @@ def resume(
     changes = _nested(settings)
     if steps is not None:
         changes["steps"] = steps
-    config, _ = resolve({"preset": "none"}, _layer(directory.config), changes)
+    before = _layer(directory.config)
+    for name in ("algo", "env"):
+        if changes.get(name, before.get(name)) != before.get(name):
+            raise UsageError(f"{name} of {directory.path} is {before.get(name)!r} and cannot become {changes[name]!r}")
+    config, _ = resolve({"preset": "none"}, before, changes)
+    done = directory.last_step()
+    if "steps" in changes and config.steps < done:
+        raise UsageError(f"steps = {config.steps}, but {directory.path} has {done} already: give more, or leave it out")
     training = Training(
         config,
         probe(config.env, config.env_args),
@@ -126,8 +134,6 @@ def resume(
         began=began,
         title=f"resuming {directory.path}",
     )
-    if changes:  # only once everything fits
-        directory.config.write_text(config.to_yaml())
     return _finished(training, directory, config)
 
 

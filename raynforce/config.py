@@ -70,7 +70,9 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         kind, _, number = self.device.partition(":")
-        if kind not in ("auto", "cpu", "cuda") or (number and (kind != "cuda" or not number.isdigit())):
+        if kind not in ("auto", "cpu", "cuda") or (
+            number and (kind != "cuda" or not number.isdigit() or len(number) > 3)
+        ):
             raise UsageError(f"learner.device = {self.device!r} is not one of: auto, cpu, cuda, cuda:N")
 
 

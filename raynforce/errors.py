@@ -32,8 +32,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
     import difflib
 
     names = list(known)
-    # First forgive case, and a forgotten or wrong section: 'gamma' for 'algorithm.gamma'.
-    close = [n for n in names if n.lower() == word.lower() or n.rpartition(".")[2] == word.rpartition(".")[2]]
+    # A letter wrong in the right section.
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.85) if "." in word else []
+    # Then forgive case, and a forgotten or wrong section: 'gamma' for 'algorithm.gamma'.
+    close = close or [n for n in names if n.lower() == word.lower() or n.rpartition(".")[2] == word.rpartition(".")[2]]
     close = close or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

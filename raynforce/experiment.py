@@ -17,7 +17,7 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     given: dict[str, Any] = {}
     for layer in layers:
         given = settings.merge(given, layer)
-    algo, env = str(given.get("algo", Config.algo)), given.get("env")
+    algo, env = settings.coerce(given.get("algo", Config.algo), str, "algo"), given.get("env")
     if not env:
         raise UsageError("no environment given: name a gymnasium id such as CartPole-v1, or module:factory")
     version = given.get("config_version", CONFIG_VERSION)

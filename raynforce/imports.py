@@ -19,7 +19,7 @@ def load_module(name: str) -> ModuleType:
     importlib.invalidate_caches()  # the file may be younger than this process
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that was not made to be imported may exit
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and (name == missing or name.startswith(missing + ".")):
             fix = (

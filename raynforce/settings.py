@@ -199,7 +199,7 @@ def read_yaml(path: str) -> Nested:
             data = yaml.safe_load(file)
     except OSError as error:
         raise UsageError(f"cannot read config {path!r}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or what looks like a date and is none
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # no UTF-8, or what looks like a date and is none
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         raise UsageError(f"config {path!r} is not valid YAML{where}") from None

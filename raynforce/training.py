@@ -17,6 +17,7 @@ import numpy as np
 
 from raynforce.algos import algorithm_class
 from raynforce.config import Config
+from raynforce.envs.describe import short
 from raynforce.errors import CheckpointError, summary
 from raynforce.policies.acting import PolicyVersion
 from raynforce.roles.evaluator import Evaluator
@@ -142,7 +143,11 @@ class Training:
         saved = self._run.load_last() if resume else None
         acting = algorithm_class(config.algo)(config, env).acting()
         if saved is not None:
-            _check_same(saved["policy"]["acting"], acting.to_json(), self._run.path)
+            _check_same(saved.get("policy", {}).get("acting"), acting.to_json(), self._run.path)
+            had = sum(name.startswith("sampler_") for name in saved)
+            if had != sampling.samplers:
+                now = sampling.samplers
+                raise CheckpointError(f"{self._run.path} has sampling.samplers = {had}, which cannot become {now}")
         self._acting = acting
 
         def envs(count: int) -> EnvArgs:
@@ -162,8 +167,10 @@ class Training:
         self._version = self._best = self._learner.publish()
         if saved is not None:
             self._load(saved)
+            self._run.write_config(config.to_yaml())
         else:
             self._run.create(config.to_yaml())  # not before everything is known to fit
+            self._run.lock()
         resume_step = self._status.steps if resume else None
         self._metrics = Metrics(
             [
@@ -187,6 +194,7 @@ class Training:
             self._progress.stop()
             self._metrics.close()
             self._evaluator.close()
+            self._run.unlock()
             for sampler in self._samplers:
                 sampler.close()
 
@@ -390,7 +398,7 @@ class Training:
 
         def received(number: int, frame: Any) -> None:
             if self._signal is not None:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(number)
             self._signal = number
             self._progress.message("stopping after this round, with a checkpoint; press Ctrl-C again to end at once")
 
@@ -411,14 +419,26 @@ def _crossed(before: int, after: int, every: int) -> bool:
     return every > 0 and before // every != after // every
 
 
-def _check_same(found: Tree, expected: Tree, path: Path) -> None:
+def _check_same(found: Tree | None, expected: Tree, path: Path) -> None:
     """Refuse a checkpoint of another network, environment or algorithm."""
     for name in ("env", "network", "heads", "factory"):
-        if _plain(found.get(name)) != _plain(expected[name]):
+        old, new = _plain(found.get(name) if isinstance(found, dict) else None), _plain(expected[name])
+        if old != new:
+            where, was, now = _difference(old, new, name)
             raise CheckpointError(
-                f"the checkpoint in {path} was made with another {name}: expected {_plain(expected[name])}, "
-                f"found {_plain(found.get(name))}"
+                f"the checkpoint in {path} was made with another {name}: {where} was {was}, is now {now}"
             )
+
+
+def _difference(old: Any, new: Any, path: str) -> tuple[str, str, str]:
+    """The first place where two trees of plain data differ, and what is there."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        key = next(k for k in [*new, *old] if old.get(k) != new.get(k))
+        return _difference(old.get(key), new.get(key), f"{path}.{key}")
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        index = next(i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
+        return _difference(old[index], new[index], f"{path}[{index}]")
+    return path, short(old), short(new)
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 import numpy as np
 
 from raynforce.config import AlgorithmConfig, Config
+from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
 from raynforce.lazy import LazyModule
 from raynforce.policies.acting import ActingSpec
@@ -70,7 +71,9 @@ class Algorithm(Generic[H]):
 
     def heads(self) -> dict[str, int]:
         """Network outputs and their sizes."""
-        raise NotImplementedError
+        raise UsageError(
+            f"algorithm {self.config.algo!r} does not define heads(), the network's outputs and their sizes"
+        )
 
     def network(self) -> NetworkSpec:
         """The network; by default a multi-layer perceptron for each head, sharing nothing."""

@@ -14,15 +14,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 done, 2 wrong use, 1 failure, 128 + n on signal n."""
     debug = "--debug" in (sys.argv if argv is None else argv)
     try:
-        arguments = parse(sys.argv[1:] if argv is None else list(argv))
-        from raynforce.cli import commands
-
-        return commands.run(arguments)
+        code = _run(sys.argv[1:] if argv is None else list(argv))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a pipe that nobody reads can still be forgiven
+        return code
     except RaynforceError as error:
         _complain(str(error), debug)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as error:
+        return 128 + (error.args[0] if error.args and isinstance(error.args[0], int) else 2)
+    except SystemExit as error:
+        _complain(f"your code called sys.exit({error.code!r})", debug)
+        return 1
     except BrokenPipeError:  # `raynforce … | head`: nobody reads any more, and nobody needs to be told
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -32,6 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         _complain(f"{summary(error)}{'' if debug else ' (--debug shows where)'}", debug)
         return 1
+
+
+def _run(words: list[str]) -> int:
+    try:
+        arguments = parse(words)
+    except SystemExit:  # --help has been printed
+        return 0
+    from raynforce.cli import commands
+
+    return commands.run(arguments)
 
 
 def _complain(line: str, debug: bool) -> None:

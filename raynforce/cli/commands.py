@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -45,11 +46,15 @@ def train(arguments: argparse.Namespace) -> int:
         "sampling.envs": arguments.envs,
         "preset": "none" if arguments.no_preset else None,
     }
+    for option in ("out", "config", "target"):  # an unset variable of the shell, most often
+        if getattr(arguments, option) == "":
+            raise UsageError(f"--{option} is empty: give it a value, or leave it out")
     given = settings.nested({k: v for k, v in flags.items() if v is not None})
+    assigned = settings.parse_assignments(arguments.set)
     file = settings.read_yaml(arguments.config) if arguments.config else {}
-    if arguments.algo and not arguments.env and "env" not in file:
+    if arguments.algo and not arguments.env and "env" not in file | assigned:
         raise UsageError("train needs ALGO and ENV, such as: raynforce train ppo CartPole-v1")
-    config, preset = resolve(file, settings.parse_assignments(arguments.set), given)
+    config, preset = resolve(file, assigned, given)
     if arguments.print_config:
         print(config.to_yaml(explain=True), end="")
         return 0
@@ -95,13 +100,14 @@ def _summary(target: float | None, result: Any) -> str:
     lines.append(f"trained: {result.steps:,} steps, {result.updates:,} updates in {result.seconds:.1f} s{speed}")
     if result.eval_return is not None:
         lines.append(f"best policy: {result.eval_return:.1f} mean return on fresh greedy episodes")
+    run = shlex.quote(result.run)
     lines += [f"run: {result.run}", "", "what to type next:"]
     if result.stopped.startswith("SIG"):
-        lines.append(f"  {_me()} resume {result.run}")
+        lines.append(f"  {_me()} resume {run}")
     elif result.solved_steps is None:
-        lines.append(f"  {_me()} resume {result.run} --steps {2 * result.steps}")
-    lines.append(f"  {_me()} eval {result.run}")
-    lines.append(f"  tensorboard --logdir {result.run}/tensorboard    (pip install tensorboard)")
+        lines.append(f"  {_me()} resume {run} --steps {2 * result.steps}")
+    lines.append(f"  {_me()} eval {run}")
+    lines.append(f"  tensorboard --logdir {run}/tensorboard    (pip install tensorboard)")
     return "\n".join(lines)
 
 
@@ -140,7 +146,7 @@ def doctor(arguments: argparse.Namespace) -> int:
         wrong = sorted(set(extra) - {"env_args"})
         if wrong:
             raise UsageError(f"doctor takes --set env_args.KEY=VALUE only, not {wrong[0]!r}")
-        report = check_env(arguments.env, extra.get("env_args"))
+        report = check_env(arguments.env, settings.coerce(extra.get("env_args", {}), dict[str, Any], "env_args"))
     if arguments.json:
         found = [{"level": f.level, "title": f.title, "detail": f.detail} for f in report.findings]
         print(json.dumps({"ok": report.ok, "findings": found}))

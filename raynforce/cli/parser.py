@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from raynforce.errors import UsageError, nearest
 
@@ -21,12 +22,18 @@ examples:
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose mistakes are one line, with the nearest thing that would have been right."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")  # -1e3 is a number too
+
     def error(self, message: str) -> NoReturn:
         head, _, words = message.partition(": ")
         if head == "unrecognized arguments":
             wrong = words.split()[0]
             known = [o for a in self._actions for o in a.option_strings]
             message = f"unknown option {wrong!r}{nearest(wrong.partition('=')[0], known)}"
+            if not wrong.startswith("-"):
+                message = f"one argument too many: unexpected argument {wrong!r}"
         elif "invalid choice" in message and isinstance(self._subparsers, argparse._ArgumentGroup):
             wrong = words.split("'")[1] if "'" in words else words
             commands = self._commands()
@@ -43,7 +50,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:  # complain as the sub-command, which knows its own options
         command = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-        command.choices[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        command.choices.get(arguments.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     return arguments
 
 
@@ -67,7 +74,7 @@ def _parser() -> _Parser:
     train.add_argument("--topology", metavar="NAME", help="who waits for whom: sync")
     train.add_argument("--samplers", metavar="N", help="number of samplers")
     train.add_argument("--envs", metavar="M", help="environments in each sampler")
-    train.add_argument("--out", metavar="DIR", help="run directory, a new one (default runs/ALGO-ENV-…)")
+    train.add_argument("--out", metavar="DIR", help="run directory, a new one (default runs/ALGO-ENV-...)")
     train.add_argument("--config", metavar="FILE", help="settings from a YAML file; those given here win over it")
     _set(train)
     train.add_argument("--no-preset", action="store_true", help="do not start from tuned settings for this ENV")

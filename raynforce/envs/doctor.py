@@ -73,7 +73,7 @@ def check_env(env: str, env_args: Mapping[str, Any] | None = None, *, steps: int
     except _GiveUp:
         pass
     finally:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, SystemExit):
             made.close()  # type: ignore[no-untyped-call]
     return report
 
@@ -196,7 +196,7 @@ class _Checkup:
         started = time.monotonic()
         try:
             result: Any = self.env.reset(seed=seed)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             detail = f"reset(seed={seed}) raised {summary(error)}"
             if isinstance(error, TypeError) and "seed" in str(error):
                 detail += "; declare it as def reset(self, *, seed=None, options=None)"
@@ -211,7 +211,7 @@ class _Checkup:
         started = time.monotonic()
         try:
             result: Any = self.env.step(action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self.stop("step raises", f"{where}, action {short(action)}: {summary(error)}") from error
         self.seconds = time.monotonic() - started
         if not isinstance(result, tuple) or len(result) != 5:

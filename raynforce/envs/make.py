@@ -106,7 +106,7 @@ def _from_factory(env: str, factory: Callable[..., Any], args: dict[str, Any]) -
             raise UsageError(f"env {env!r} does not take env_args {args}: {error}; it takes {takes}") from error
     try:
         made = factory(**args)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"env {env!r} could not be made: the factory raised {summary(error)}") from error
     if not isinstance(made, gymnasium.Env):
         kind = f"{type(made).__module__}.{type(made).__qualname__}"

@@ -98,8 +98,20 @@ def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
     try:
         return describe(env, made.observation_space, made.action_space)
     finally:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, SystemExit):
             made.close()  # type: ignore[no-untyped-call]
+
+
+def require_finite(env: str, columns: Mapping[str, np.ndarray], axes: tuple[str, ...]) -> None:
+    """Refuse NaN and infinity in observations and rewards; `axes` names the leading dimensions for the message."""
+    for path, column in columns.items():
+        if column.dtype.kind == "f" and not np.isfinite(column).all():
+            place = np.argwhere(~np.isfinite(column))[0]
+            where = "".join(f", {name} {i}" for name, i in zip(axes, place, strict=False))
+            raise EnvError(
+                f"env {env!r} returned {path} = {column[tuple(place)]}{where}: "
+                "observations and rewards must be finite numbers"
+            )
 
 
 def derive_seed(seed: int, *key: int) -> int:
@@ -241,7 +253,8 @@ class LocalVector:
 
     def close(self) -> None:
         while self._envs:
-            with contextlib.suppress(Exception):  # nothing is lost any more, and the others must be closed too
+            # Nothing is lost any more, and the others must be closed too.
+            with contextlib.suppress(Exception, SystemExit):
                 self._envs.pop().close()  # type: ignore[no-untyped-call]
 
     def _begin(self, lane: int, episode: int, obs: list[np.ndarray]) -> None:
@@ -249,7 +262,7 @@ class LocalVector:
         self._episodes[lane], self._steps[lane] = episode, 0
         try:
             result: Any = self._envs[lane].reset(seed=self._episode_seed(lane))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._broken(lane, f"reset raised {summary(error)}") from error
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._broken(lane, f"reset returned {_shape_of(result)}; expected (obs, info)")
@@ -259,7 +272,7 @@ class LocalVector:
         """Step one lane and write its observation; returns reward, terminated, truncated."""
         try:
             result: Any = self._envs[lane].step(choice)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._broken(lane, f"step raised {summary(error)}") from error
         if not isinstance(result, tuple) or len(result) != 5:
             expected = "(obs, reward, terminated, truncated, info)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from raynforce.envs.vector import VectorEnv, make_vector
+from raynforce.envs.vector import VectorEnv, make_vector, require_finite
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.roles.sampler import EnvArgs
 from raynforce.trees import Tree
@@ -38,6 +38,7 @@ class Evaluator:
         while quota.any():
             step = envs.step(self._actor.greedy(obs))
             obs = step.obs
+            require_finite(self._args.env, {"reward": step.reward, **obs}, ("in evaluation, lane",))
             running += step.reward * step.valid
             length += step.valid
             endless = length >= max_length

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from raynforce.envs.vector import make_vector
-from raynforce.errors import EnvError
+from raynforce.envs.vector import make_vector, require_finite
 from raynforce.experience.fragment import Fragment
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.trees import Tree, load_rng, rng_state
@@ -34,6 +33,7 @@ class Sampler:
         self._envs = make_vector(
             envs.env, envs.args, envs.num_envs, seed=envs.seed, sampler=index, exact_resume=envs.exact_resume
         )
+        self._env = envs.env
         self.note = self._envs.note
         self._actor = Actor(acting)
         self._action = acting.env.action
@@ -94,7 +94,8 @@ class Sampler:
         if self._record_logp:
             columns["logp"] = self._logp(outputs, action)
         columns["episode/return"], columns["episode/length"] = self._episodes(reward, terminated | truncated, valid)
-        self._check_finite(columns)
+        seen = {k: v for k, v in columns.items() if k == "reward" or k.startswith(("obs", "final/obs"))}
+        require_finite(self._env, seen, ("step", "lane"))
         fragment = Fragment(columns, version.number, self.index, self._sequence)
         self._sequence += 1
         return fragment
@@ -118,17 +119,6 @@ class Sampler:
             used_return[lane], used_length[lane] = total[t, lane], count[t, lane]
         self._returns, self._lengths = total[-1] - used_return, count[-1] - used_length
         return np.asarray(returns, np.float32), np.asarray(lengths, np.int64)
-
-    def _check_finite(self, columns: dict[str, np.ndarray]) -> None:
-        for path, column in columns.items():
-            watched = path == "reward" or path.startswith(("obs", "final/obs"))
-            if watched and column.dtype.kind == "f" and not np.isfinite(column).all():
-                place = np.argwhere(~np.isfinite(column))[0]
-                where = "" if path.startswith("final") else f" in lane {place[1]}, step {place[0]} of the fragment"
-                raise EnvError(
-                    f"environment {self._envs.spec.env} returned {path} = {column[tuple(place)]}{where}: "
-                    "observations and rewards must be finite numbers"
-                )
 
     def state(self) -> Tree:
         """At a fragment's border this is enough to redo every later fragment identically."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from raynforce.errors import CheckpointError, RaynforceError, summary
+from raynforce.runs.metrics import cannot_write
 from raynforce.trees import Tree, join, split
 
 FORMAT_VERSION = 1
@@ -33,7 +33,7 @@ def save(path: Path, parts: Mapping[str, Tree], **facts: Any) -> None:
         files: dict[str, dict[str, Any]] = {}
         for name, tree in parts.items():
             arrays, rest = split(tree)
-            save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, temporary / f"{name}.safetensors")
+            save_file({k: np.asarray(v, order="C") for k, v in arrays.items()}, temporary / f"{name}.safetensors")
             (temporary / f"{name}.json").write_text(json.dumps(rest))
             for file in (f"{name}.safetensors", f"{name}.json"):
                 files[file] = {"size": (temporary / file).stat().st_size, "sha256": _sha256(temporary / file)}
@@ -42,13 +42,7 @@ def save(path: Path, parts: Mapping[str, Tree], **facts: Any) -> None:
         for file in (*files, MANIFEST):
             _flush(temporary / file)
         _flush(temporary)
-        if path.exists():  # the same step again, after a resume: the old one goes only once the new one is whole
-            replaced = path.with_name(f".{path.name}.{os.getpid()}.old")
-            path.rename(replaced)
-            temporary.rename(path)
-            shutil.rmtree(replaced, ignore_errors=True)
-        else:
-            temporary.rename(path)
+        temporary.rename(path)
         _flush(path.parent)
     except Exception as error:  # safetensors reports a full disk as an error of its own
         reason = error.strerror if isinstance(error, OSError) else summary(error)
@@ -73,7 +67,7 @@ def load(path: Path, only: Iterable[str] | None = None) -> dict[str, Tree]:
         try:
             arrays = load_file(path / f"{name}.safetensors")
             parts[name] = join(arrays, json.loads((path / f"{name}.json").read_text()))
-        except (SafetensorError, ValueError) as error:
+        except (SafetensorError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"checkpoint {path}: {name} cannot be read ({summary(error)})") from None
     return parts
 
@@ -84,24 +78,29 @@ def manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"there is no checkpoint at {path}")
     try:
         data: dict[str, Any] = json.loads((path / MANIFEST).read_text())
-        version, _ = data["format_version"], data["files"]
+        version = data["format_version"]
+        whole = all(isinstance(f["size"], int) and isinstance(f["sha256"], str) for f in data["files"].values())
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} is not one") from None
-    if version != FORMAT_VERSION:
+    if version is True or version != FORMAT_VERSION:
         raise CheckpointError(f"checkpoint {path} has format {version!r}; this release reads {FORMAT_VERSION}")
+    if not whole:
+        raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} is not one")
     return data
 
 
 def point(link: Path, target: Path) -> None:
     """Let the symbolic link name another checkpoint, in one step."""
     temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    temporary.symlink_to(os.path.relpath(target, link.parent))
-    temporary.replace(link)
-    _flush(link.parent)
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(os.path.relpath(target, link.parent))
+        temporary.replace(link)
+        _flush(link.parent)
+    except OSError as error:
+        raise cannot_write(link, error) from error
 
 
 def _verify(path: Path, stated: Mapping[str, Any]) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import shlex
 import shutil
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 from raynforce.errors import CheckpointError, UsageError
 from raynforce.runs import checkpoint
+from raynforce.runs.metrics import cannot_write
 from raynforce.trees import Tree
 
 
@@ -38,18 +43,48 @@ class RunDirectory:
         except OSError as error:
             raise UsageError(f"cannot use output directory {self.path}: {error.strerror}") from None
         if taken:
-            hint = f"; to go on with that run: raynforce resume {self.path}" if self.config.exists() else ""
+            hint = (
+                f"; to go on with that run: raynforce resume {shlex.quote(str(self.path))}"
+                if self.config.exists()
+                else ""
+            )
             raise UsageError(f"output directory {self.path} exists already: choose another with --out{hint}")
 
     def create(self, config: str) -> None:
         """Make it, with its config."""
         self.must_be_new()
+        made: list[Path] = []
         try:
             self.checkpoints.mkdir(parents=True)
+            made = [self.events, self.config, self.checkpoints]
             self.config.write_text(config)
             self.events.touch()
         except OSError as error:
+            for path in made:  # so that the same command can be tried again
+                with contextlib.suppress(OSError):
+                    path.rmdir() if path.is_dir() else path.unlink()
             raise UsageError(f"cannot write to output directory {self.path}: {error.strerror}") from None
+
+    def write_config(self, config: str) -> None:
+        """Replace the config, whole or not at all."""
+        temporary = self.config.with_name(".config.yaml.tmp")
+        try:
+            temporary.write_text(config)
+            temporary.replace(self.config)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise cannot_write(self.config, error) from error
+
+    def lock(self) -> None:
+        """Claim the run until `unlock`, or the end of this process however it comes."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        self.unlock = weakref.finalize(self, os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.unlock()
+            raise UsageError(f"run {self.path} is in use by another process: wait for it, or end it first") from None
 
     @staticmethod
     def open(path: Path) -> RunDirectory:
@@ -59,18 +94,22 @@ class RunDirectory:
             raise UsageError(f"there is no run at {path}{_similar(path)}")
         if not run.config.is_file():
             raise UsageError(f"{path} is not a run directory: it has no config.yaml")
-        for unfinished in run.checkpoints.glob(".*"):  # what a kill left half written
+        run.lock()
+        for unfinished in run.checkpoints.glob(".*.tmp"):  # what a kill left half written
             shutil.rmtree(unfinished, ignore_errors=True)
         return run
 
     def event(self, kind: str, **facts: Any) -> None:
         """Append a line to the run's history."""
-        with self.events.open("a") as file:
-            file.write(json.dumps({"time": time.time(), "event": kind, **facts}) + "\n")
+        try:
+            with self.events.open("a") as file:
+                file.write(json.dumps({"time": time.time(), "event": kind, **facts}) + "\n")
+        except OSError as error:
+            raise cannot_write(self.events, error) from error
 
     def save(self, step: int, parts: dict[str, Tree], keep: int) -> None:
         """Write a whole checkpoint, point `last` to it, and delete all but the newest `keep`."""
-        path = self.checkpoints / f"step_{step:012d}"
+        path = self._free(f"step_{step:012d}")
         checkpoint.save(path, parts, step=step)
         checkpoint.point(self.last, path)
         for old in sorted(self.checkpoints.glob("step_*"))[:-keep]:
@@ -79,18 +118,36 @@ class RunDirectory:
 
     def save_best(self, step: int, policy: Tree, score: float) -> None:
         """Write a policy and point `best` to it."""
-        path = self.checkpoints / f"best_{step:012d}"
+        path = self._free(f"best_{step:012d}")
         checkpoint.save(path, {"policy": policy}, step=step, eval_return=score)
         checkpoint.point(self.best, path)
         for old in self.checkpoints.glob("best_*"):
             if old != path:
                 shutil.rmtree(old, ignore_errors=True)
 
-    def load_last(self) -> dict[str, Tree]:
-        """The newest whole checkpoint."""
+    def _free(self, name: str) -> Path:
+        """A name of its own: the same step again, after a resume, must not touch what `last` or `best` names."""
+        path, count = self.checkpoints / name, 1
+        while path.exists():
+            count += 1
+            path = self.checkpoints / f"{name}.{count}"
+        return path
+
+    def last_step(self) -> int:
+        """How far the newest checkpoint is."""
         if not self.last.is_dir():
             raise CheckpointError(f"{self.path} has no checkpoint to resume from: it was stopped before its first one")
-        return checkpoint.load(self.last)
+        return int(checkpoint.manifest(self.last).get("step", 0))
+
+    def load_last(self) -> dict[str, Tree]:
+        """The newest whole checkpoint."""
+        self.last_step()
+        try:
+            return checkpoint.load(self.last)
+        except CheckpointError as error:
+            older = [p.name for p in sorted(self.checkpoints.glob("step_*")) if p.name != self.last.resolve().name]
+            hint = f"; to go back to an older one: ln -sfn checkpoints/{older[-1]} {self.last}" if older else ""
+            raise CheckpointError(f"{error}{hint}") from error
 
 
 def find_policy(path: Path, which: str = "best") -> Path:

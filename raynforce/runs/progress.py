@@ -62,11 +62,13 @@ class Progress(Protocol):
         """Show the last snapshot and give the terminal back; a second call does nothing."""
 
 
-def make_progress(stream: TextIO, *, mode: Mode = "auto") -> Progress:
+def make_progress(stream: TextIO | None, *, mode: Mode = "auto") -> Progress:
     """The view that fits `stream`: `auto` is live on a terminal, and plain in a pipe, a file or CI."""
     modes = get_args(Mode)
     if mode not in modes:
         raise UsageError(f"progress mode is {mode!r}: use one of {', '.join(modes)}{nearest(str(mode), modes)}")
+    if stream is None:  # closed before we were started
+        return QuietProgress()
     if mode == "auto":
         mode = "live" if _can_draw(stream) else "plain"
     if mode == "live":
@@ -252,6 +254,8 @@ class _Output(io.TextIOBase):
                 self.broken = True
                 if isinstance(error, BrokenPipeError):
                     _drain(self._stream)
+            except RuntimeError:  # a signal's message while the same stream is being written: better lost than fatal
+                pass
         return len(text)
 
     def flush(self) -> None: ...  # done by write

@@ -7,7 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-KEYS = ["run", "algo", "env", "runtime", "topology", "seed", "steps", "episodes", "updates", "seconds", "startup_seconds", "steps_per_second", "return_mean", "eval_return", "solved_at", "solved_steps", "restarts", "dropped_steps", "weights_sha256"]
+KEYS = [
+    "run",
+    "algo",
+    "env",
+    "runtime",
+    "topology",
+    "seed",
+    "steps",
+    "episodes",
+    "updates",
+    "seconds",
+    "startup_seconds",
+    "steps_per_second",
+    "return_mean",
+    "eval_return",
+    "solved_at",
+    "solved_steps",
+    "restarts",
+    "dropped_steps",
+    "weights_sha256",
+]
 PLAIN, SICK = "cli_envs:Plain", "cli_envs:Sick"
 TINY = ["--steps", "64", "--envs", "2", "--no-preset", "--quiet", "--set", "sampling.fragment=16"]
 TINY += ["--set", "eval.episodes=2", "--set", "eval.final_episodes=2"]

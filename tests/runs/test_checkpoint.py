@@ -78,7 +78,6 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path: Path, dtype: str) -> None:
     assert same(checkpoint.load(tmp_path / "c")["part"], tree)
 
 
-@pytest.mark.xfail(strict=True, reason="np.ascontiguousarray turns an array without dimensions into one of length 1")
 def test_an_array_without_dimensions_keeps_its_shape(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "c", {"part": {"count": np.array(3.5)}})
     assert checkpoint.load(tmp_path / "c")["part"]["count"].shape == ()
@@ -172,14 +171,6 @@ def test_last_always_loads_after_kill_9(tmp_path: Path) -> None:
         assert (part["x"] == part["count"]).all()
 
 
-def test_the_same_step_again_replaces_it(tmp_path: Path) -> None:
-    path = tmp_path / "step_1"
-    checkpoint.save(path, {"old": {"x": np.zeros(2)}}, step=1)
-    checkpoint.save(path, parts(), step=1)
-    assert same(checkpoint.load(path), parts())
-    assert os.listdir(tmp_path) == ["step_1"]
-
-
 def test_a_full_disk_is_one_line_and_the_older_checkpoint_stays(saved: Path) -> None:
     before = contents(saved)
     large = {"policy": {"weights": np.zeros(50_000)}}
@@ -250,7 +241,6 @@ def test_a_flipped_bit_anywhere_is_found_and_the_file_named(saved: Path, name: s
         assert name in complaint(saved)
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="manifest() does not look at the entries of its files")
 def test_a_flipped_bit_in_the_manifest_is_refused_or_changes_nothing_that_matters(saved: Path) -> None:
     """It is the one file that nothing vouches for."""
     data = (saved / "manifest.json").read_bytes()
@@ -288,9 +278,6 @@ def resized(size: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda m: {**m, "files": {k: {**v, "size": size} for k, v in m["files"].items()}}
 
 
-unchecked = pytest.mark.xfail(
-    strict=True, raises=(KeyError, TypeError, RecursionError, pytest.fail.Exception), reason="manifest() takes it"
-)
 HOSTILE = {
     "not JSON": lambda m: "#!/bin/sh",
     "not a mapping": lambda m: "[1, 2]",
@@ -323,7 +310,7 @@ HOSTILE_UNCHECKED = {
     "change",
     [
         *(pytest.param(f, id=name) for name, f in HOSTILE.items()),
-        *(pytest.param(f, id=name, marks=unchecked) for name, f in HOSTILE_UNCHECKED.items()),
+        *(pytest.param(f, id=name) for name, f in HOSTILE_UNCHECKED.items()),
     ],
 )
 def test_a_hostile_manifest_is_refused_in_one_line(saved: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -343,16 +330,13 @@ def replace(path: Path, name: str, data: bytes) -> None:
     edit(path, lambda m: {**m, "files": {**m["files"], name: stated}})
 
 
-no_mapping = pytest.mark.xfail(strict=True, raises=(AttributeError, TypeError), reason="join() is given no mapping")
-
-
 @pytest.mark.parametrize(
     ("name", "data"),
     [
         ("policy.json", b"nope"),
         ("policy.json", b"\xff\xfe"),
-        pytest.param("policy.json", b"[]", marks=no_mapping),
-        pytest.param("policy.json", b"null", marks=no_mapping),
+        pytest.param("policy.json", b"[]"),
+        pytest.param("policy.json", b"null"),
         ("policy.safetensors", b""),
         ("policy.safetensors", b"x" * 100),
         ("policy.safetensors", (2**62).to_bytes(8, "little") + b"{}"),  # a header that would fill the memory
@@ -364,7 +348,6 @@ def test_files_that_the_manifest_vouches_for_are_still_read_with_care(saved: Pat
     assert "policy" in complaint(saved)
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="join() puts an array below a value that is no mapping")
 def test_arrays_and_json_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "c", {"part": {"a": {"b": np.ones(2)}}})
     replace(tmp_path / "c", "part.json", b'{"a": 3}')

@@ -1,0 +1,322 @@
+"""What breaks around a run (environments, disks, checkpoints) is one clear line, and nothing is overwritten or lost."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cli_envs
+import pytest
+from cli_helpers import PLAIN, SICK, TINY, Answer, contents
+
+from raynforce.runs import checkpoint
+
+Cli = Callable[..., Answer]
+
+
+# -- environments that break ------------------------------------------------------------------------------
+
+FAULTS = {
+    "reset raises": "reset raised RuntimeError: no licence",
+    "step raises": "step raised RuntimeError: no licence",
+    "nan obs": "obs = nan",
+    "nan reward": "reward = nan",
+    "inf reward": "reward = inf",
+    "text reward": "the reward is '1'",
+    "shape": "has shape (2,); expected (1,)",
+    "none": "is a NoneType",
+}
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # numpy's, before the reward is looked at
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_environment_that_breaks_in_training(cli: Cli, fault: str) -> None:
+    cli("train", "ppo", PLAIN, *TINY, "--set", f"env_args.fault={fault}").refused(1, PLAIN, FAULTS[fault])
+
+
+@pytest.mark.parametrize("where", [pytest.param("step"), pytest.param("reset")])
+def test_an_environment_that_exits_in_training(cli: Cli, where: str) -> None:
+    cli("train", "ppo", PLAIN, *TINY, "--set", f"env_args.fault={where} exits").refused(1, PLAIN, "SystemExit")
+
+
+@pytest.mark.parametrize("fault", ["close raises", pytest.param("close exits")])
+def test_an_environment_that_cannot_be_closed_costs_nothing(cli: Cli, fault: str) -> None:
+    assert cli("train", "ppo", PLAIN, *TINY, "--set", f"env_args.fault={fault}", "--json").json["steps"] == 64
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize(
+    "fault",
+    ["step raises", "shape", *(pytest.param(f) for f in ("nan reward", "inf reward", "nan obs"))],
+)
+def test_an_environment_that_breaks_in_evaluation(cli: Cli, fault: str) -> None:
+    words = ["train", "ppo", "cli_envs:SickInEvaluation", *TINY, "--set", "eval.every=32", "--json"]
+    cli(*words, "--set", f"env_args.fault={fault}").refused(1, "SickInEvaluation")
+
+
+@pytest.fixture
+def sick_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A run whose environment was well until now."""
+
+    def make(fault: str) -> Path:
+        assert cli("train", "ppo", SICK, *TINY, "--set", f"env_args.fault={fault}", "--out", "run").code == 0
+        monkeypatch.setattr(cli_envs, "sick", True)
+        return tmp_path / "run"
+
+    return make
+
+
+@pytest.mark.parametrize("fault", ["step raises", "shape", pytest.param("nan reward")])
+def test_an_environment_that_breaks_in_eval(cli: Cli, sick_run: Callable[[str], Path], fault: str) -> None:
+    sick_run(fault)
+    for words in (["eval", "run"], ["eval", "run", "--json"]):
+        cli(*words).refused(1, SICK)
+
+
+@pytest.mark.parametrize("fault", ["step raises", "nan reward", "shape"])
+def test_an_environment_that_breaks_after_a_resume_leaves_the_checkpoints(
+    cli: Cli, sick_run: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    run = sick_run(fault)
+    before = contents(run / "checkpoints")
+    cli("resume", "run", "--steps", "128", "--quiet").refused(1, SICK, FAULTS[fault])
+    assert contents(run / "checkpoints") == before
+    monkeypatch.setattr(cli_envs, "sick", False)  # mended
+    assert cli("resume", "run", "--steps", "128", "--quiet", "--json").json["steps"] == 128
+
+
+def test_an_environment_that_can_no_longer_be_made(cli: Cli, sick_run: Callable[[str], Path]) -> None:
+    run = sick_run("make raises")
+    before = contents(run)
+    cli("resume", "run", "--steps", "128").refused(2, SICK, "no licence")
+    cli("eval", "run").refused(2, SICK, "no licence")
+    assert contents(run) == before
+
+
+# -- output directories -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "config.yaml", ".hidden"])
+def test_a_directory_in_use_is_refused_and_untouched(cli: Cli, tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / name).write_text("precious")
+    cli("train", "ppo", PLAIN, *TINY, "--out", "mine").refused(2, "mine exists already", "--out")
+    assert contents(tmp_path) == {"mine": "directory", f"mine/{name}": b"precious"}
+
+
+def test_training_into_a_run_points_to_resume(cli: Cli, run: Path) -> None:
+    before = contents(run)
+    cli("train", "ppo", PLAIN, *TINY, "--out", "run").refused(2, "raynforce resume run")
+    assert contents(run) == before
+
+
+def test_a_file_in_the_place_of_a_directory(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    cli("train", "ppo", PLAIN, *TINY, "--out", "file").refused(2, "file exists already")
+    cli("train", "ppo", PLAIN, *TINY, "--out", "file/below").refused(2, "file/below", "Not a directory")
+    assert contents(tmp_path) == {"file": b"precious"}
+
+
+@pytest.mark.parametrize("out", ["/proc/x", "/dev/null", "/dev/null/x", "x" * 300, ".", "/"])
+def test_places_where_no_run_can_be(cli: Cli, tmp_path: Path, out: str) -> None:
+    (tmp_path / "precious").write_text("")
+    cli("train", "ppo", PLAIN, *TINY, "--out", out).refused(2, "output directory", out)
+    assert os.listdir(tmp_path) == ["precious"]
+
+
+class Disk:
+    """A small file system of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fill(self) -> None:
+        with open(self.path / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        assert os.statvfs(self.path).f_bavail == 0
+
+    def free(self) -> None:
+        (self.path / "filler").unlink()
+
+    def read_only(self) -> None:
+        subprocess.run(["mount", "-o", "remount,ro", str(self.path)], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting is not possible here")
+    try:
+        yield Disk(path)
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_disk_that_is_full_before_the_start(cli: Cli, disk: Disk) -> None:
+    disk.fill()
+    cli("train", "ppo", PLAIN, *TINY, "--out", "disk/run").refused(2, "disk/run", "No space left on device")
+
+
+def test_a_disk_that_cannot_be_written(cli: Cli, disk: Disk, run: Path) -> None:
+    shutil.copytree(run, disk.path / "run", symlinks=True)
+    (disk.path / "empty").mkdir()
+    disk.read_only()
+    for name in ("new", "empty"):
+        cli("train", "ppo", PLAIN, *TINY, "--out", f"disk/{name}").refused(2, f"disk/{name}", "Read-only file system")
+    cli("resume", "disk/run", "--steps", "128", "--quiet").refused(1, "disk/run", "Read-only file system")
+    assert cli("eval", "disk/run", "--json").json["mean"] == 5.0
+
+
+def test_a_disk_that_is_full_at_a_checkpoint_keeps_the_older_ones(cli: Cli, disk: Disk) -> None:
+    """The first checkpoint fits, the second does not; with room again the run goes on from the first."""
+    words = ["train", "dqn", PLAIN, *TINY, "--steps", "1e6", "--set", "log_every=1e6", "--set", "eval.every=0"]
+    words += ["--set", "checkpoint.every=3000", "--set", "checkpoint.keep=100", "--set", "network.hidden=[64]"]
+    cli(*words, "--out", "disk/run").refused(1, "cannot write", "disk/run", "No space left on device")
+    run = disk.path / "run"
+    last = checkpoint.manifest(run / "last")["step"]
+    checkpoint.load(run / "last")
+    assert cli("eval", "disk/run", "--episodes", "2").code == 0
+    subprocess.run(["mount", "-o", "remount,size=8m", str(disk.path)], check=True)
+    resumed = cli("resume", "disk/run", "--steps", str(last + 500), "--quiet", "--json").json
+    assert last + 500 <= resumed["steps"] < last + 600
+
+
+def test_a_disk_that_is_full_at_a_resume_keeps_the_run(cli: Cli, disk: Disk, run: Path) -> None:
+    shutil.copytree(run, disk.path / "run", symlinks=True)
+    disk.fill()
+    before = {k: v for k, v in contents(disk.path / "run").items() if not k.startswith("tensorboard")}
+    cli("resume", "disk/run", "--steps", "128", "--quiet").refused(1, "disk/run", "No space left on device")
+    after = contents(disk.path / "run")
+    assert {k: after[k] for k in before} == before
+    disk.free()
+    assert cli("resume", "disk/run", "--steps", "128", "--quiet", "--json").json["steps"] == 128
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # and the metrics are left open
+def test_a_disk_that_fills_up_while_resume_writes_the_config(cli: Cli, run: Path) -> None:
+    before = (run / "config.yaml").read_bytes()
+    write_text = Path.write_text
+
+    def full(self: Path, data: str, *args: Any, **kwargs: Any) -> int:
+        if "config" not in self.name:
+            return write_text(self, data, *args, **kwargs)
+        write_text(self, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        answer = cli("resume", "run", "--steps", "128", "--quiet")
+    assert (run / "config.yaml").read_bytes() == before
+    answer.refused(1, "config.yaml", "No space left on device")
+
+
+# -- checkpoints that are missing, torn or of another shape -------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["eval"], ["resume"]])
+def test_no_run_there(cli: Cli, run: Path, tmp_path: Path, words: list[str]) -> None:
+    cli(*words, "runn").refused(2, "runn", "did you mean 'run'")
+    cli(*words, "no/such/parent").refused(2, "no/such/parent")
+    (tmp_path / "empty").mkdir()
+    cli(*words, "empty").refused(2, "empty")
+    cli(*words, "run/config.yaml").refused(2, "run/config.yaml")
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint(cli: Cli, run: Path) -> None:
+    (run / "last").unlink()
+    (run / "best").unlink()
+    shutil.rmtree(run / "checkpoints")
+    cli("resume", "run").refused(2, "no checkpoint to resume from")
+    cli("eval", "run").refused(2, "no checkpoint")
+
+
+PARTS = ["evaluator", "learner", "policy", "run", "sampler_0"]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", *(f"{p}.{e}" for p in PARTS for e in ("json", "safetensors"))])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
+def test_a_torn_checkpoint_is_named_and_the_run_untouched(cli: Cli, run: Path, name: str, damage: str) -> None:
+    file = run / "last" / name
+    data = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    elif damage == "truncated":
+        file.write_bytes(data[:-3])
+    else:
+        file.write_bytes(b"\x00" + data[1:])
+    before = contents(run)
+    cli("resume", "run", "--steps", "128", "--quiet").refused(2, "run/last", "torn", name)
+    if name.startswith(("policy", "manifest")):
+        cli("eval", "run/last").refused(2, "run/last", "" if damage == "missing" else name)
+    assert cli("eval", "run", "--episodes", "1").code == 0  # the best one is whole
+    assert contents(run) == before
+
+
+def test_a_torn_checkpoint_is_not_the_end_of_the_run(cli: Cli, run: Path) -> None:
+    (run / "last" / "learner.safetensors").write_bytes(b"")
+    cli("resume", "run", "--steps", "128", "--quiet").refused(2, "step_000000000032")
+
+
+def test_a_best_policy_that_is_gone_is_one_line(cli: Cli, run: Path) -> None:
+    (run / "best" / "policy.json").unlink()
+    cli("resume", "run", "--steps", "128", "--quiet").refused(2, "run/best", "policy.json")
+    cli("eval", "run").refused(2, "run/best", "policy.json")
+    (run / "best").unlink()
+    cli("resume", "run", "--steps", "128", "--quiet").refused(2, "run/best")
+    assert cli("eval", "run").out.startswith("run/last: ")
+
+
+def vouch(path: Path, name: str, data: bytes) -> None:
+    """Replace a file of a checkpoint and let its manifest vouch for it."""
+    (path / name).write_bytes(data)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("run.json", b"{}"),
+        ("learner.json", b"{}"),
+        ("evaluator.json", b"{}"),
+        ("sampler_0.json", b"{}"),
+        pytest.param("policy.json", b"{}"),
+        pytest.param("policy.json", b'{"acting": 3, "version": {}}'),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(cli: Cli, run: Path, name: str, data: bytes) -> None:
+    vouch(run / "last", name, data)
+    before = contents(run)
+    cli("resume", "run", "--steps", "128", "--quiet").refused(2)
+    if name == "policy.json":
+        cli("eval", "run/last").refused(2, "run/last", "policy")
+    assert contents(run) == before
+
+
+def test_a_policy_of_another_shape_is_refused(cli: Cli, run: Path) -> None:
+    assert cli("train", "ppo", PLAIN, *TINY, "--set", "network.hidden=[8]", "--out", "small").code == 0
+    other = (run.parent / "small" / "last" / "policy.safetensors").read_bytes()
+    vouch(run / "last", "policy.safetensors", other)
+    cli("eval", "run/last").refused(2, "another shape", "expected 8771", "found 59")
+
+
+@pytest.mark.parametrize("text", ["", "][", "env: CartPole-v1\nzzz: 1\n", "- 1\n"])
+def test_a_run_with_a_spoilt_config(cli: Cli, run: Path, text: str) -> None:
+    (run / "config.yaml").write_text(text)
+    before = contents(run)
+    cli("resume", "run").refused(2)
+    cli("eval", "run").refused(2)
+    assert contents(run) == before
