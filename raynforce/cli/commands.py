@@ -90,7 +90,7 @@ def _train(arguments: argparse.Namespace, start: Any) -> int:
 
 def _summary(target: float | None, result: Any) -> str:
     lines = [""]
-    if result.solved_steps is not None:
+    if result.solved_steps is not None and target is not None:
         lines.append(f"solved: an evaluation met the target of {target:g} after {result.solved_steps:,} steps")
     elif target is not None and result.stopped == "steps done":
         lines.append(f"not solved: no evaluation reached the target of {target:g}")

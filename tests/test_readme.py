@@ -1,0 +1,55 @@
+"""What the README and the example say is what happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=200)
+
+
+def test_the_tour(tmp_path: Path) -> None:
+    tour = next(block for block in blocks("sh") if "raynforce train" in block)
+    commands = [line.split("#")[0].strip() for line in tour.splitlines()]
+    assert len(commands) >= 6
+    for command in commands:
+        done = run(command.split(), tmp_path)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_examples(code: str, tmp_path: Path) -> None:
+    done = run([sys.executable, "-c", code], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", "\n".join(blocks("sh")), flags=re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_links_lead_somewhere() -> None:
+    for link in re.findall(r"\]\(([^)h][^)]*)\)", README):
+        assert (ROOT / link).exists(), link
+
+
+def test_the_example_stays_short() -> None:
+    assert len((ROOT / "examples/own_algorithm.py").read_text().splitlines()) < 120
