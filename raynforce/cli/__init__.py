@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from raynforce.cli.parser import parse
 from raynforce.errors import RaynforceError, summary
 
+# Before numpy is imported: its threads gain nothing on small networks and fight over the cores.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 done, 2 wrong use, 1 failure, 128 + n on signal n."""
