@@ -129,11 +129,17 @@ class Config:
     env_args: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    """How experience is gathered."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    """The network."""
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    """The algorithm's own settings."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    """Where and how it is trained."""
     eval: EvalConfig = field(default_factory=EvalConfig)
+    """Greedy episodes on fresh seeds."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """What is kept on disk."""
 
     def to_dict(self) -> dict[str, Any]:
         return settings.to_dict(self)
