@@ -143,8 +143,8 @@ def test_single_and_batched(action: ActionSpec) -> None:
         single = chosen.act(obs[i])
         assert np.shape(single) == action.shape
         np.testing.assert_allclose(single, batched[i], atol=1e-6)
-    np.testing.assert_array_equal(chosen.act(obs[:1]), batched[:1])
-    np.testing.assert_array_equal(chosen.act(obs.tolist()), batched)  # lists will do
+    np.testing.assert_allclose(chosen.act(obs[:1]), batched[:1], atol=1e-6)
+    np.testing.assert_allclose(chosen.act(obs.tolist()), batched, atol=1e-6)  # lists will do
 
 
 def test_continuous_actions_stay_within_bounds() -> None:
