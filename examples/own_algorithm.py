@@ -13,13 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
-
-from raynforce.algos.base import Algorithm, Arrays, Batch, Loss, concatenate, observations, rows
+from raynforce.algos.base import Algorithm, Arrays, Batch, Loss, advantages, concatenate, observations, rows
 from raynforce.config import AlgorithmConfig, Config
 from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import final_values, gae
 from raynforce.policies.distributions import head_size
 from raynforce.policies.torch_distributions import logp_entropy
 from raynforce.policies.torch_net import Network
@@ -59,27 +56,17 @@ class Reinforce(Algorithm[ReinforceConfig]):
         return concatenate([self._returns(net, fragment) for fragment in fragments])
 
     def _returns(self, net: Network, fragment: Fragment) -> Arrays:
-        obs = {k: v.reshape(-1, *v.shape[2:]) for k, v in fragment.obs().items()}  # [(T+1) * B, ...]
-        value = net.predict(obs)["value"].reshape(fragment.length + 1, fragment.lanes)
-        ended = len(fragment["final/index"]) > 0
-        final = net.predict(fragment.final_obs())["value"][:, 0] if ended else np.zeros(0, np.float32)
-        _, returns = gae(  # with lambda 1 the advantage is return minus value
-            reward=fragment["reward"] * np.float32(self.reward_scale),
-            value=value,
-            terminated=fragment["terminated"],
-            truncated=fragment["truncated"],
-            final_value=final_values(fragment, value, final),
-            gamma=self.hp.gamma,
-            gae_lambda=1.0,
-        )
-        return rows(fragment, {"returns": returns, "baseline": value[:-1]})
+        # With lambda 1 the advantage is the return minus the baseline.
+        scales = {"reward_scale": self.reward_scale, "gamma": self.hp.gamma, "gae_lambda": 1.0}
+        advantage, returns, _ = advantages(net, fragment, **scales)
+        return rows(fragment, {"returns": returns, "advantage": advantage})
 
     def loss(self, net: Network, minibatch: Batch) -> Loss:
         """The policy gradient as a loss; `minibatches` yields the whole batch once unless you override it."""
         out = net(observations(minibatch))
         logp, entropy = logp_entropy(self.env.action, out, minibatch["action"])
-        advantage = minibatch["returns"] - minibatch["baseline"]
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        advantage = minibatch["advantage"]
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
         policy = -(logp * advantage).mean()
         baseline = (out["value"].squeeze(1) - minibatch["returns"]).square().mean()
         bonus = entropy.mean()

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from raynforce.policy import Policy as Policy
     from raynforce.policy import load as load
     from raynforce.runs.metrics import Sink as Sink
-    from raynforce.training import Callback as Callback
-    from raynforce.training import Result as Result
-    from raynforce.training import Status as Status
+    from raynforce.status import Callback as Callback
+    from raynforce.status import Result as Result
+    from raynforce.status import Status as Status
 
 # Names are fetched at first use: importing raynforce costs nothing, and using a policy imports no torch.
 _HOMES = {
@@ -38,7 +38,7 @@ _HOMES = {
     "raynforce.errors": ("RaynforceError", "UsageError"),
     "raynforce.policy": ("Policy", "load"),
     "raynforce.runs.metrics": ("Sink",),
-    "raynforce.training": ("Callback", "Result", "Status"),
+    "raynforce.status": ("Callback", "Result", "Status"),
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = ["__version__", *sorted(_WHERE)]

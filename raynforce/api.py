@@ -21,7 +21,8 @@ from raynforce.policy import Policy, load, read_policy
 from raynforce.runs.directory import RunDirectory, find_policy
 from raynforce.runs.metrics import Sink
 from raynforce.runs.progress import Mode
-from raynforce.training import Callback, Result, Status, Training
+from raynforce.status import Callback, Result, Status
+from raynforce.training import Training
 
 OnRound = Callable[[Status], None]
 
@@ -139,8 +140,9 @@ def resume(
 
 def _finished(training: Training, directory: RunDirectory, config: Config) -> Run:
     result = training.train()
-    if training.signal is not None:
-        raise Interrupted(Run(directory.path, config, result), training.signal)
+    number = training.stop_request.number
+    if number is not None:
+        raise Interrupted(Run(directory.path, config, result), number)
     return Run(directory.path, config, result)
 
 
@@ -162,16 +164,10 @@ def evaluate(
 
     found = find_policy(Path(path), which)
     spec, version = read_policy(found)
-    args: dict[str, Any] = {}
-    max_length = EvalConfig.max_length
-    for folder in (found.resolve(), *found.resolve().parents[:2]):
-        if (folder / "config.yaml").is_file():
-            config = resolve({"preset": "none"}, _layer(folder / "config.yaml"))[0]
-            args, max_length = config.env_args, config.eval.max_length
     fresh = time.time_ns() % 2**63 if seed is None else seed
-    evaluator = Evaluator(spec, EnvArgs(spec.env.env, min(episodes, 20), fresh, args))
+    evaluator = Evaluator(spec, EnvArgs(spec.env.env, min(episodes, EvalConfig.envs), fresh, spec.env.args))
     try:
-        return evaluator.evaluate(version, episodes, max_length), found
+        return evaluator.evaluate(version, episodes), found
     finally:
         evaluator.close()
 

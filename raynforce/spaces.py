@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
@@ -46,17 +46,22 @@ class EnvSpec:
     env: str
     obs: tuple[ObsLeaf, ...]
     action: ActionSpec
+    args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments it is made with."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> EnvSpec:
-        def tuples(d: dict[str, Any]) -> dict[str, Any]:
-            return {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
-
         return EnvSpec(
             env=data["env"],
             obs=tuple(ObsLeaf(**tuples(leaf)) for leaf in data["obs"]),
             action=ActionSpec(**tuples(data["action"])),
+            args=data["args"],
         )
+
+
+def tuples(data: dict[str, Any]) -> dict[str, Any]:
+    """Lists as tuples, as they were before JSON."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}

@@ -2,102 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 
 from raynforce.algos import algorithm_class
 from raynforce.config import Config
-from raynforce.envs.describe import short
-from raynforce.errors import CheckpointError, summary
+from raynforce.errors import CheckpointError, RaynforceError, summary
 from raynforce.policies.acting import PolicyVersion
 from raynforce.roles.evaluator import Evaluator
 from raynforce.roles.sampler import EnvArgs, Sampler
 from raynforce.runs.checkpoint import load as load_checkpoint
+from raynforce.runs.checkpoint import require_same
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.metrics import JsonlSink, Metrics, Sink
 from raynforce.runs.progress import Mode, Snapshot, make_progress
 from raynforce.runs.tensorboard import TensorBoardSink
+from raynforce.signals import StopRequest
 from raynforce.spaces import EnvSpec
+from raynforce.status import Callback, Result, Status
 from raynforce.topologies.stream import Round, sync
 from raynforce.trees import Tree
 
 RECENT = 100  # episodes that `return_mean` is the mean of
-
-
-@dataclass
-class Status:
-    """Where a run stands: what callbacks see after every round of learning."""
-
-    config: Config
-    steps: int = 0
-    episodes: int = 0
-    updates: int = 0
-    best_eval: float | None = None
-    """Best mean return of an evaluation so far."""
-    last_eval: float | None = None
-    """Mean return of the newest evaluation."""
-    solved_at: float | None = None
-    """Seconds since the start when an evaluation first met the target."""
-    solved_steps: int | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    """The newest value of everything that is measured, by name."""
-    stop_reason: str | None = None
-
-    def stop(self, reason: str = "a callback asked for it") -> None:
-        """End the run after this round, with a checkpoint."""
-        self.stop_reason = reason
-
-
-class Callback:
-    """Looks on, and may end the run with `status.stop()`. Override what you need."""
-
-    def on_round(self, status: Status) -> None:
-        """After every round of learning."""
-
-    def on_evaluation(self, status: Status, returns: np.ndarray) -> None:
-        """After every evaluation, with the return of each episode."""
-
-    def on_end(self, status: Status) -> None:
-        """Once, when the run has ended and its last checkpoint is written."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended; the keys of `--json`."""
-
-    run: str
-    algo: str
-    env: str
-    runtime: str
-    topology: str
-    seed: int
-    steps: int
-    episodes: int
-    updates: int
-    seconds: float
-    startup_seconds: float | None
-    steps_per_second: float | None
-    return_mean: float | None
-    eval_return: float | None
-    solved_at: float | None
-    solved_steps: int | None
-    restarts: int
-    dropped_steps: int
-    weights_sha256: str
-    stopped: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+FINAL = 1  # the purpose of the last evaluation: other episodes than those that chose the best policy
 
 
 class Training:
@@ -121,45 +54,50 @@ class Training:
         self._config = config
         self._run = run
         self._callbacks = callbacks
-        self._progress = make_progress(stream, mode=progress)
-        self._progress.start(title or f"{config.algo} on {config.env}")
         self._status = Status(config)
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self._signal: int | None = None
-        self._evaluated: PolicyVersion | None = None
+        self._lengths: deque[int] = deque(maxlen=RECENT)
+        self._evaluated = -1  # number of the policy version that was evaluated last
         self._startup_seconds: float | None = None
+        self._seconds_before = 0.0  # of training before this process
         self._turning_since = self._began
         self._final_speed: float | None = None
         self._trained_here = 0
         self._unreported = 0  # environment steps since the last line of metrics
-        try:
-            self._build(env, resume, sinks)
-        except BaseException:
-            self._progress.stop()
-            raise
+        self._progress = make_progress(stream, mode=progress)
+        self.stop_request = StopRequest(self._announce_stop)
+        with contextlib.ExitStack() as opened:  # closes what was opened if the rest cannot be built
+            opened.callback(self._progress.stop)
+            self._progress.start(title or f"{config.algo} on {config.env}")
+            self._build(env, resume, sinks, opened)
+            self._opened = opened.pop_all()
 
-    def _build(self, env: EnvSpec, resume: bool, sinks: Sequence[Sink]) -> None:
+    def _build(self, env: EnvSpec, resume: bool, sinks: Sequence[Sink], opened: contextlib.ExitStack) -> None:
         config, sampling = self._config, self._config.sampling
+        if resume:
+            opened.enter_context(self._run.locked())
         saved = self._run.load_last() if resume else None
-        acting = algorithm_class(config.algo)(config, env).acting()
+        self._acting = acting = algorithm_class(config.algo)(config, env).acting()
         if saved is not None:
-            _check_same(saved.get("policy", {}).get("acting"), acting.to_json(), self._run.path)
+            require_same(saved.get("policy", {}).get("acting"), acting.to_json(), self._run.path)
             had = sum(name.startswith("sampler_") for name in saved)
             if had != sampling.samplers:
                 now = sampling.samplers
                 raise CheckpointError(f"{self._run.path} has sampling.samplers = {had}, which cannot become {now}")
-        self._acting = acting
 
         def envs(count: int) -> EnvArgs:
             return EnvArgs(config.env, count, config.seed, config.env_args, sampling.exact_resume)
 
-        self._samplers = [Sampler(acting, envs(sampling.envs), sampling.fragment, i) for i in range(sampling.samplers)]
+        self._samplers: list[Sampler] = []
+        for index in range(sampling.samplers):
+            self._samplers.append(Sampler(acting, envs(sampling.envs), sampling.fragment, index))
+            opened.callback(self._samplers[-1].close)
         for note in dict.fromkeys(s.note for s in self._samplers if s.note):
             self._progress.message(f"note: {note}")
         if config.network.factory:
             self._progress.message(f"note: samplers import torch for your own network {config.network.factory}")
-        eval_lanes = min(config.eval.envs, config.eval.episodes)
-        self._evaluator = Evaluator(acting, envs(eval_lanes))
+        self._evaluator = Evaluator(acting, envs(min(config.eval.envs, config.eval.episodes)))
+        opened.callback(self._evaluator.close)
 
         from raynforce.roles.learner import Learner  # imports torch: last, so that mistakes above are cheap
 
@@ -170,77 +108,77 @@ class Training:
             self._run.write_config(config.to_yaml())
         else:
             self._run.create(config.to_yaml())  # not before everything is known to fit
-            self._run.lock()
+            opened.enter_context(self._run.locked())
+        self._metrics = Metrics(sinks)
+        opened.callback(self._metrics.close)
         resume_step = self._status.steps if resume else None
-        self._metrics = Metrics(
-            [
-                JsonlSink(self._run.metrics, resume_step=resume_step),
-                TensorBoardSink(self._run.tensorboard, resume_step=resume_step),
-                *sinks,
-            ]
-        )
+        self._metrics.add(JsonlSink(self._run.metrics, resume_step=resume_step))
+        self._metrics.add(TensorBoardSink(self._run.tensorboard, resume_step=resume_step))
+        if saved is None:
+            self._save()  # from here on there is always something to resume from
+
+    def _announce_stop(self) -> None:
+        self._progress.message("stopping after this round, with a checkpoint; press Ctrl-C again to end at once")
 
     # -- the loop -------------------------------------------------------------------------------------
 
     def train(self) -> Result:
         """Train until the steps are done, the target is met, a callback or a signal says stop."""
-        try:
-            with self._signals():
-                if self._status.steps < self._config.steps:
-                    self._loop(sync(self._samplers, self._learner, self._version))
-                self._finish()
+        with self._opened, self.stop_request.watching():
+            if self._status.steps < self._config.steps:
+                self._loop(sync(self._samplers, self._learner, self._version))
+            self._finish()
             return self._result()
-        finally:
-            self._progress.stop()
-            self._metrics.close()
-            self._evaluator.close()
-            self._run.unlock()
-            for sampler in self._samplers:
-                sampler.close()
 
     def _loop(self, rounds: Iterator[Round]) -> None:
-        status, config = self._status, self._config
+        status = self._status
         self._run.event("started", steps=status.steps)
         self._turning_since = time.monotonic()
         while status.stop_reason is None:
             round_ = next(rounds)
-            self._version = round_.learned.version
-            if self._startup_seconds is None and round_.learned.updates:
-                self._startup_seconds = time.monotonic() - self._began
-            before = status.steps
-            self._count(round_)
-            for callback in self._callbacks:
-                callback.on_round(status)
-            self._report(round_)
-            if status.steps >= config.steps:
-                status.stop_reason = status.stop_reason or "steps done"
-            if _crossed(before, status.steps, config.eval.every) and self._signal is None:
-                evaluating = time.monotonic()
-                self._evaluate()
-                self._turning_since += time.monotonic() - evaluating  # evaluation is not training
-            if self._signal is not None:
-                status.stop_reason = signal.Signals(self._signal).name
-            if _crossed(before, status.steps, config.checkpoint.every) and status.stop_reason is None:
-                self._save()
+            # From here to the next round every role stands at a fragment's border, so its state can be saved.
+            try:
+                self._after(round_)
+            except Exception:  # of a callback, or of the environment in evaluation: what was learned is not lost
+                with contextlib.suppress(RaynforceError):
+                    self._save()
+                raise
         self._final_speed = self._speed
 
+    def _after(self, round_: Round) -> None:
+        status, config = self._status, self._config
+        before = status.steps
+        if self._startup_seconds is None and round_.learned.updates:
+            self._startup_seconds = time.monotonic() - self._began
+        self._count(round_)
+        for callback in self._callbacks:
+            callback.on_round(status)
+        self._report(round_)
+        if status.steps >= config.steps:
+            status.stop_reason = status.stop_reason or "steps done"
+        if _crossed(before, status.steps, config.eval.every) and self.stop_request.number is None:
+            evaluating = time.monotonic()
+            self._evaluate()
+            self._turning_since += time.monotonic() - evaluating  # evaluation is not training
+        status.stop_reason = self.stop_request.name or status.stop_reason
+        if _crossed(before, status.steps, config.checkpoint.every) and status.stop_reason is None:
+            self._save()
+
     def _count(self, round_: Round) -> None:
-        status = self._status
-        steps = sum(f.steps for f in round_.fragments)
-        status.steps += steps
-        self._trained_here += steps
-        self._unreported += steps
-        status.updates += round_.learned.updates
-        for fragment in round_.fragments:
-            returns = fragment["episode/return"]
-            status.episodes += len(returns)
-            self._recent.extend(returns.tolist())
-            if len(returns):
-                status.metrics["charts/episodic_length"] = float(fragment["episode/length"].mean())
-        status.metrics |= round_.learned.metrics
-        status.metrics |= {f"charts/{k}": v for k, v in round_.learned.version.schedules.items()}
+        status, learned = self._status, round_.learned
+        self._version = learned.version
+        status.steps += learned.steps
+        status.episodes += len(learned.returns)
+        status.updates += learned.updates
+        self._trained_here += learned.steps
+        self._unreported += learned.steps
+        self._recent.extend(learned.returns.tolist())
+        self._lengths.extend(learned.lengths.tolist())
+        status.metrics |= {name: float(value) for name, value in learned.metrics.items()}
+        status.metrics |= {f"charts/{k}": v for k, v in learned.version.schedules.items()}
         if self._recent:
             status.metrics["charts/episodic_return"] = sum(self._recent) / len(self._recent)
+            status.metrics["charts/episodic_length"] = sum(self._lengths) / len(self._lengths)
 
     def _report(self, round_: Round) -> None:
         status = self._status
@@ -250,11 +188,11 @@ class Training:
                 "charts/SPS": self._speed,
                 "charts/episodes": float(status.episodes),
                 "charts/updates": float(status.updates),
-                "time/seconds": time.monotonic() - self._began,
+                "time/seconds": self._seconds,
                 "time/sample": round_.sample_seconds,
                 "time/learn": round_.learn_seconds,
             }
-            self._metrics.write(status.steps, status.metrics)
+            self._metrics.write(status.steps, dict(status.metrics))
         self._show()
 
     @property
@@ -262,13 +200,18 @@ class Training:
         """Environment steps per second of training in this process, start-up and evaluation left out."""
         return self._trained_here / (time.monotonic() - self._turning_since)
 
-    def _show(self) -> None:
+    @property
+    def _seconds(self) -> float:
+        """How long the run has lasted, in this process and those it was resumed from."""
+        return self._seconds_before + time.monotonic() - self._began
+
+    def _show(self, note: str = "") -> None:
         status = self._status
         self._progress.update(
             Snapshot(
                 steps=status.steps,
                 total_steps=self._config.steps,
-                seconds=time.monotonic() - self._began,
+                seconds=self._seconds,
                 steps_per_second=self._speed,
                 episodes=status.episodes,
                 updates=status.updates,
@@ -276,19 +219,20 @@ class Training:
                 best_eval=status.best_eval,
                 target=self._config.target,
                 losses={k[7:]: v for k, v in status.metrics.items() if k.startswith("losses/")},
+                note=note,
             )
         )
 
     # -- evaluation -----------------------------------------------------------------------------------
 
     def _evaluate(self) -> None:
-        status, target = self._status, self._config.target
-        self._evaluated = self._version
-        how = self._config.eval
+        status, how, target = self._status, self._config.eval, self._config.target
+        self._show("evaluating")
         returns = self._evaluator.evaluate(self._version, how.episodes, how.max_length)
+        self._evaluated = self._version.number
         score = status.last_eval = float(returns.mean())
-        status.metrics["eval/return"] = score
-        self._metrics.write(status.steps, {"eval/return": score, "eval/deviation": float(returns.std())})
+        measured = {"eval/return": score, "eval/deviation": float(returns.std()), "time/seconds": self._seconds}
+        self._metrics.write(status.steps, measured)
         if status.best_eval is None or score >= status.best_eval:
             status.best_eval, self._best = score, self._version
             self._run.save_best(status.steps, self._policy(self._version), score)
@@ -304,19 +248,24 @@ class Training:
 
     def _finish(self) -> None:
         status = self._status
-        if self._signal is None and self._evaluated is not self._version:
+        status.stop_reason = status.stop_reason or "steps done"
+        if self.stop_request.number is None and self._evaluated != self._version.number:
             self._evaluate()
-        self._save()
+        status.stop_reason = self.stop_request.name or status.stop_reason
+        if self._trained_here:
+            self._save()
         self._run.event("stopped", reason=status.stop_reason, steps=status.steps)
         for callback in self._callbacks:
             callback.on_end(status)
 
     def _result(self) -> Result:
         status, config = self._status, self._config
-        final = config.eval.final_episodes if self._signal is None and status.best_eval is not None else 0
         eval_return = None
-        if final:
-            eval_return = float(self._evaluator.evaluate(self._best, final, config.eval.max_length).mean())
+        if config.eval.final_episodes and self.stop_request.number is None:
+            self._show("evaluating the best policy")
+            how = config.eval
+            returns = self._evaluator.evaluate(self._best, how.final_episodes, how.max_length, purpose=FINAL)
+            eval_return = float(returns.mean())
         mean = sum(self._recent) / len(self._recent) if self._recent else None
         return Result(
             run=str(self._run.path),
@@ -351,98 +300,55 @@ class Training:
         parts: dict[str, Tree] = {
             "policy": self._policy(self._version),
             "learner": self._learner.state(),
-            "evaluator": self._evaluator.state(),
             "run": {
                 "steps": status.steps,
+                "total_steps": self._config.steps,
                 "episodes": status.episodes,
                 "updates": status.updates,
                 "best_eval": status.best_eval,
                 "last_eval": status.last_eval,
                 "solved_at": status.solved_at,
                 "solved_steps": status.solved_steps,
+                "evaluated": self._evaluated,
+                "seconds": self._seconds,
                 "unreported": self._unreported,
                 "recent": np.asarray(self._recent, np.float64),
-                "metrics": dict(status.metrics),
+                "lengths": np.asarray(self._lengths, np.int64),
+                "metrics": {name: float(value) for name, value in status.metrics.items()},
             },
         }
         parts |= {f"sampler_{s.index}": s.state() for s in self._samplers}
         self._run.save(status.steps, parts, self._config.checkpoint.keep)
 
     def _load(self, saved: Mapping[str, Tree]) -> None:
+        status = self._status
         try:
             for sampler in self._samplers:
                 for note in sampler.load(saved[f"sampler_{sampler.index}"]):
                     self._progress.message(f"note: {note}")
             self._learner.load(saved["learner"])
-            self._evaluator.load(saved["evaluator"])
             counts = saved["run"]
             self._recent.extend(counts["recent"].tolist())
-            self._unreported = counts["unreported"]
-            status = self._status
+            self._lengths.extend(counts["lengths"].tolist())
+            self._unreported, self._evaluated = counts["unreported"], counts["evaluated"]
+            self._seconds_before = counts["seconds"]
             for name in ("steps", "episodes", "updates", "best_eval", "last_eval", "solved_at", "solved_steps"):
                 setattr(status, name, counts[name])
             status.metrics.update(counts["metrics"])
+            total = counts["total_steps"]
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise CheckpointError(f"{self._run.last} does not fit this config: {summary(error)}") from error
+        if total != self._config.steps:
+            share = status.steps / self._config.steps
+            self._progress.message(
+                f"note: steps were {total:,} and are {self._config.steps:,}: what follows the run's progress "
+                f"(annealed learning rate, epsilon) goes on from {share:.0%}"
+            )
         self._version = self._best = self._learner.publish()
         if status.best_eval is not None:
             best = load_checkpoint(self._run.best, only=["policy"])["policy"]
             self._best = PolicyVersion.from_state(best["version"])
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM ends the run after its round, with a checkpoint; the second ends it now."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def received(number: int, frame: Any) -> None:
-            if self._signal is not None:
-                raise KeyboardInterrupt(number)
-            self._signal = number
-            self._progress.message("stopping after this round, with a checkpoint; press Ctrl-C again to end at once")
-
-        before = {number: signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    @property
-    def signal(self) -> int | None:
-        """The signal that ended the run, if one did."""
-        return self._signal
-
 
 def _crossed(before: int, after: int, every: int) -> bool:
     return every > 0 and before // every != after // every
-
-
-def _check_same(found: Tree | None, expected: Tree, path: Path) -> None:
-    """Refuse a checkpoint of another network, environment or algorithm."""
-    for name in ("env", "network", "heads", "factory"):
-        old, new = _plain(found.get(name) if isinstance(found, dict) else None), _plain(expected[name])
-        if old != new:
-            where, was, now = _difference(old, new, name)
-            raise CheckpointError(
-                f"the checkpoint in {path} was made with another {name}: {where} was {was}, is now {now}"
-            )
-
-
-def _difference(old: Any, new: Any, path: str) -> tuple[str, str, str]:
-    """The first place where two trees of plain data differ, and what is there."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        key = next(k for k in [*new, *old] if old.get(k) != new.get(k))
-        return _difference(old.get(key), new.get(key), f"{path}.{key}")
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        index = next(i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
-        return _difference(old[index], new[index], f"{path}[{index}]")
-    return path, short(old), short(new)
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, as they come back from JSON."""
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value

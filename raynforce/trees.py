@@ -15,17 +15,20 @@ def split(tree: Tree, prefix: str = "") -> tuple[dict[str, np.ndarray], Tree]:
     rest: Tree = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"
+        below: dict[str, np.ndarray] = {}
         if isinstance(value, np.ndarray):
-            arrays[path] = value
+            below = {path: value}
         elif isinstance(value, dict):
             below, rest[key] = split(value, path + "/")
-            arrays.update(below)
         else:
             rest[key] = value
+        if below and "/" in key:
+            raise ValueError(f"the key {key!r} on the way to an array has a '/', which separates levels")
+        arrays.update(below)
     return arrays, rest
 
 
-def join(arrays: dict[str, np.ndarray], rest: Tree, prefix: str = "") -> Tree:
+def join(arrays: dict[str, np.ndarray], rest: Tree) -> Tree:
     """Undo `split`."""
     tree: Tree = {k: join({}, v) if isinstance(v, dict) else v for k, v in rest.items()}
     for path, array in arrays.items():

@@ -11,6 +11,7 @@ import numpy as np
 from raynforce.config import AlgorithmConfig, Config
 from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
+from raynforce.experience.gae import final_values, gae
 from raynforce.lazy import LazyModule
 from raynforce.policies.acting import ActingSpec
 from raynforce.policies.spec import Free, Linear, NetworkSpec, Tower, inputs_of, mlp
@@ -66,6 +67,8 @@ class Algorithm(Generic[H]):
         self.env = env
         self.reward_scale = 1.0
         """What to multiply rewards by; kept up to date by the learner when `learner.scale_rewards` is on."""
+        self.scheduled: Mapping[str, float] = {}
+        """The values of `schedules` in this round; kept up to date by the learner."""
 
     # -- what it declares, as data ------------------------------------------------------------------------
 
@@ -106,7 +109,8 @@ class Algorithm(Generic[H]):
 
     def minibatches(self, batch: Batch, rng: np.random.Generator) -> Iterator[Mapping[str, Tensor | np.ndarray]]:
         """Yield the minibatches of one round; one optimiser step follows each."""
-        yield batch
+        if len(next(iter(batch.values()))):
+            yield batch
 
     def loss(self, net: Network, minibatch: Batch) -> Loss:
         """The objective on one minibatch."""
@@ -122,7 +126,10 @@ class Algorithm(Generic[H]):
     # -- what it remembers --------------------------------------------------------------------------------
 
     def state(self) -> Tree:
-        """Everything that later updates depend on, beside the network and the optimiser."""
+        """Everything that later updates depend on, beside the network and the optimiser.
+
+        It is written out before the next round, so large arrays need not be copied.
+        """
         return {}
 
     def load(self, tree: Tree) -> None:
@@ -147,6 +154,26 @@ def rows(fragment: Fragment, columns: Mapping[str, np.ndarray]) -> Arrays:
     return flat if keep.all() else {k: v[keep] for k, v in flat.items()}
 
 
+def advantages(
+    net: Network, fragment: Fragment, *, reward_scale: float, gamma: float, gae_lambda: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Advantage, return and value `[T, B]` of each step, by GAE with the network's `value` output."""
+    flat = {k: v.reshape(-1, *v.shape[2:]) for k, v in fragment.obs().items()}
+    value = net.predict(flat)["value"].reshape(fragment.length + 1, fragment.lanes)  # [T+1, B]
+    ended = len(fragment["final/index"]) > 0
+    final = net.predict(fragment.final_obs())["value"][:, 0] if ended else np.zeros(0, np.float32)  # [K]
+    advantage, returns = gae(
+        reward=fragment["reward"] * np.float32(reward_scale),
+        value=value,
+        terminated=fragment["terminated"],
+        truncated=fragment["truncated"],
+        final_value=final_values(fragment, value, final),
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+    )
+    return advantage, returns, value[:-1]
+
+
 def concatenate(parts: Sequence[Arrays]) -> Arrays:
     """Join the rows of several fragments."""
     return parts[0] if len(parts) == 1 else {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
@@ -155,6 +182,8 @@ def concatenate(parts: Sequence[Arrays]) -> Arrays:
 def shuffled(batch: Batch, size: int, rng: np.random.Generator) -> Iterator[Batch]:
     """One epoch: permute all rows once, then cut views of nearly equal length close to `size`."""
     first = next(iter(batch.values()))
+    if not len(first):  # every row of the round was only a reset
+        return
     order = torch.from_numpy(rng.permutation(len(first))).to(first.device)
     permuted = {k: v.index_select(0, order) for k, v in batch.items()}
     cuts = np.linspace(0, len(first), max(1, round(len(first) / size)) + 1).astype(int)

@@ -91,9 +91,20 @@ class DQN(Algorithm[DQNConfig]):
         super().__init__(config, env)
         if env.action.kind != "discrete":
             raise UsageError(f"dqn needs discrete actions, and {env.env} takes {env.action.kind} ones: use ppo")
-        self._progress = 0.0
+        self._check_sizes()
         self._inserted = 0
         self._updates = 0
+        self._due = 0.0  # updates that the samples-per-insert ratio still asks for
+
+    def _check_sizes(self) -> None:
+        hp, sampling = self.hp, self.config.sampling
+        width = sampling.samplers * sampling.envs
+        needed = max((sampling.fragment + 2) * width, hp.batch_size + (hp.n_step + 1) * width)
+        if hp.buffer_size < needed:
+            raise UsageError(
+                f"algorithm.buffer_size = {hp.buffer_size} cannot hold a fragment and a batch: with {width} envs, "
+                f"sampling.fragment = {sampling.fragment} and algorithm.batch_size = {hp.batch_size} it takes {needed}"
+            )
 
     def heads(self) -> dict[str, int]:
         (actions,) = self.env.action.sizes
@@ -110,11 +121,11 @@ class DQN(Algorithm[DQNConfig]):
         return ActingSpec(self.env, self.network(), self.heads(), factory, exploration="epsilon", values=best)
 
     def schedules(self, progress: float) -> dict[str, float]:
-        self._progress = progress
         hp = self.hp
         share = min(1.0, progress / hp.epsilon_fraction) if hp.epsilon_fraction else 1.0
         epsilon = hp.epsilon_start + share * (hp.epsilon_end - hp.epsilon_start)
-        return {**super().schedules(progress), "epsilon": epsilon}
+        beta = hp.priority_beta + progress * (1 - hp.priority_beta)
+        return {**super().schedules(progress), "epsilon": epsilon, "priority_beta": beta}
 
     def begin(self, net: Network) -> None:
         hp, sampling = self.hp, self.config.sampling
@@ -132,16 +143,15 @@ class DQN(Algorithm[DQNConfig]):
         )
 
     def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:
+        before, hp = max(self._inserted, self.hp.learning_starts), self.hp
         self._inserted += sum(self.replay.insert(f) for f in fragments)
+        self._due += max(0, self._inserted - before) * hp.samples_per_insert / hp.batch_size
         return {}
 
     def minibatches(self, batch: Batch, rng: np.random.Generator) -> Iterator[Mapping[str, Tensor | np.ndarray]]:
-        hp = self.hp
-        learnable = self._inserted - hp.learning_starts
-        due = int(learnable * hp.samples_per_insert / hp.batch_size) - self._updates
-        beta = hp.priority_beta + self._progress * (1 - hp.priority_beta)
-        for _ in range(due if len(self.replay) >= hp.batch_size else 0):
-            yield self.replay.sample(hp.batch_size, rng, beta)
+        while self._due >= 1 and len(self.replay) >= self.hp.batch_size:
+            self._due -= 1
+            yield self.replay.sample(self.hp.batch_size, rng, self.scheduled["priority_beta"])
 
     def _values(self, out: Outputs) -> Tensor:
         if not self.hp.dueling:
@@ -188,10 +198,10 @@ class DQN(Algorithm[DQNConfig]):
         return {"replay/size": float(len(self.replay)), "replay/fill": fill, "replay/mb": self.replay.nbytes / 1e6}
 
     def state(self) -> Tree:
-        counts = {"inserted": self._inserted, "updates": self._updates}
-        return {"target": self.target.cpu().numpy().copy(), "replay": self.replay.state(), **counts}
+        counts = {"inserted": self._inserted, "updates": self._updates, "due": self._due}
+        return {"target": self.target.cpu().numpy().copy(), "replay": self.replay.state(copy=False), **counts}
 
     def load(self, tree: Tree) -> None:
         self.target.copy_(torch.from_numpy(tree["target"]))
         self.replay.load(tree["replay"])
-        self._inserted, self._updates = tree["inserted"], tree["updates"]
+        self._inserted, self._updates, self._due = tree["inserted"], tree["updates"], tree["due"]

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from raynforce.algos.base import Algorithm, Arrays, Batch, Loss, concatenate, observations, rows, shuffled
+from raynforce.algos.base import Algorithm, Arrays, Batch, Loss, advantages, concatenate, observations, rows, shuffled
 from raynforce.config import AlgorithmConfig, Config
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import final_values, gae
 from raynforce.lazy import LazyModule
 from raynforce.policies.distributions import head_size
 from raynforce.policies.spec import Free, Linear, NetworkSpec, Tower, mlp
@@ -92,21 +91,9 @@ class PPO(Algorithm[PPOConfig]):
         return batch
 
     def _advantages(self, net: Network, fragment: Fragment) -> Arrays:
-        shape = (fragment.length + 1, fragment.lanes)
-        flat = {k: v.reshape(-1, *v.shape[2:]) for k, v in fragment.obs().items()}
-        value = net.predict(flat)["value"].reshape(shape)  # [T+1, B]
-        ends = fragment["final/index"]
-        final = net.predict(fragment.final_obs())["value"][:, 0] if len(ends) else np.zeros(0, np.float32)  # [K]
-        advantage, returns = gae(
-            reward=fragment["reward"] * np.float32(self.reward_scale),
-            value=value,
-            terminated=fragment["terminated"],
-            truncated=fragment["truncated"],
-            final_value=final_values(fragment, value, final),
-            gamma=self.hp.gamma,
-            gae_lambda=self.hp.gae_lambda,
-        )
-        learned = {"logp": fragment["logp"], "advantage": advantage, "returns": returns, "value": value[:-1]}
+        scales = {"reward_scale": self.reward_scale, "gamma": self.hp.gamma, "gae_lambda": self.hp.gae_lambda}
+        advantage, returns, value = advantages(net, fragment, **scales)
+        learned = {"logp": fragment["logp"], "advantage": advantage, "returns": returns, "value": value}
         return rows(fragment, learned)
 
     def minibatches(self, batch: Batch, rng: np.random.Generator) -> Iterator[Mapping[str, Tensor | np.ndarray]]:
@@ -114,7 +101,8 @@ class PPO(Algorithm[PPOConfig]):
             self._divergence.clear()
             yield from shuffled(batch, self.hp.minibatch_size, rng)
             # The one read that must wait for the device, and only if it is asked for.
-            if self.hp.target_kl is not None and torch.stack(self._divergence).mean().item() > self.hp.target_kl:
+            limit, seen = self.hp.target_kl, self._divergence
+            if limit is not None and seen and torch.stack(seen).mean().item() > limit:
                 break
 
     def loss(self, net: Network, minibatch: Batch) -> Loss:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -74,11 +75,12 @@ def make_vector(
     seed: int,
     sampler: int = 0,
     exact_resume: bool = True,
+    record: bool = True,
 ) -> VectorEnv:
     """Make `num_envs` environments: the env's own vector implementation if it serves, otherwise a loop.
 
     Exact resume needs a snapshot of the implementation's state (`raynforce.envs.native.register_snapshot`);
-    the loop needs none, because it replays the actions of the running episodes.
+    the loop needs none, because it replays the actions of the running episodes, unless `record` is off.
     """
     from raynforce.envs.native import native_vector  # it implements this module's contract, so it imports us
 
@@ -89,14 +91,15 @@ def make_vector(
     vector, note = native_vector(env, env_args, num_envs, seed=seed, sampler=sampler, exact_resume=exact_resume)
     if vector is not None:
         return vector
-    return LocalVector(env, env_args, num_envs, seed=seed, sampler=sampler, record=exact_resume, note=note)
+    return LocalVector(env, env_args, num_envs, seed=seed, sampler=sampler, record=exact_resume and record, note=note)
 
 
 def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
     """What an environment takes and gives, found by making one and closing it again."""
     made = make(env, env_args)
     try:
-        return describe(env, made.observation_space, made.action_space)
+        spec = describe(env, made.observation_space, made.action_space)
+        return dataclasses.replace(spec, args=dict(env_args or {}))
     finally:
         with contextlib.suppress(Exception, SystemExit):
             made.close()  # type: ignore[no-untyped-call]

@@ -93,16 +93,16 @@ class Actor:
     def __init__(self, spec: ActingSpec) -> None:
         self.spec = spec
         self.distribution = spec.distribution()
-        self.version = -1
+        self._version: PolicyVersion | None = None
         self.schedules: Mapping[str, float] = {}
         self._net = _module_actor(spec) if spec.factory else NumpyNet(spec.network, self.distribution.outputs)
         self._to_env = action_map(spec.env.action)
 
     def load(self, version: PolicyVersion) -> None:
-        """Act with this version from now on; the same version again costs nothing."""
-        if version.number != self.version:
+        """Act with this version from now on; the same one again costs nothing."""
+        if version is not self._version:
             self._net.load(version.params, version.shift, version.scale)
-            self.version, self.schedules = version.number, version.schedules
+            self._version, self.schedules = version, version.schedules
 
     def outputs(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Network outputs for `[B, ...]` raw observations."""

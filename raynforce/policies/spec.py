@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from raynforce.errors import UsageError
-from raynforce.spaces import ObsLeaf
+from raynforce.spaces import ObsLeaf, tuples
 
 SQRT2 = math.sqrt(2.0)
 
@@ -225,9 +225,6 @@ class NetworkSpec:
         def layer(d: dict[str, Any]) -> Layer:
             made: Layer = LAYERS[d["type"]](**{k: v for k, v in d.items() if k != "type"})
             return made
-
-        def tuples(d: dict[str, Any]) -> dict[str, Any]:
-            return {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
 
         return NetworkSpec(
             inputs=tuple(Input(**tuples(d)) for d in data["inputs"]),

@@ -46,6 +46,11 @@ class Network(Protocol):
         """Evaluate on numpy arrays, without gradients, into numpy arrays."""
 
 
+def tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    """An array on the device. What is received read-only, and may be released, is copied."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device, non_blocking=True)
+
+
 class _Base:
     """What both kinds of network share: the flat vector, encoding and normalising observations, `predict`."""
 
@@ -76,7 +81,7 @@ class _Base:
 
     def predict(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         with torch.no_grad():
-            outputs = self({k: torch.from_numpy(v).to(self.device) for k, v in obs.items()})
+            outputs = self({k: tensor(v, self.device) for k, v in obs.items()})
         return {k: v.detach().cpu().numpy().copy() for k, v in outputs.items()}  # no views of the parameters
 
     def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None) -> Outputs:
@@ -282,6 +287,11 @@ class ModuleNet(_Base):
             raise UsageError("network.factory returned a module without parameters: there is nothing to learn")
         if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()):
             raise UsageError("network.factory returned a module with batch normalisation: use layer normalisation")
+        if any(True for _ in module.buffers()):
+            raise UsageError(
+                "network.factory returned a module with buffers, which do not travel with the policy: "
+                "make them parameters with requires_grad=False"
+            )
         start = [p.detach().float().reshape(-1).numpy() for _, p in named]
         start += [np.full(f.size, f.init, np.float32) for f in spec.free]
         super().__init__(spec, np.concatenate(start), device)
@@ -376,7 +386,7 @@ class ModuleActor:
 
     def load(self, flat: np.ndarray, shift: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:
         with torch.no_grad():
-            self._net.flat.copy_(torch.tensor(flat))
+            self._net.flat.copy_(tensor(flat, self._net.device))
         if shift is not None and scale is not None:
             self._net.normalize_with(shift, scale)
 

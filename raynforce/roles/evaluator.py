@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import numpy as np
 
-from raynforce.envs.vector import VectorEnv, make_vector, require_finite
+from raynforce.envs.vector import VectorEnv, derive_seed, make_vector, require_finite
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.roles.sampler import EnvArgs
-from raynforce.trees import Tree
 
 EVALUATION_STREAM = 1 << 20  # apart from every sampler's index, so that evaluation never repeats training episodes
 
 
 class Evaluator:
-    """Plays greedy episodes; each call has seeds of its own."""
+    """Plays greedy episodes. It has no state: what it plays follows from what it is given."""
 
     def __init__(self, acting: ActingSpec, envs: EnvArgs) -> None:
         self._args = envs
         self._actor = Actor(acting)
         self._envs: VectorEnv | None = None
-        self._count = 0
 
-    def evaluate(self, version: PolicyVersion, episodes: int, max_length: int = 100_000) -> np.ndarray:
+    def evaluate(
+        self, version: PolicyVersion, episodes: int, max_length: int = 100_000, *, purpose: int = 0
+    ) -> np.ndarray:
         """Returns of `episodes` greedy episodes.
 
         Each lane plays a number of episodes fixed beforehand: taking whichever end first would favour short ones.
-        An episode longer than `max_length` is counted as it stands, and its lane plays no further one.
+        An episode longer than `max_length` is counted as it stands, and its lane plays no further one. Seeds derive
+        from the run's seed, the version's number and `purpose`: each version plays other episodes, the same version
+        the same ones, however often the run was stopped.
         """
         self._actor.load(version)
         envs = self._vector()
         lanes = envs.num_envs
         quota = np.full(lanes, episodes // lanes) + (np.arange(lanes) < episodes % lanes)
-        obs = envs.reset(seed=int(np.random.SeedSequence([self._args.seed, self._count]).generate_state(1)[0]))
-        self._count += 1
+        obs = envs.reset(seed=derive_seed(self._args.seed, EVALUATION_STREAM, version.number, purpose))
         returns: list[float] = []
         running, length = np.zeros(lanes), np.zeros(lanes, np.int64)
         while quota.any():
@@ -53,15 +54,15 @@ class Evaluator:
         if self._envs is None:
             a = self._args
             self._envs = make_vector(
-                a.env, a.args, a.num_envs, seed=a.seed, sampler=EVALUATION_STREAM, exact_resume=False
+                a.env,
+                a.args,
+                a.num_envs,
+                seed=a.seed,
+                sampler=EVALUATION_STREAM,
+                exact_resume=a.exact_resume,  # the same implementation as the samplers'
+                record=False,
             )
         return self._envs
-
-    def state(self) -> Tree:
-        return {"count": self._count}
-
-    def load(self, tree: Tree) -> None:
-        self._count = tree["count"]
 
     def close(self) -> None:
         if self._envs is not None:

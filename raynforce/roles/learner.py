@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import discounted
 from raynforce.policies.acting import PolicyVersion
 from raynforce.policies.normalizer import ObservationNormalizer, RunningStats
-from raynforce.policies.torch_net import build
+from raynforce.policies.torch_net import build, tensor
 from raynforce.roles.adam import Adam
 from raynforce.spaces import EnvSpec
 from raynforce.trees import Tree, load_rng, rng_state
@@ -30,6 +31,12 @@ class Learned(NamedTuple):
     metrics: dict[str, float]
     updates: int
     """Optimiser steps taken in this round."""
+    steps: int
+    """Environment steps learned from."""
+    returns: np.ndarray
+    """Returns `[E]` of the episodes that ended in its fragments."""
+    lengths: np.ndarray
+    """Their lengths `[E]`."""
 
 
 class Learner:
@@ -48,37 +55,44 @@ class Learner:
         self._return_stats = RunningStats(1)
         self._running_returns: dict[int, np.ndarray] = {}  # discounted return in flight, per sampler [B]
         self._rng = np.random.default_rng([config.seed, 2])
+        self._torch_rng = _TorchStream(config.seed, self._device)
         self._steps = 0
-        self._updates = 0
         self._number = 0
         self._algo.begin(self._net)
 
     def learn(self, fragments: Sequence[Fragment]) -> Learned:
-        """Train on fragments (in sampler order) and publish the next policy version."""
+        """Train on fragments and publish the next policy version."""
         algo, net = self._algo, self._net
-        schedules = algo.schedules(self._progress)
+        fragments = sorted(fragments, key=lambda f: (f.sampler, f.sequence))  # statistics depend on the order
+        stale = [f for f in fragments if f.version != self._number]
+        if stale and not algo.tolerates_lag:
+            raise RaynforceError(f"{self._config.algo} learns from version {self._number}, not {stale[0].version}")
+        algo.scheduled = algo.schedules(self._progress)
         if self._config.learner.scale_rewards:
             algo.reward_scale = self._updated_reward_scale(fragments)
         batch = self._tensors(algo.prepare(net, fragments))
+        rate = algo.scheduled["learning_rate"]
         losses: list[Loss] = []
         norms: list[Tensor] = []
-        for minibatch in algo.minibatches(batch, self._rng):
-            tensors = self._tensors(minibatch)
-            loss = algo.loss(net, tensors)
-            losses.append(loss)
-            norms.append(self.apply(self.gradients(loss), schedules["learning_rate"]))
-            with torch.no_grad():
-                algo.after_update(net, tensors, loss)
-        self._updates += len(losses)
-        self._steps += sum(f.steps for f in fragments)
+        with self._torch_rng.in_use():
+            for minibatch in algo.minibatches(batch, self._rng):
+                tensors = self._tensors(minibatch)
+                loss = algo.loss(net, tensors)
+                losses.append(loss)
+                norms.append(self.apply(self.gradients(loss), rate))
+                with torch.no_grad():
+                    algo.after_update(net, tensors, loss)
+        steps = sum(f.steps for f in fragments)
+        self._steps += steps
         if self._normalizer is not None:
             for fragment in fragments:
                 keep = fragment["valid"]
                 self._normalizer.update({k: v[:-1][keep] for k, v in fragment.obs().items()})
             net.normalize_with(*self._normalizer.affine())
         self._number += 1
-        metrics = _averages(losses, norms) | {"charts/learning_rate": schedules["learning_rate"]} | algo.metrics()
-        return Learned(self.publish(), metrics, len(losses))
+        metrics = _averages(losses, norms) | {"charts/learning_rate": rate} | algo.metrics()
+        returns, lengths = (np.concatenate([f[f"episode/{k}"] for f in fragments]) for k in ("return", "length"))
+        return Learned(self.publish(), metrics, len(losses), steps, returns, lengths)
 
     def gradients(self, loss: Loss) -> Tensor:
         """The flat gradient of one minibatch's loss."""
@@ -101,10 +115,7 @@ class Learner:
         return min(1.0, self._steps / self._config.steps)
 
     def _tensors(self, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-        return {
-            k: v if isinstance(v, Tensor) else torch.from_numpy(v).to(self._device, non_blocking=True)
-            for k, v in arrays.items()
-        }
+        return {k: v if isinstance(v, Tensor) else tensor(v, self._device) for k, v in arrays.items()}
 
     def _updated_reward_scale(self, fragments: Sequence[Fragment]) -> float:
         """One over the deviation of running discounted returns, these fragments included."""
@@ -115,7 +126,8 @@ class Learner:
                 f["reward"] * f["valid"], done, self._config.algorithm.gamma, carry
             )
             self._return_stats.update(returns[f["valid"]][:, None])
-        return float(1.0 / np.sqrt(self._return_stats.variance[0] + 1e-8))
+        deviation = float(np.sqrt(self._return_stats.variance[0]))
+        return 1.0 / deviation if deviation > 1e-4 else 1.0  # returns that never vary have no scale
 
     def state(self) -> Tree:
         tree: Tree = {
@@ -123,11 +135,10 @@ class Learner:
             "adam": self._adam.state(),
             "algo": self._algo.state(),
             "rng": rng_state(self._rng),
-            "torch_rng": torch.get_rng_state().numpy(),
+            "torch_rng": self._torch_rng.state(),
             "return_stats": self._return_stats.state(),
             "running_returns": {str(k): v for k, v in self._running_returns.items()},
             "steps": self._steps,
-            "updates": self._updates,
             "number": self._number,
         }
         if self._normalizer is not None:
@@ -140,13 +151,41 @@ class Learner:
             self._adam.load(tree["adam"])
             self._algo.load(tree["algo"])
         load_rng(self._rng, tree["rng"])
-        torch.set_rng_state(torch.from_numpy(tree["torch_rng"].copy()))
+        self._torch_rng.load(tree["torch_rng"])
         self._return_stats.load(tree["return_stats"])
         self._running_returns = {int(k): v for k, v in tree["running_returns"].items()}
-        self._steps, self._updates, self._number = tree["steps"], tree["updates"], tree["number"]
+        self._steps, self._number = tree["steps"], tree["number"]
         if self._normalizer is not None:
             self._normalizer.stats.load(tree["normalizer"])
             self._net.normalize_with(*self._normalizer.affine())
+
+
+class _TorchStream:
+    """The random stream of dropout and the like: the learner's own, whoever else draws from torch's global ones."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(self._devices):
+            torch.manual_seed(seed)
+            self._states = self._read()
+
+    def _read(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in self._devices)]
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        with torch.random.fork_rng(self._devices):
+            torch.set_rng_state(self._states[0])
+            for device, state in zip(self._devices, self._states[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
+            yield
+            self._states = self._read()
+
+    def state(self) -> Tree:
+        return {str(i): s.cpu().numpy().copy() for i, s in enumerate(self._states)}
+
+    def load(self, tree: Tree) -> None:
+        self._states = [torch.from_numpy(tree[str(i)].copy()) for i in range(len(self._states))]
 
 
 def _device(name: str) -> torch.device:

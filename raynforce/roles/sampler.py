@@ -96,6 +96,8 @@ class Sampler:
         columns["episode/return"], columns["episode/length"] = self._episodes(reward, terminated | truncated, valid)
         seen = {k: v for k, v in columns.items() if k == "reward" or k.startswith(("obs", "final/obs"))}
         require_finite(self._env, seen, ("step", "lane"))
+        for column in columns.values():
+            column.flags.writeable = False  # as it will be for whoever receives it from another process
         fragment = Fragment(columns, version.number, self.index, self._sequence)
         self._sequence += 1
         return fragment

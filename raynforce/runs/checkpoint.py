@@ -123,3 +123,26 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def require_same(found: Tree | None, expected: Tree, path: Path) -> None:
+    """Refuse the policy of another environment, network or algorithm, naming the first difference."""
+    expected = json.loads(json.dumps(expected))  # tuples become lists, as in what was read
+    for name in ("env", "network", "heads", "factory"):
+        old, new = found.get(name) if isinstance(found, dict) else None, expected[name]
+        if old != new:
+            where, was, now = _difference(old, new, name)
+            raise CheckpointError(
+                f"the checkpoint in {path} was made with another {name}: {where} was {was}, is now {now}"
+            )
+
+
+def _difference(old: Any, new: Any, path: str) -> tuple[str, str, str]:
+    """The first place where two trees of plain data differ, and what is there."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        key = next(k for k in [*new, *old] if old.get(k) != new.get(k))
+        return _difference(old.get(key), new.get(key), f"{path}.{key}")
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        index = next(i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
+        return _difference(old[index], new[index], f"{path}[{index}]")
+    return path, repr(old)[:80], repr(new)[:80]

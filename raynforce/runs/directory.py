@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 import time
-import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +76,19 @@ class RunDirectory:
                 temporary.unlink()
             raise cannot_write(self.config, error) from error
 
-    def lock(self) -> None:
-        """Claim the run until `unlock`, or the end of this process however it comes."""
-        descriptor = os.open(self.path, os.O_RDONLY)
-        self.unlock = weakref.finalize(self, os.close, descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.unlock()
-            raise UsageError(f"run {self.path} is in use by another process: wait for it, or end it first") from None
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be its one writer, until the end of this process at the latest, however that comes."""
+        with contextlib.ExitStack() as stack:
+            descriptor = os.open(self.path, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"run {self.path} is in use by another process: wait, or end it first") from None
+            for unfinished in self.checkpoints.glob(".*.tmp"):  # what a kill left half written
+                shutil.rmtree(unfinished, ignore_errors=True)
+            yield
 
     @staticmethod
     def open(path: Path) -> RunDirectory:
@@ -94,9 +98,6 @@ class RunDirectory:
             raise UsageError(f"there is no run at {path}{_similar(path)}")
         if not run.config.is_file():
             raise UsageError(f"{path} is not a run directory: it has no config.yaml")
-        run.lock()
-        for unfinished in run.checkpoints.glob(".*.tmp"):  # what a kill left half written
-            shutil.rmtree(unfinished, ignore_errors=True)
         return run
 
     def event(self, kind: str, **facts: Any) -> None:
@@ -112,8 +113,8 @@ class RunDirectory:
         path = self._free(f"step_{step:012d}")
         checkpoint.save(path, parts, step=step)
         checkpoint.point(self.last, path)
-        for old in sorted(self.checkpoints.glob("step_*"))[:-keep]:
-            if old != path:
+        for old in self._steps()[:-keep]:
+            if old != path:  # which is not the newest by number after going back to an older one
                 shutil.rmtree(old, ignore_errors=True)
 
     def save_best(self, step: int, policy: Tree, score: float) -> None:
@@ -127,11 +128,12 @@ class RunDirectory:
 
     def _free(self, name: str) -> Path:
         """A name of its own: the same step again, after a resume, must not touch what `last` or `best` names."""
-        path, count = self.checkpoints / name, 1
-        while path.exists():
-            count += 1
-            path = self.checkpoints / f"{name}.{count}"
-        return path
+        taken = [_age(path)[1] for path in self.checkpoints.glob(f"{name}*")]
+        return self.checkpoints / (f"{name}.{max(taken) + 1}" if taken else name)
+
+    def _steps(self) -> list[Path]:
+        """Whole checkpoints, the oldest first."""
+        return sorted(self.checkpoints.glob("step_*"), key=_age)
 
     def last_step(self) -> int:
         """How far the newest checkpoint is."""
@@ -145,9 +147,15 @@ class RunDirectory:
         try:
             return checkpoint.load(self.last)
         except CheckpointError as error:
-            older = [p.name for p in sorted(self.checkpoints.glob("step_*")) if p.name != self.last.resolve().name]
+            older = [p.name for p in self._steps() if p.name != self.last.resolve().name]
             hint = f"; to go back to an older one: ln -sfn checkpoints/{older[-1]} {self.last}" if older else ""
             raise CheckpointError(f"{error}{hint}") from error
+
+
+def _age(path: Path) -> tuple[int, int]:
+    """The step of a checkpoint's name, and which of that step it is."""
+    step, _, count = path.name.partition("_")[2].partition(".")
+    return int(step), int(count or 1)
 
 
 def find_policy(path: Path, which: str = "best") -> Path:

@@ -19,7 +19,7 @@ class Sink(Protocol):
     """Anything that takes metrics: give your own to a run to send them elsewhere."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics (`charts/episodic_return`, `losses/policy`, …) of one environment step count."""
+        """Take the metrics (`charts/episodic_return`, `losses/policy_loss`, …) of one environment step count."""
 
     def close(self) -> None:
         """Finish writing; called once, at the end of the run."""
@@ -34,6 +34,10 @@ class Metrics:
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = list(sinks)
+
+    def add(self, sink: Sink) -> None:
+        """Hand metrics to one more."""
+        self._sinks.append(sink)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand `metrics` to every sink that still works."""

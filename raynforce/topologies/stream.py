@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from raynforce.experience.fragment import Fragment
 from raynforce.policies.acting import PolicyVersion
 
 if TYPE_CHECKING:  # the learner's module imports torch
@@ -17,7 +16,6 @@ if TYPE_CHECKING:  # the learner's module imports torch
 class Round(NamedTuple):
     """One turn of the loop."""
 
-    fragments: Sequence[Fragment]
     learned: Learned
     sample_seconds: float
     learn_seconds: float
@@ -31,4 +29,4 @@ def sync(samplers: Sequence[Sampler], learner: Learner, version: PolicyVersion) 
         sampled = time.monotonic()
         learned = learner.learn(fragments)
         version = learned.version
-        yield Round(fragments, learned, sampled - began, time.monotonic() - sampled)
+        yield Round(learned, sampled - began, time.monotonic() - sampled)

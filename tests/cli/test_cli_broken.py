@@ -242,7 +242,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint(cli: Cli, run: Path)
     cli("eval", "run").refused(2, "no checkpoint")
 
 
-PARTS = ["evaluator", "learner", "policy", "run", "sampler_0"]
+PARTS = ["learner", "policy", "run", "sampler_0"]
 
 
 @pytest.mark.parametrize("name", ["manifest.json", *(f"{p}.{e}" for p in PARTS for e in ("json", "safetensors"))])
@@ -291,7 +291,7 @@ def vouch(path: Path, name: str, data: bytes) -> None:
     [
         ("run.json", b"{}"),
         ("learner.json", b"{}"),
-        ("evaluator.json", b"{}"),
+        ("run.json", b"{}"),
         ("sampler_0.json", b"{}"),
         pytest.param("policy.json", b"{}"),
         pytest.param("policy.json", b'{"acting": 3, "version": {}}'),
@@ -318,5 +318,5 @@ def test_a_run_with_a_spoilt_config(cli: Cli, run: Path, text: str) -> None:
     (run / "config.yaml").write_text(text)
     before = contents(run)
     cli("resume", "run").refused(2)
-    cli("eval", "run").refused(2)
+    assert cli("eval", "run").code == 0  # the checkpoint holds all that evaluation needs
     assert contents(run) == before

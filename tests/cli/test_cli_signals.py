@@ -157,7 +157,7 @@ def test_what_to_type_after_a_signal_finishes_the_run(start: Start, tmp_path: Pa
 def test_a_run_in_use_is_not_resumed_by_another_process(start: Start, tmp_path: Path) -> None:
     process = start(*ENDLESS, "--out", "run", "--set", "checkpoint.every=100")
     until((tmp_path / "run" / "last").exists, process)
-    answer = ended(start("resume", "run", "--steps", "1"))
+    answer = ended(start("resume", "run"))
     assert process.poll() is None
     answer.refused(2, "run", "in use")
 

@@ -102,16 +102,15 @@ def test_version_round_trip(obs: tuple[ObsLeaf, ...]) -> None:
         assert again.shift is again.scale is None
 
 
-def test_actor_loads_each_version_once() -> None:
+def test_actor_acts_with_the_version_it_was_given_last() -> None:
     spec = acting_spec()
     actor, obs = Actor(spec), {"obs": rows(4)}
     actor.load(version_of(spec))
     first = actor.outputs(obs)["policy"]
-    actor.load(PolicyVersion(7, version_of(spec, seed=1).params))  # the number says that it is the same
-    np.testing.assert_array_equal(actor.outputs(obs)["policy"], first)
-    actor.load(PolicyVersion(8, version_of(spec, seed=1).params))
-    assert actor.version == 8
+    actor.load(PolicyVersion(7, version_of(spec, seed=1).params))  # the same number again, after going back
     assert not np.array_equal(actor.outputs(obs)["policy"], first)
+    actor.load(version_of(spec))
+    np.testing.assert_array_equal(actor.outputs(obs)["policy"], first)
 
 
 # -- acting ---------------------------------------------------------------------------------------------------

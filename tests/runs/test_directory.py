@@ -210,8 +210,9 @@ def test_what_a_killed_process_left_behind_is_cleared_away(run: RunDirectory) ->
     abandoned = run.checkpoints / ".step_000000000002.999999999.tmp"  # no process has this id: Linux ends at 4194304
     abandoned.mkdir()
     (abandoned / "replay.safetensors").write_bytes(b"x" * 1000)
-    assert RunDirectory.open(run.path).load_last()["part"]["x"][0] == 1
-    assert kept(run) == ["step_000000000001"]
+    with RunDirectory.open(run.path).locked():
+        assert kept(run) == ["step_000000000001"]
+    assert run.load_last()["part"]["x"][0] == 1
 
 
 def test_a_second_ctrl_c_while_the_same_step_is_saved_again_loses_nothing(

@@ -1,0 +1,76 @@
+"""What a run tells: its status to callbacks while it lasts, its result when it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from raynforce.config import Config
+
+
+@dataclass
+class Status:
+    """Where a run stands: what callbacks see after every round of learning."""
+
+    config: Config
+    steps: int = 0
+    episodes: int = 0
+    updates: int = 0
+    best_eval: float | None = None
+    """Best mean return of an evaluation so far."""
+    last_eval: float | None = None
+    """Mean return of the newest evaluation."""
+    solved_at: float | None = None
+    """Seconds since the start when an evaluation first met the target."""
+    solved_steps: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The newest value of everything that is measured, by name."""
+    stop_reason: str | None = None
+
+    def stop(self, reason: str = "a callback asked for it") -> None:
+        """End the run after this round, with a checkpoint."""
+        self.stop_reason = reason
+
+
+class Callback:
+    """Looks on, and may end the run with `status.stop()`. Override what you need."""
+
+    def on_round(self, status: Status) -> None:
+        """After every round of learning."""
+
+    def on_evaluation(self, status: Status, returns: np.ndarray) -> None:
+        """After every evaluation, with the return of each episode."""
+
+    def on_end(self, status: Status) -> None:
+        """Once, when the run has ended and its last checkpoint is written."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended; the keys of `--json`."""
+
+    run: str
+    algo: str
+    env: str
+    runtime: str
+    topology: str
+    seed: int
+    steps: int
+    episodes: int
+    updates: int
+    seconds: float
+    startup_seconds: float | None
+    steps_per_second: float | None
+    return_mean: float | None
+    eval_return: float | None
+    solved_at: float | None
+    solved_steps: int | None
+    restarts: int
+    dropped_steps: int
+    weights_sha256: str
+    stopped: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
