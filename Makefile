@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --config-settings editable_mode=compat
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help train test slow check format bench clean
@@ -13,7 +13,7 @@ help:  ## list these commands
 train: $(VENV)/.installed  ## train PPO on CartPole-v1 until 20 greedy episodes average at least 475
 	$(BIN)/raynforce train ppo CartPole-v1 --target 475
 
-test: $(VENV)/.installed-dev  ## run the tests
+test: $(VENV)/.installed-dev  ## run every quick test (two to three minutes)
 	$(BIN)/python -m pytest
 
 slow: $(VENV)/.installed-dev  ## run every learning run, all seeds (a few minutes)

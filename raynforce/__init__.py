@@ -1,4 +1,4 @@
-"""Raynforce: reinforcement learning with the same code in one process, on all cores, and on a Ray cluster.
+"""Raynforce: reinforcement learning that is fast on a laptop and reads like a textbook.
 
 run = raynforce.train("CartPole-v1", algo="ppo", target=475)
 action = raynforce.load(run.path).act(observation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from raynforce.config import Config, EvalConfig
 from raynforce.envs.vector import probe
 from raynforce.errors import UsageError
 from raynforce.experiment import resolve
+from raynforce.imports import name_of
 from raynforce.policy import Policy, load, read_policy
 from raynforce.runs.directory import RunDirectory, find_policy
 from raynforce.runs.metrics import Sink
@@ -35,14 +37,17 @@ class Run:
     config: Config
     result: Result
 
+    def __repr__(self) -> str:
+        return f"<Run {self.path}: {self.result.steps:,} steps, {self.result.stopped}>"
+
     def policy(self, which: str = "best") -> Policy:
         """Its `best` (or `last`) policy, ready to act."""
         return load(self.path, which)
 
 
 def train(
-    env: str,
-    algo: str = "ppo",
+    env: str | Callable[..., Any],
+    algo: str | type[Any] = "ppo",
     *,
     steps: int | None = None,
     target: float | None = None,
@@ -59,9 +64,11 @@ def train(
     `env` is a gymnasium id or `module:factory`, `algo` is `ppo`, `dqn` or your own `module:Class`. `settings` are
     dotted (`{"algorithm.learning_rate": 1e-3}`) and win over `config`, a YAML file or nested mapping, which wins
     over the preset. A callback is a `Callback`, or a function that is called with the `Status` after every round.
+    In Python, `env` may also be the factory itself, `algo` the class, and `network.factory` the function, if another
+    process could import them by name. Ctrl-C raises `Interrupted`, whose `run` can be resumed.
     """
     given = {"steps": steps, "target": target, "seed": seed}
-    layers = [_layer(config), _nested(settings), {"env": env, "algo": algo}]
+    layers = [_layer(config), _nested(settings), {"env": name_of(env), "algo": name_of(algo)}]
     layers.append({k: v for k, v in given.items() if v is not None})
     resolved, preset = resolve(*layers)
     return start(resolved, preset, out, callbacks=callbacks, sinks=sinks, progress=progress)
@@ -84,14 +91,14 @@ def start(
     directory.must_be_new()
     env = probe(config.env, config.env_args)
     if preset and progress != "quiet":
-        tuned = ", ".join(f"{k}={v}" for k, v in preset.items())
+        tuned = ", ".join(f"{k}={json.dumps(v)}" for k, v in preset.items())
         print(f"preset for {config.algo} on {config.env}: {tuned}", file=stream)
     training = Training(
         config,
         env,
         directory,
         callbacks=_callbacks(callbacks),
-        sinks=sinks,
+        sinks=_sinks(sinks),
         stream=stream,
         progress=progress,
         began=began,
@@ -103,6 +110,7 @@ def resume(
     run: str | Path,
     *,
     steps: int | None = None,
+    target: float | None = None,
     settings: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback | OnRound] = (),
     sinks: Sequence[Sink] = (),
@@ -110,13 +118,17 @@ def resume(
     stream: Any = None,
     began: float | None = None,
 ) -> Run:
-    """Continue a run from its last checkpoint as if it had never stopped; `settings` may change what makes sense."""
+    """Continue a run from its last checkpoint as if it had never stopped.
+
+    `settings` (dotted) may change how far and how it goes on: `steps`, `target` (None removes it), learning rate and
+    other numbers of the algorithm, evaluation, checkpoints. What the saved state was made with is refused:
+    environment, algorithm, seed, network, samplers and their environments.
+    """
     directory = RunDirectory.open(Path(run))
     changes = _nested(settings)
-    if steps is not None:
-        changes["steps"] = steps
+    changes |= {k: v for k, v in (("steps", steps), ("target", target)) if v is not None}
     before = _layer(directory.config)
-    for name in ("algo", "env"):
+    for name in ("algo", "env", "seed"):
         if changes.get(name, before.get(name)) != before.get(name):
             raise UsageError(f"{name} of {directory.path} is {before.get(name)!r} and cannot become {changes[name]!r}")
     config, _ = resolve({"preset": "none"}, before, changes)
@@ -129,7 +141,7 @@ def resume(
         directory,
         resume=True,
         callbacks=_callbacks(callbacks),
-        sinks=sinks,
+        sinks=_sinks(sinks),
         stream=stream or sys.stdout,
         progress=progress,
         began=began,
@@ -158,7 +170,10 @@ class Interrupted(KeyboardInterrupt):
 def evaluate(
     path: str | Path, *, episodes: int = 100, which: str = "best", seed: int | None = None
 ) -> tuple[np.ndarray, Path]:
-    """Play greedy episodes with a run's policy on fresh seeds; returns their returns and the checkpoint used."""
+    """Play greedy episodes with a run's policy on fresh seeds.
+
+    Returns the return of each episode, and the path of the checkpoint used.
+    """
     from raynforce.roles.evaluator import Evaluator
     from raynforce.roles.sampler import EnvArgs
 
@@ -167,9 +182,11 @@ def evaluate(
     fresh = time.time_ns() % 2**63 if seed is None else seed
     evaluator = Evaluator(spec, EnvArgs(spec.env.env, min(episodes, EvalConfig.envs), fresh, spec.env.args))
     try:
-        return evaluator.evaluate(version, episodes), found
+        returns = evaluator.evaluate(version, episodes)
     finally:
         evaluator.close()
+    assert returns is not None  # nobody was watching
+    return returns, found
 
 
 def _layer(config: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -179,11 +196,21 @@ def _layer(config: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _nested(dotted: Mapping[str, Any] | None) -> dict[str, Any]:
-    return settings.nested(dotted or {})
+    return settings.nested({k: name_of(v) if callable(v) else v for k, v in (dotted or {}).items()})
 
 
 def _callbacks(given: Sequence[Callback | OnRound]) -> list[Callback]:
+    for callback in given:
+        if not (isinstance(callback, Callback) or callable(callback)):
+            raise UsageError(f"callback {callback!r} is neither a raynforce.Callback nor a function")
     return [c if isinstance(c, Callback) else _FunctionCallback(c) for c in given]
+
+
+def _sinks(given: Sequence[Sink]) -> Sequence[Sink]:
+    for sink in given:
+        if not (hasattr(sink, "write") and hasattr(sink, "close")):
+            raise UsageError(f"sink {sink!r} has no write(step, metrics) and close()")
+    return given
 
 
 class _FunctionCallback(Callback):

@@ -22,9 +22,9 @@ class AlgorithmConfig:
     anneal_learning_rate: bool = False
     """Let the step size fall linearly to zero over the run."""
     adam_epsilon: Annotated[float, Range(1e-12, 1)] = 1e-8
-    """Adam's term against division by zero; PPO is used to a larger one."""
+    """Adam's term against division by zero."""
     max_grad_norm: Annotated[float, Range(1e-9)] | None = 0.5
-    """Gradients longer than this are scaled down to it; none leaves them alone."""
+    """Gradients longer than this are scaled down to it; null switches that off."""
     gamma: Annotated[float, Range(0, 1)] = 0.99
     """Discount of future rewards."""
 
@@ -85,7 +85,7 @@ class EvalConfig:
     episodes: Annotated[int, Range(1, 100_000)] = 20
     """Episodes of each evaluation during training."""
     final_episodes: Annotated[int, Range(0, 100_000)] = 100
-    """Episodes of the best checkpoint at the end of the run; 0 leaves that out."""
+    """Episodes played with the best policy at the end of the run; 0 skips this."""
     envs: Annotated[int, Range(1, 10_000)] = 20
     """Environments that evaluate side by side."""
     max_length: Annotated[int, Range(1, 1e12)] = 100_000
@@ -98,6 +98,8 @@ class CheckpointConfig:
 
     every: Annotated[int, Range(0, 1e12)] = 50_000
     """Environment steps between checkpoints; one is always written at the end."""
+    seconds: Annotated[float, Range(0, 1e9)] = 600.0
+    """Seconds between checkpoints, whichever comes first; 0 counts steps alone."""
     keep: Annotated[int, Range(1, 10_000)] = 2
     """How many of the newest to keep, beside the best policy."""
 
@@ -111,9 +113,9 @@ class Config:
     algo: str = "ppo"
     """ppo, dqn, or your own module:Class."""
     config_version: Literal[1] = 1
-    """Format of this file."""
+    """Version of this file's format."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
-    """Where every random stream of the run begins."""
+    """Random seed: where every random stream of the run begins."""
     steps: Positive = 200_000
     """Environment steps to train for."""
     target: float | None = None
@@ -123,7 +125,7 @@ class Config:
     topology: Literal["sync"] = "sync"
     """Who waits for whom: sync alternates sampling and learning."""
     preset: Literal["auto", "none"] = "auto"
-    """Whether tuned settings for this algorithm and environment are the defaults."""
+    """auto starts from tuned settings for this algorithm and environment where there are some; none does not."""
     log_every: Positive = 2_000
     """Environment steps between lines of metrics."""
     env_args: dict[str, Any] = field(default_factory=dict)

@@ -36,7 +36,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.85) if "." in word else []
     # Then forgive case, and a forgotten or wrong section: 'gamma' for 'algorithm.gamma'.
     close = close or [n for n in names if n.lower() == word.lower() or n.rpartition(".")[2] == word.rpartition(".")[2]]
-    close = close or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    close = close or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -26,4 +26,11 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     kind = algorithm_class(algo)
     preset = preset_for(algo, str(env)) if given.get("preset", "auto") == "auto" else {}
     data = settings.merge(settings.merge(settings.nested(kind.defaults), settings.nested(preset)), given)
-    return settings.build(Config, data, {"algorithm": kind.Settings}), preset
+    applied = {key: value for key, value in preset.items() if not _has(given, key)}
+    return settings.build(Config, data, {"algorithm": kind.Settings}), applied
+
+
+def _has(tree: Mapping[str, Any], dotted: str) -> bool:
+    first, _, rest = dotted.partition(".")
+    below = tree.get(first)
+    return first in tree and (not rest or (isinstance(below, Mapping) and _has(below, rest)))

@@ -43,3 +43,16 @@ def load_object(path: str) -> Any:
         except AttributeError as error:
             raise UsageError(f"module {module_name!r} has no {names!r}{nearest(name, dir(found))}") from error
     return found
+
+
+def name_of(thing: Any) -> str:
+    """The `module:name` of a function or class, as configs and other processes need it; a text stays as it is."""
+    if isinstance(thing, str) or not callable(thing):
+        return thing  # what is neither is refused where settings are read
+    module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
+    path = f"{module}:{name}"
+    if module == "__main__" or "<" in name or load_object(path) is not thing:
+        raise UsageError(
+            f"{thing!r} cannot be found by name from another process: put it into a module and give 'module:name'"
+        )
+    return path

@@ -24,6 +24,9 @@ class Policy:
         self._actor.load(version)
         self._rng = np.random.default_rng(seed)
 
+    def __repr__(self) -> str:
+        return f"<Policy version {self.version.number} for {self.spec.env.env}>"
+
     def act(
         self, obs: Any, state: Any = None, mask: np.ndarray | None = None, *, greedy: bool = True
     ) -> np.ndarray | Any:
@@ -73,9 +76,9 @@ class Policy:
             array = np.asarray(obs).astype(leaf.dtype, copy=False)
         except (TypeError, ValueError):
             raise UsageError(f"{leaf.path} is not an array of {leaf.dtype}: {str(obs)[:60]}") from None
-        shape = list(leaf.shape)
         if array.shape != leaf.shape and array.shape[1:] != leaf.shape:
-            raise UsageError(f"{leaf.path} has shape {list(array.shape)}; allowed are {shape} and {['N', *shape]}")
+            allowed = f"{list(leaf.shape)} and [{', '.join(['N', *map(str, leaf.shape)])}]"
+            raise UsageError(f"{leaf.path} has shape {list(array.shape)}; allowed are {allowed}")
         if leaf.sizes:
             index = array - np.asarray(leaf.start)
             if (index < 0).any() or (index >= np.asarray(leaf.sizes)).any():

@@ -64,15 +64,17 @@ class Training:
         self._final_speed: float | None = None
         self._trained_here = 0
         self._unreported = 0  # environment steps since the last line of metrics
+        self._saved_at = self._began
         self._progress = make_progress(stream, mode=progress)
         self.stop_request = StopRequest(self._announce_stop)
         with contextlib.ExitStack() as opened:  # closes what was opened if the rest cannot be built
             opened.callback(self._progress.stop)
-            self._progress.start(title or f"{config.algo} on {config.env}")
-            self._build(env, resume, sinks, opened)
+            self._build(env, resume, sinks, opened, title or f"{config.algo} on {config.env}")
             self._opened = opened.pop_all()
 
-    def _build(self, env: EnvSpec, resume: bool, sinks: Sequence[Sink], opened: contextlib.ExitStack) -> None:
+    def _build(
+        self, env: EnvSpec, resume: bool, sinks: Sequence[Sink], opened: contextlib.ExitStack, title: str
+    ) -> None:
         config, sampling = self._config, self._config.sampling
         if resume:
             opened.enter_context(self._run.locked())
@@ -80,10 +82,8 @@ class Training:
         self._acting = acting = algorithm_class(config.algo)(config, env).acting()
         if saved is not None:
             require_same(saved.get("policy", {}).get("acting"), acting.to_json(), self._run.path)
-            had = sum(name.startswith("sampler_") for name in saved)
-            if had != sampling.samplers:
-                now = sampling.samplers
-                raise CheckpointError(f"{self._run.path} has sampling.samplers = {had}, which cannot become {now}")
+            self._check_sampling(saved["run"])
+        self._progress.start(title)
 
         def envs(count: int) -> EnvArgs:
             return EnvArgs(config.env, count, config.seed, config.env_args, sampling.exact_resume)
@@ -117,6 +117,12 @@ class Training:
         if saved is None:
             self._save()  # from here on there is always something to resume from
 
+    def _check_sampling(self, counts: Tree) -> None:
+        for name in ("samplers", "envs"):
+            had, now = counts.get(name), getattr(self._config.sampling, name)
+            if had != now:
+                raise CheckpointError(f"{self._run.path} has sampling.{name} = {had}, which cannot become {now}")
+
     def _announce_stop(self) -> None:
         self._progress.message("stopping after this round, with a checkpoint; press Ctrl-C again to end at once")
 
@@ -125,10 +131,16 @@ class Training:
     def train(self) -> Result:
         """Train until the steps are done, the target is met, a callback or a signal says stop."""
         with self._opened, self.stop_request.watching():
-            if self._status.steps < self._config.steps:
-                self._loop(sync(self._samplers, self._learner, self._version))
-            self._finish()
-            return self._result()
+            try:
+                if self._status.steps < self._config.steps:
+                    self._loop(sync(self._samplers, self._learner, self._version))
+                self._finish()
+                return self._result()
+            except Exception as error:
+                with contextlib.suppress(RaynforceError):  # the disk may be what failed
+                    self._run.event("failed", reason=summary(error), steps=self._status.steps)
+                self._progress.message(f"failed; what was saved can be continued: raynforce resume {self._run.path}")
+                raise
 
     def _loop(self, rounds: Iterator[Round]) -> None:
         status = self._status
@@ -157,11 +169,11 @@ class Training:
         if status.steps >= config.steps:
             status.stop_reason = status.stop_reason or "steps done"
         if _crossed(before, status.steps, config.eval.every) and self.stop_request.number is None:
-            evaluating = time.monotonic()
             self._evaluate()
-            self._turning_since += time.monotonic() - evaluating  # evaluation is not training
         status.stop_reason = self.stop_request.name or status.stop_reason
-        if _crossed(before, status.steps, config.checkpoint.every) and status.stop_reason is None:
+        due = _crossed(before, status.steps, config.checkpoint.every)
+        due |= 0 < config.checkpoint.seconds < time.monotonic() - self._saved_at
+        if due and status.stop_reason is None:
             self._save()
 
     def _count(self, round_: Round) -> None:
@@ -198,7 +210,7 @@ class Training:
     @property
     def _speed(self) -> float:
         """Environment steps per second of training in this process, start-up and evaluation left out."""
-        return self._trained_here / (time.monotonic() - self._turning_since)
+        return self._final_speed or self._trained_here / max(time.monotonic() - self._turning_since, 1e-9)
 
     @property
     def _seconds(self) -> float:
@@ -227,8 +239,15 @@ class Training:
 
     def _evaluate(self) -> None:
         status, how, target = self._status, self._config.eval, self._config.target
-        self._show("evaluating")
-        returns = self._evaluator.evaluate(self._version, how.episodes, how.max_length)
+        if not status.episodes and status.steps > how.max_length:
+            self._progress.message(
+                f"note: no episode has ended in {status.steps:,} steps; evaluation cuts them at eval.max_length"
+            )
+        began = time.monotonic()
+        returns = self._play(self._version, how.episodes, "evaluating")
+        self._turning_since += time.monotonic() - began  # evaluation is not training
+        if returns is None:
+            return
         self._evaluated = self._version.number
         score = status.last_eval = float(returns.mean())
         measured = {"eval/return": score, "eval/deviation": float(returns.std()), "time/seconds": self._seconds}
@@ -243,6 +262,15 @@ class Training:
         self._show()
         for callback in self._callbacks:
             callback.on_evaluation(status, returns)
+
+    def _play(self, version: PolicyVersion, episodes: int, doing: str, purpose: int = 0) -> np.ndarray | None:
+        """Greedy episodes, with progress; None if a signal came in the meantime."""
+
+        def watch(over: int) -> bool:
+            self._show(f"{doing}: {over} of {episodes} episodes")
+            return self.stop_request.number is None
+
+        return self._evaluator.evaluate(version, episodes, self._config.eval.max_length, purpose=purpose, watch=watch)
 
     # -- the end --------------------------------------------------------------------------------------
 
@@ -262,10 +290,9 @@ class Training:
         status, config = self._status, self._config
         eval_return = None
         if config.eval.final_episodes and self.stop_request.number is None:
-            self._show("evaluating the best policy")
-            how = config.eval
-            returns = self._evaluator.evaluate(self._best, how.final_episodes, how.max_length, purpose=FINAL)
-            eval_return = float(returns.mean())
+            returns = self._play(self._best, config.eval.final_episodes, "evaluating the best policy", FINAL)
+            eval_return = None if returns is None else float(returns.mean())
+        self._show()
         mean = sum(self._recent) / len(self._recent) if self._recent else None
         return Result(
             run=str(self._run.path),
@@ -303,6 +330,8 @@ class Training:
             "run": {
                 "steps": status.steps,
                 "total_steps": self._config.steps,
+                "samplers": self._config.sampling.samplers,
+                "envs": self._config.sampling.envs,
                 "episodes": status.episodes,
                 "updates": status.updates,
                 "best_eval": status.best_eval,
@@ -319,6 +348,7 @@ class Training:
         }
         parts |= {f"sampler_{s.index}": s.state() for s in self._samplers}
         self._run.save(status.steps, parts, self._config.checkpoint.keep)
+        self._saved_at = time.monotonic()
 
     def _load(self, saved: Mapping[str, Tree]) -> None:
         status = self._status
@@ -343,6 +373,10 @@ class Training:
             self._progress.message(
                 f"note: steps were {total:,} and are {self._config.steps:,}: what follows the run's progress "
                 f"(annealed learning rate, epsilon) goes on from {share:.0%}"
+            )
+        if status.solved_steps is not None and self._config.target is not None:
+            self._progress.message(
+                f"note: the target was met at {status.solved_steps:,} steps already; --target none goes on without it"
             )
         self._version = self._best = self._learner.publish()
         if status.best_eval is not None:

@@ -17,6 +17,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import raynforce
+from raynforce.envs.tiny import Identity
 from raynforce.spaces import ObsLeaf
 
 SMALL = {
@@ -30,7 +31,7 @@ SMALL = {
 }
 
 
-def small(out: Path, env: str = "CartPole-v1", algo: str = "ppo", **more: Any) -> raynforce.Run:
+def small(out: Path, env: Any = "CartPole-v1", algo: Any = "ppo", **more: Any) -> raynforce.Run:
     settings = {k: v for k, v in SMALL.items() if algo == "ppo" or not k.startswith("algorithm")}
     settings |= more.pop("settings", {})
     return raynforce.train(env, algo, **({"steps": 400} | more), settings=settings, out=out, progress="quiet")
@@ -163,6 +164,36 @@ def test_greedy_actions_are_those_of_torch(run: raynforce.Run) -> None:
     assert np.array_equal(policy.act(obs), net.predict({"obs": obs})["policy"].argmax(1))
 
 
+class Buttons(Identity):
+    """Multi-binary actions and observations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = self.action_space = gymnasium.spaces.MultiBinary(3)
+
+    def draw(self) -> Any:
+        return self.np_random.integers(2, size=3).astype(np.int8)
+
+    def score(self, action: Any) -> float:
+        assert self.action_space.contains(action), action
+        return float((action == self.shown).mean())
+
+
+class Shifted(Identity):
+    """Choices that begin at -2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = self.action_space = gymnasium.spaces.Discrete(3, start=-2)
+
+    def draw(self) -> int:
+        return int(self.np_random.integers(-2, 1))
+
+    def score(self, action: int) -> float:
+        assert self.action_space.contains(action), action
+        return float(action == self.shown)
+
+
 @pytest.mark.parametrize(
     ("algo", "env"),
     [
@@ -172,6 +203,8 @@ def test_greedy_actions_are_those_of_torch(run: raynforce.Run) -> None:
         ("ppo", "raynforce.envs.tiny:MultiIdentity"),
         ("dqn", "raynforce.envs.tiny:DictIdentity"),
         ("examples.own_algorithm:Reinforce", "Acrobot-v1"),
+        ("ppo", f"{__name__}:Buttons"),
+        ("dqn", f"{__name__}:Shifted"),
     ],
 )
 def test_every_kind_of_space_trains_and_acts(algo: str, env: str, tmp_path: Path) -> None:
@@ -235,3 +268,39 @@ def test_resume_may_change_what_makes_sense_and_refuses_what_does_not(run: raynf
     more = raynforce.resume(trained.path, steps=600, settings={"algorithm.learning_rate": 1e-5}, progress="quiet")
     assert more.result.steps >= 600
     assert more.config.algorithm.learning_rate == 1e-5
+
+
+def test_a_factory_and_a_class_may_be_given_themselves(tmp_path: Path) -> None:
+    from examples.own_algorithm import Reinforce
+
+    trained = small(tmp_path / "run", Identity, Reinforce)
+    assert trained.config.env == "raynforce.envs.tiny:Identity"
+    assert trained.config.algo == "examples.own_algorithm:Reinforce"
+    with pytest.raises(raynforce.UsageError, match="put it into a module"):
+        raynforce.train(lambda: Identity())
+    with pytest.raises(raynforce.UsageError, match="neither"):
+        small(tmp_path / "other", callbacks=[5])
+
+
+def test_an_exception_in_a_network_says_what_it_was_given(tmp_path: Path) -> None:
+    with pytest.raises(raynforce.UsageError, match=r"forward raised .*it was given \(\d+, 4\)"):
+        small(tmp_path / "run", settings={"network.factory": f"{__name__}:make_broken"})
+
+
+def make_broken(leaves: tuple[ObsLeaf, ...], heads: Mapping[str, int]) -> torch.nn.Module:
+    return torch.nn.Linear(7, 2)
+
+
+def test_metrics_as_numpy_numbers_can_be_saved(tmp_path: Path) -> None:
+    def add(status: raynforce.Status) -> None:
+        status.metrics["mine/number"] = np.float32(1.5)
+
+    small(tmp_path / "run", callbacks=[add])
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any(line.get("mine/number") == 1.5 for line in lines)
+
+
+def test_a_policy_keeps_its_environments_arguments(tmp_path: Path) -> None:
+    trained = small(tmp_path / "run", "raynforce.envs.tiny:Identity", settings={"env_args.length": 3})
+    returns, _ = raynforce.evaluate((trained.path / "best").resolve(), episodes=50)
+    assert returns.max() > 1, "episodes of three steps, not of one"

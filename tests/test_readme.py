@@ -53,3 +53,8 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_example_stays_short() -> None:
     assert len((ROOT / "examples/own_algorithm.py").read_text().splitlines()) < 120
+
+
+def test_it_can_be_imported_from_the_folder_that_holds_the_clone() -> None:
+    done = run([sys.executable, "-c", "import raynforce; raynforce.train"], ROOT.parent)
+    assert done.returncode == 0, done.stderr

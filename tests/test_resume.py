@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import raynforce
 
@@ -33,8 +35,29 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         DQN | {"algorithm.prioritized": True, "algorithm.dueling": True, "algorithm.n_step": 3, "sampling.samplers": 2},
     ),
     "dqn-dict-observations": ("raynforce.envs.tiny:DictIdentity", "dqn", DQN),
+    "own-network-with-dropout": (
+        "CartPole-v1",
+        "ppo",
+        PPO | {"network.factory": f"{__name__}:make_dropout", "network.normalize_obs": True},
+    ),
     "own-algorithm": ("CartPole-v1", "examples.own_algorithm:Reinforce", SMALL),
 }
+
+
+def make_dropout(leaves: Any, heads: Mapping[str, int]) -> torch.nn.Module:
+    """A network that draws from torch's random stream while it learns."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.torso = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Dropout(0.3))
+            self.heads = torch.nn.ModuleDict({k: torch.nn.Linear(16, n) for k, n in heads.items()})
+
+        def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
+            h = self.torso(obs)
+            return {k: head(h) for k, head in self.heads.items()}
+
+    return Net()
 
 
 def train(case: str, out: Path, steps: int, seed: int = 3) -> raynforce.Run:
@@ -62,18 +85,70 @@ def test_resumed_run_equals_one_never_stopped(case: str, tmp_path: Path) -> None
     assert resumed.result.weights_sha256 == whole.result.weights_sha256
     for count in ("steps", "episodes", "updates", "return_mean"):
         assert getattr(resumed.result, count) == getattr(whole.result, count), count
+    # The first half was evaluated when it stopped; otherwise there is no gap, no double and no difference.
+    stop = half.result.steps
+    assert metrics(tmp_path / "whole", but=stop) == metrics(path, but=stop)
+    assert times(path) == sorted(times(path))
+
+
+@pytest.mark.parametrize("case", ["ppo-normalised-continuous", "dqn-everything"])
+def test_a_crash_costs_nothing_but_the_time_since_the_last_checkpoint(case: str, tmp_path: Path) -> None:
+    whole = train(case, tmp_path / "whole", 2000)
+    env, algo, settings = CASES[case]
+
+    class Crash(BaseException):
+        """Not an Exception: nothing is saved on the way out, as after `kill -9`."""
+
+    def crash(status: raynforce.Status) -> None:
+        if status.steps >= 1300:
+            raise Crash
+
+    path, often = tmp_path / "crashed", settings | {"checkpoint.every": 500}
+    with pytest.raises(Crash):
+        raynforce.train(env, algo, steps=2000, seed=3, out=path, settings=often, callbacks=[crash], progress="quiet")
+    resumed = raynforce.resume(path, progress="quiet")
+    assert resumed.result.weights_sha256 == whole.result.weights_sha256
     assert metrics(tmp_path / "whole") == metrics(path)
 
 
-def metrics(run: Path) -> list[dict[str, Any]]:
-    """Every line of metrics but for the clock; the halves have an evaluation more, at the stop."""
+def test_a_callback_that_raises_loses_nothing(tmp_path: Path) -> None:
+    env, algo, settings = CASES["ppo-native-env"]
+
+    def raises(status: raynforce.Status) -> None:
+        if status.steps >= 700:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        raynforce.train(
+            env, algo, steps=2000, out=tmp_path / "run", settings=settings, callbacks=[raises], progress="quiet"
+        )
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert events[-1]["event"] == "failed"
+    saved = json.loads((tmp_path / "run" / "last" / "manifest.json").read_text())
+    assert saved["step"] == events[-1]["steps"] >= 700
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    first = train("ppo-native-env", tmp_path / "run", 800)
+    before = metrics(tmp_path / "run")
+    again = raynforce.resume(tmp_path / "run", progress="quiet")
+    assert again.result.weights_sha256 == first.result.weights_sha256
+    assert again.result.stopped == "steps done"
+    assert metrics(tmp_path / "run") == before
+
+
+def metrics(run: Path, but: int = -1) -> list[dict[str, Any]]:
+    """Every line of metrics, evaluations included, but for the clock and what was evaluated at step `but`."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    clock = ("time", "charts/SPS", "eval/")
-    plain = [{k: v for k, v in line.items() if not k.startswith(clock)} for line in lines]
-    return [x for x in plain if len(x) > 1]
+    lines = [line for line in lines if not ("eval/return" in line and line["step"] == but)]
+    return [{k: v for k, v in line.items() if not k.startswith(("time", "charts/SPS"))} for line in lines]
 
 
-@pytest.mark.parametrize("case", ["ppo-native-env", "dqn-everything"])
+def times(run: Path) -> list[float]:
+    return [json.loads(line)["time"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("case", ["ppo-native-env", "dqn-everything", "own-network-with-dropout"])
 def test_equal_seeds_are_equal_runs_and_others_are_not(case: str, tmp_path: Path) -> None:
     first = train(case, tmp_path / "a", 800).result
     again = train(case, tmp_path / "b", 800).result

@@ -287,7 +287,8 @@ def test_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert values() == (8, 3, "elu", 0.5)
     assert values(file) == (8, 3, "silu", 0.6)
     assert values(file, given) == (8, 3, "silu", 0.7)
-    assert resolve({"env": "Tuned-v0", "algo": "dqn"}, file)[1] == tuned
+    left = {"sampling.fragment": 3, "algorithm.n_step": 5}
+    assert resolve({"env": "Tuned-v0", "algo": "dqn"}, file)[1] == left  # what of the preset was applied
     assert resolve({"env": "Tuned-v0", "algo": "dqn", "preset": "none"})[1] == {}
     assert resolve({"env": "Tuned-v0", "algo": "ppo"})[1] == {}
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 else:
     torch = LazyModule("torch")
 
+_KINDS = {"box": "continuous", "multidiscrete": "several at once"}
 Fraction = Annotated[float, Range(0, 1)]
 
 
@@ -42,7 +43,7 @@ class DQNConfig(AlgorithmConfig):
     learning_rate: Annotated[float, Range(0, 10)] = 1e-3
     """Adam's step size."""
     max_grad_norm: Annotated[float, Range(1e-9)] | None = 10.0
-    """Gradients longer than this are scaled down to it; none leaves them alone."""
+    """Gradients longer than this are scaled down to it; null switches that off."""
     buffer_size: Annotated[int, Range(1, 1e12)] = 100_000
     """Transitions kept in replay."""
     learning_starts: Annotated[int, Range(0, 1e12)] = 1_000
@@ -90,7 +91,9 @@ class DQN(Algorithm[DQNConfig]):
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
         if env.action.kind != "discrete":
-            raise UsageError(f"dqn needs discrete actions, and {env.env} takes {env.action.kind} ones: use ppo")
+            raise UsageError(
+                f"dqn needs discrete actions, and those of {env.env} are {_KINDS[env.action.kind]}: use ppo"
+            )
         self._check_sizes()
         self._inserted = 0
         self._updates = 0

@@ -38,7 +38,7 @@ class PPOConfig(AlgorithmConfig):
     adam_epsilon: Annotated[float, Range(1e-12, 1)] = 1e-5
     """Adam's term against division by zero."""
     gae_lambda: Annotated[float, Range(0, 1)] = 0.95
-    """Trades bias (0) for variance (1) in the advantages."""
+    """Towards 0 advantages have more bias, towards 1 more variance."""
     epochs: Annotated[int, Range(1, 1000)] = 4
     """Passes over each batch."""
     minibatch_size: Annotated[int, Range(1, 1e9)] = 256
@@ -46,7 +46,7 @@ class PPOConfig(AlgorithmConfig):
     clip: Annotated[float, Range(0.001, 10)] = 0.2
     """How far the new policy's probability ratio may move before its gradient is cut."""
     clip_value: Annotated[float, Range(0)] | None = None
-    """Keep new values within this distance of the old ones; none does not clip."""
+    """Keep new values within this distance of the old ones; null switches that off."""
     value_coef: Annotated[float, Range(0)] = 0.5
     """Weight of the value loss."""
     entropy_coef: Annotated[float, Range(0)] = 0.0
@@ -54,7 +54,7 @@ class PPOConfig(AlgorithmConfig):
     normalize_advantage: bool = True
     """Give the advantages of each batch zero mean and unit deviation."""
     target_kl: Annotated[float, Range(0)] | None = None
-    """Stop a round's epochs once the policy has moved this far; none never stops early."""
+    """Stop a round's epochs once the policy has moved this far; null never stops early."""
     log_std_init: float = 0.0
     """Initial log standard deviation of continuous actions."""
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from raynforce import settings
 from raynforce.errors import UsageError
+from raynforce.runs.progress import number
 
 EPISODES = Annotated[int, settings.Range(1, 1_000_000)]
 SEED = Annotated[int, settings.Range(0, 2**63 - 1)]
@@ -32,6 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def train(arguments: argparse.Namespace) -> int:
+    from raynforce.algos import BUILT_IN
     from raynforce.experiment import resolve
 
     flags = {
@@ -54,6 +56,8 @@ def train(arguments: argparse.Namespace) -> int:
     file = settings.read_yaml(arguments.config) if arguments.config else {}
     if arguments.algo and not arguments.env and "env" not in file | assigned:
         raise UsageError("train needs ALGO and ENV, such as: raynforce train ppo CartPole-v1")
+    if arguments.env in BUILT_IN and arguments.algo not in BUILT_IN:
+        raise UsageError(f"ALGO comes before ENV: raynforce train {arguments.env} {arguments.algo}")
     config, preset = resolve(file, assigned, given)
     if arguments.print_config:
         print(config.to_yaml(explain=True), end="")
@@ -95,11 +99,12 @@ def _summary(target: float | None, result: Any) -> str:
     elif target is not None and result.stopped == "steps done":
         lines.append(f"not solved: no evaluation reached the target of {target:g}")
     else:
-        lines.append(f"stopped: {result.stopped}")
-    speed = f" at {result.steps_per_second:,.0f} steps/s" if result.steps_per_second else ""
-    lines.append(f"trained: {result.steps:,} steps, {result.updates:,} updates in {result.seconds:.1f} s{speed}")
+        words = {"steps done": "finished: all steps are done", "SIGINT": "stopped by Ctrl-C"}
+        lines.append(words.get(result.stopped, f"stopped: {result.stopped}"))
+    speed = f", {result.steps_per_second:,.0f} steps/s" if result.steps_per_second else ""
+    lines.append(f"trained: {result.steps:,} steps and {result.updates:,} updates; here {result.seconds:.1f} s{speed}")
     if result.eval_return is not None:
-        lines.append(f"best policy: {result.eval_return:.1f} mean return on fresh greedy episodes")
+        lines.append(f"best policy: {number(result.eval_return)} mean return on fresh greedy episodes")
     run = shlex.quote(result.run)
     lines += [f"run: {result.run}", "", "what to type next:"]
     if result.stopped.startswith("SIG"):
@@ -107,7 +112,7 @@ def _summary(target: float | None, result: Any) -> str:
     elif result.solved_steps is None:
         lines.append(f"  {_me()} resume {run} --steps {2 * result.steps}")
     lines.append(f"  {_me()} eval {run}")
-    lines.append(f"  tensorboard --logdir {run}/tensorboard    (pip install tensorboard)")
+    lines.append(f"  tensorboard --logdir {run}/tensorboard  # pip install tensorboard")
     return "\n".join(lines)
 
 
@@ -129,8 +134,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(facts))
     else:
-        spread = f"deviation {facts['deviation']:.1f}, from {facts['min']:.1f} to {facts['max']:.1f}"
-        print(f"{path}: mean return {facts['mean']:.1f} over {len(returns)} greedy episodes ({spread})")
+        mean, deviation, low, high = (number(float(facts[k])) for k in ("mean", "deviation", "min", "max"))
+        spread = f"deviation {deviation}, from {low} to {high}"
+        print(f"{path}: mean return {mean} over {len(returns)} greedy episodes ({spread})")
     return 0
 
 

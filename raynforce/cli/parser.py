@@ -57,7 +57,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _parser() -> _Parser:
     parser = _Parser(
         prog="raynforce",
-        description="Reinforcement learning with the same code in one process, on all cores, and on a Ray cluster.",
+        description="Train, resume, evaluate and check reinforcement-learning agents.",
         epilog="Start here: raynforce train ppo CartPole-v1 --target 475",
         allow_abbrev=False,
     )
@@ -67,14 +67,14 @@ def _parser() -> _Parser:
     train = _command(commands, "train", "train an agent", epilog=TRAIN_EXAMPLES)
     train.add_argument("algo", nargs="?", metavar="ALGO", help="ppo, dqn, or your own module:Class")
     train.add_argument("env", nargs="?", metavar="ENV", help="a gymnasium id, or module:factory")
-    train.add_argument("--steps", metavar="N", help="environment steps to train for")
-    train.add_argument("--target", metavar="R", help="stop once an evaluation's mean return reaches R")
-    train.add_argument("--seed", metavar="S", help="where every random stream begins (default 0)")
-    train.add_argument("--runtime", metavar="NAME", help="where the roles live: inline, in this process")
-    train.add_argument("--topology", metavar="NAME", help="who waits for whom: sync")
+    train.add_argument("--steps", metavar="N", help="environment steps to train for (default 200,000)")
+    train.add_argument("--target", metavar="R", help="stop once 20 greedy episodes return R on average")
+    train.add_argument("--seed", metavar="S", help="random seed (default 0)")
+    train.add_argument("--runtime", metavar="NAME", help="where it runs: inline, which is this process")
+    train.add_argument("--topology", metavar="NAME", help="sync, which alternates sampling and learning")
     train.add_argument("--samplers", metavar="N", help="number of samplers")
     train.add_argument("--envs", metavar="M", help="environments in each sampler")
-    train.add_argument("--out", metavar="DIR", help="run directory, a new one (default runs/ALGO-ENV-...)")
+    train.add_argument("--out", metavar="DIR", help="a new run directory (default runs/ALGO-ENV-...)")
     train.add_argument("--config", metavar="FILE", help="settings from a YAML file; those given here win over it")
     _set(train)
     train.add_argument("--no-preset", action="store_true", help="do not start from tuned settings for this ENV")
@@ -84,20 +84,24 @@ def _parser() -> _Parser:
     resume = _command(commands, "resume", "continue a run from its last checkpoint, as if it had never stopped")
     resume.add_argument("run", metavar="RUN", help="a run directory")
     resume.add_argument("--steps", metavar="N", help="train until N environment steps in all")
-    resume.add_argument("--target", metavar="R", help="stop once an evaluation's mean return reaches R")
+    resume.add_argument("--target", metavar="R", help="stop once an evaluation returns R on average; none removes it")
     _set(resume)
     _output(resume)
 
     evaluate = _command(commands, "eval", "play greedy episodes with a trained policy, on fresh seeds")
     evaluate.add_argument("run", metavar="RUN", help="a run directory, or a checkpoint in one")
     evaluate.add_argument("--episodes", metavar="N", default="100", help="how many (default 100)")
-    evaluate.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
+    evaluate.add_argument(
+        "--checkpoint", choices=("best", "last"), default="best", help="which checkpoint (default best)"
+    )
     evaluate.add_argument("--seed", metavar="S", help="play the same episodes each time")
     _output(evaluate, progress=False)
 
     doctor = _command(commands, "doctor", "check this machine, or an environment, and explain what is wrong")
     doctor.add_argument("env", nargs="?", metavar="ENV", help="a gymnasium id, or module:factory")
-    doctor.add_argument("--set", metavar="env_args.K=V", dest="set", action="append", default=[], help="its arguments")
+    doctor.add_argument(
+        "--set", metavar="env_args.K=V", dest="set", action="append", default=[], help="keyword arguments for it"
+    )
     _output(doctor, progress=False)
     return parser
 
@@ -120,7 +124,7 @@ def _set(parser: _Parser) -> None:
         dest="set",
         action="append",
         default=[],
-        help="change any setting, as often as you like; --print-config lists them",
+        help="change any setting, as often as you like; `raynforce train ... --print-config` lists them",
     )
 
 

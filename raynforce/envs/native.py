@@ -212,14 +212,17 @@ class NativeVector:
             self._vector.close()
 
     def _take(self, raw: Any) -> dict[str, np.ndarray]:
-        """Copy a batched observation, because the env may write the next one into the same memory."""
+        """Copy a batched observation, because the env may write the next one into the same memory.
+
+        In C order: a policy rounds otherwise on a transposed array, and after a resume it would be given another one.
+        """
         try:
             values = flatten_obs(raw, self.spec.obs)
         except UsageError as error:
             raise self._broken(str(error)) from error
         obs = {}
         for path, dtype, shape in self._leaves:
-            array = obs[path] = np.array(values[path], dtype)
+            array = obs[path] = np.array(values[path], dtype, order="C")
             if array.shape != shape:
                 raise self._broken(f"the observation {path!r} has shape {array.shape}; expected {shape}")
         return obs

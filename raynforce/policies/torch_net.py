@@ -321,7 +321,7 @@ class ModuleNet(_Base):
             inputs = inputs[self.spec.inputs[0].path]
         free = self._free
         if params is None:
-            outputs = self.module(inputs)
+            outputs = self._call(inputs)
         else:
             views = {n: params[o : o + s.numel()].view(s) for n, (o, s) in self._slices.items()}
             free = {n: views.pop(n) for n in free}
@@ -333,6 +333,13 @@ class ModuleNet(_Base):
                 found = found if isinstance(outputs, dict) else type(outputs).__name__
                 raise UsageError(f"network.factory's module must return a dict with {head!r} [N, {size}]; got {found}")
         return {**outputs, **free}
+
+    def _call(self, inputs: Any) -> Any:
+        try:
+            return self.module(inputs)
+        except Exception as error:
+            given = {k: tuple(v.shape) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(inputs.shape)
+            raise UsageError(f"network.factory's forward raised {summary(error)}; it was given {given}") from error
 
     def _prepared(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The leaves as the module gets them: raw, but for vectors when observations are normalised."""

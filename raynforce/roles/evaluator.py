@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 
 from raynforce.envs.vector import VectorEnv, derive_seed, make_vector, require_finite
@@ -20,14 +23,21 @@ class Evaluator:
         self._envs: VectorEnv | None = None
 
     def evaluate(
-        self, version: PolicyVersion, episodes: int, max_length: int = 100_000, *, purpose: int = 0
-    ) -> np.ndarray:
+        self,
+        version: PolicyVersion,
+        episodes: int,
+        max_length: int = 100_000,
+        *,
+        purpose: int = 0,
+        watch: Callable[[int], bool] | None = None,
+    ) -> np.ndarray | None:
         """Returns of `episodes` greedy episodes.
 
         Each lane plays a number of episodes fixed beforehand: taking whichever end first would favour short ones.
         An episode longer than `max_length` is counted as it stands, and its lane plays no further one. Seeds derive
         from the run's seed, the version's number and `purpose`: each version plays other episodes, the same version
-        the same ones, however often the run was stopped.
+        the same ones, however often the run was stopped. `watch` is told several times a second how many episodes are
+        over; when it says False the evaluation is given up, and None returned.
         """
         self._actor.load(version)
         envs = self._vector()
@@ -36,7 +46,12 @@ class Evaluator:
         obs = envs.reset(seed=derive_seed(self._args.seed, EVALUATION_STREAM, version.number, purpose))
         returns: list[float] = []
         running, length = np.zeros(lanes), np.zeros(lanes, np.int64)
+        told = time.monotonic()
         while quota.any():
+            if watch and time.monotonic() - told > 0.25:
+                told = time.monotonic()
+                if not watch(len(returns)):
+                    return None
             step = envs.step(self._actor.greedy(obs))
             obs = step.obs
             require_finite(self._args.env, {"reward": step.reward, **obs}, ("in evaluation, lane",))

@@ -35,6 +35,8 @@ def save(path: Path, parts: Mapping[str, Tree], **facts: Any) -> None:
             arrays, rest = split(tree)
             save_file({k: np.asarray(v, order="C") for k, v in arrays.items()}, temporary / f"{name}.safetensors")
             (temporary / f"{name}.json").write_text(json.dumps(rest))
+            mode = (temporary / f"{name}.json").stat().st_mode  # safetensors writes for the owner alone
+            (temporary / f"{name}.safetensors").chmod(mode)
             for file in (f"{name}.safetensors", f"{name}.json"):
                 files[file] = {"size": (temporary / file).stat().st_size, "sha256": _sha256(temporary / file)}
         manifest = {"format_version": FORMAT_VERSION, **facts, "files": files}
@@ -67,7 +69,7 @@ def load(path: Path, only: Iterable[str] | None = None) -> dict[str, Tree]:
         try:
             arrays = load_file(path / f"{name}.safetensors")
             parts[name] = join(arrays, json.loads((path / f"{name}.json").read_text()))
-        except (SafetensorError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (SafetensorError, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"checkpoint {path}: {name} cannot be read ({summary(error)})") from None
     return parts
 
@@ -97,6 +99,8 @@ def point(link: Path, target: Path) -> None:
     try:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(os.path.relpath(target, link.parent))
+        if link.is_dir() and not link.is_symlink():  # a copy that followed the links
+            link.rename(target.with_name(f".{link.name}.{os.getpid()}.tmp"))
         temporary.replace(link)
         _flush(link.parent)
     except OSError as error:
@@ -108,7 +112,11 @@ def _verify(path: Path, stated: Mapping[str, Any]) -> None:
         size = path.stat().st_size
     except OSError:
         raise CheckpointError(f"checkpoint {path.parent} is torn: {path.name} is missing") from None
-    if size != stated["size"] or _sha256(path) != stated["sha256"]:
+    try:
+        same = size == stated["size"] and _sha256(path) == stated["sha256"]
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path.parent}: {path.name} cannot be read ({error.strerror})") from None
+    if not same:
         raise CheckpointError(f"checkpoint {path.parent} is torn: {path.name} is not what its manifest says")
 
 

@@ -101,6 +101,7 @@ class PlainProgress:
         self._out = _Output(stream)
         self._every = every
         self._clock = clock
+        self._began: float | None = None
         self._due = -math.inf
         self._waiting: Snapshot | None = None
         self._speed = _RecentSpeed()
@@ -112,7 +113,8 @@ class PlainProgress:
         self._waiting = snapshot
         now = self._clock()
         if now >= self._due:
-            self._due = now + self._every
+            self._began = self._began or now
+            self._due = now + max(self._every, (now - self._began) / 60)  # an overnight log stays readable
             self._print()
 
     def message(self, text: str) -> None:
@@ -168,7 +170,7 @@ class LiveProgress:
             self._announce()
         elif not self._out.broken:
             self._fit(self._live.console)
-            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._live.console.print(text, markup=False, highlight=False)
 
     def stop(self) -> None:
         if not self._running:
@@ -196,7 +198,7 @@ class LiveProgress:
             self._live = self._open()
         self._fit(self._live.console)
         self._returns.add(snapshot.return_mean)
-        width = min(self._live.console.width, self.max_width)
+        width = min(self._live.console.width - 3, self.max_width)  # room for the terminal's own ^C
         view = panel(self._title, snapshot, self._speed.seconds_left(snapshot), self._returns.values, width)
         self._live.update(view, refresh=True)
         self._drawn = (width, min(view.height or 0, self._live.console.height))
@@ -355,7 +357,7 @@ def panel(title: str, snapshot: Snapshot, seconds_left: float | None, returns: l
     ]
     best, target = snapshot.best_eval, snapshot.target
     reached = best is not None and target is not None and best >= target
-    against = "" if target is None else f" of {number(target)}"
+    against = "" if target is None else f" (target {number(target)})"
     learning = [
         ("return", f"{number(snapshot.return_mean):<7}", "bold cyan"),
         ("best eval", number(best) + against, "bold green" if reached else ""),

@@ -171,7 +171,7 @@ def test_samples_per_insert_is_kept_exactly() -> None:
 
 def test_continuous_actions_are_refused() -> None:
     env = EnvSpec("Arm-v0", (BOX,), ActionSpec("box", (2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0)))
-    with pytest.raises(UsageError, match="dqn needs discrete actions, and Arm-v0 takes"):
+    with pytest.raises(UsageError, match="dqn needs discrete actions, and those of Arm-v0 are continuous"):
         DQN(Config(env="Arm-v0", algorithm=DQNConfig()), env)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,9 +210,7 @@ def test_values_are_bootstrapped_through_time_limits(tmp_path: Path) -> None:
 
 
 def test_settings_reach_the_algorithm() -> None:
-    config = Config(env="test", algorithm=PPOConfig(clip=0.3))
-    assert PPO(config, ENV).hp.clip == 0.3
-    assert replace(config.algorithm, gamma=0.5).gamma == 0.5
+    assert ppo(clip=0.3).hp.clip == 0.3
 
 
 def test_the_one_sided_clip_is_the_papers_minimum() -> None:

@@ -291,7 +291,6 @@ def vouch(path: Path, name: str, data: bytes) -> None:
     [
         ("run.json", b"{}"),
         ("learner.json", b"{}"),
-        ("run.json", b"{}"),
         ("sampler_0.json", b"{}"),
         pytest.param("policy.json", b"{}"),
         pytest.param("policy.json", b'{"acting": 3, "version": {}}'),

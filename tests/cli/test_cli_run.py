@@ -188,7 +188,8 @@ def test_resume_to_fewer_steps_than_there_are_is_refused(cli: Cli, run: Path) ->
 REFUSED = {
     "a network": (["network.hidden=[8]"], ["network"]),
     "an env": (["env=CartPole-v1", "env_args={}"], ["env"]),
-    "more envs": (["sampling.envs=3"], ["saved with"]),
+    "more envs": (["sampling.envs=3"], ["sampling.envs = 2", "cannot become 3"]),
+    "a seed": (["seed=99"], ["seed", "cannot become 99"]),
     "an unknown setting": (["algorithm.gama=1"], ["did you mean 'algorithm.gamma'"]),
     "a bad number": (["steps=-1"], ["steps = -1"]),
     "another format": (["config_version=2"], ["config_version"]),
@@ -230,7 +231,7 @@ def test_resume_with_fewer_samplers_is_refused(cli: Cli) -> None:
 
 
 def test_eval_of_a_run_and_of_a_checkpoint(cli: Cli, run: Path) -> None:
-    expected = "mean return 5.0 over 100 greedy episodes (deviation 0.0, from 5.0 to 5.0)\n"
+    expected = "mean return 5.000 over 100 greedy episodes (deviation 0.0, from 5.000 to 5.000)\n"
     assert cli("eval", "run") == Answer(0, f"run/best: {expected}", "")
     assert cli("eval", "run/") == Answer(0, f"run/best: {expected}", "")
     assert cli("eval", "run/last") == Answer(0, f"run/last: {expected}", "")

@@ -48,7 +48,7 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "algo in capitals": (["train", "DQN", "CartPole-v1"], ["did you mean 'dqn'"]),
     "algo empty": (["train", "", "CartPole-v1"], ["''", "dqn, ppo"]),
     "algo unicode": (["train", "日本", "CartPole-v1"], ["'日本'"]),
-    "swapped": (["train", "CartPole-v1", "ppo"], ["unknown algorithm 'CartPole-v1'"]),
+    "swapped": (["train", "CartPole-v1", "ppo"], ["ALGO comes before ENV", "raynforce train ppo CartPole-v1"]),
     "algo is a function": (["train", "os:getcwd", "CartPole-v1"], ["os:getcwd", "subclass of raynforce.Algorithm"]),
     "algo without a name": (["train", "os:", "CartPole-v1"], ["'os:'", "module:name"]),
     "algo misspelt": (["train", "raynforce.algos.ppo:PPO2", "CartPole-v1"], ["did you mean 'PPO'"]),

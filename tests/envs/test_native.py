@@ -242,3 +242,11 @@ def test_errors() -> None:
         vector.load({"kind": "local"})
     with pytest.raises(CheckpointError, match="saved with observations"):
         make_vector("CartPole-v1", {}, 3, seed=0).load(vector.state())
+
+
+def test_observations_are_in_c_order() -> None:
+    """CartPole hands out a transposed array, on which a matrix product rounds otherwise."""
+    envs = make_vector("CartPole-v1", None, 3, seed=0)
+    assert envs.reset()["obs"].flags.c_contiguous
+    assert envs.step(np.zeros(3, np.int64)).obs["obs"].flags.c_contiguous
+    envs.close()

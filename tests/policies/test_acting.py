@@ -263,7 +263,7 @@ def test_wrong_shapes_are_named(shape: tuple[int, ...]) -> None:
     text = str(error.value)
     assert str(list(shape)) in text
     assert "[3]" in text
-    assert "['N', 3]" in text
+    assert "[N, 3]" in text
     assert "\n" not in text
 
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -234,10 +235,25 @@ def test_a_second_ctrl_c_while_the_same_step_is_saved_again_loses_nothing(
     assert (RunDirectory.open(run.path).load_last()["part"]["x"] == 7).all()
 
 
-def test_a_link_that_cannot_be_moved_is_one_line(run: RunDirectory) -> None:
-    run.last.mkdir()
-    (run.last / "precious").write_text("")
-    with pytest.raises(RaynforceError, match="last"):
+def test_a_copy_that_followed_the_links_can_go_on(run: RunDirectory, tmp_path: Path) -> None:
+    save(run, 1)
+    copy = RunDirectory(tmp_path / "copy")
+    shutil.copytree(run.path, copy.path, symlinks=False)
+    assert not copy.last.is_symlink()
+    with copy.locked():
+        save(copy, 2)
+    with copy.locked():
+        assert (copy.load_last()["part"]["x"] == 2).all()
+        assert copy.last.is_symlink()
+        assert not [name for name in kept(copy) if name.startswith(".")]
+
+
+def test_a_link_that_cannot_be_moved_is_one_line(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(RaynforceError, match="last: Read-only"):
         save(run, 1)
 
 

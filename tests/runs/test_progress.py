@@ -156,7 +156,7 @@ def test_panel_shows_everything() -> None:
         text = re.sub(" +", " ", out.getvalue())
     for part in (
         "ppo [CartPole-v1]", "20%", "steps 40,960 / 200,000", "speed 18,311 steps/s", "elapsed 0:02", "left 0:09",
-        "return 143.2 ▁█", "best eval 210.0 of 475.0", "episodes 312", "updates 160", "policy -0.012 value 12.3",
+        "return 143.2 ▁█", "best eval 210.0 (target 475.0)", "episodes 312", "updates 160", "policy -0.012 value 12.3",
         "a note",
     ):  # fmt: skip
         assert part in text
@@ -318,5 +318,5 @@ raise SystemExit("boom")
     text = shown.decode()
     assert process.returncode == 1
     assert "boom" in text
-    assert "╭─ ppo " + "─" * 32 + "╮" in text.replace("\x1b[2m", "").replace("\x1b[1m", "").replace("\x1b[0m", "")
+    assert "╭─ ppo " + "─" * 29 + "╮" in text.replace("\x1b[2m", "").replace("\x1b[1m", "").replace("\x1b[0m", "")
     assert text.index(HIDE) < text.rindex(SHOW)

@@ -1,0 +1,237 @@
+"""The roles by themselves: what a sampler, a learner and an evaluator promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from raynforce.config import Config
+from raynforce.envs.vector import probe
+from raynforce.errors import RaynforceError
+from raynforce.experience.fragment import Fragment
+from raynforce.experiment import resolve
+from raynforce.policies.acting import PolicyVersion
+from raynforce.roles.evaluator import Evaluator
+from raynforce.roles.learner import Learner
+from raynforce.roles.sampler import EnvArgs, Sampler
+
+
+def configured(env: str, **more: Any) -> Config:
+    layers = {"env": env, "preset": "none", "sampling": {"envs": 3, "fragment": 7}}
+    return resolve(layers, more)[0]
+
+
+def roles(env: str, **more: Any) -> tuple[Learner, list[Sampler]]:
+    config = configured(env, **more)
+    spec = probe(config.env, config.env_args)
+    learner = Learner(config, spec)
+    args = EnvArgs(config.env, config.sampling.envs, config.seed)
+    acting = learner._algo.acting()
+    samplers = [Sampler(acting, args, config.sampling.fragment, i) for i in range(config.sampling.samplers)]
+    return learner, samplers
+
+
+def equal(a: Fragment, b: Fragment) -> bool:
+    same = all(np.array_equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a.columns)
+    return set(a.columns) == set(b.columns) and same and a.sequence == b.sequence
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "raynforce.envs.tiny:DictIdentity"])
+def test_a_sampler_rebuilt_from_its_state_makes_the_same_fragments(env: str) -> None:
+    learner, (sampler,) = roles(env)
+    version = learner.publish()
+    sampler.sample(version)
+    state = sampler.state()
+    after = [sampler.sample(version) for _ in range(3)]
+    _, (other,) = roles(env)
+    assert other.load(state) == []
+    assert all(equal(a, other.sample(version)) for a in after)
+
+
+def test_fragments_are_contiguous_read_only_and_continue_each_other() -> None:
+    learner, (sampler,) = roles("CartPole-v1")
+    first, second = (sampler.sample(learner.publish()) for _ in range(2))
+    for column in first.columns.values():
+        assert column.flags.c_contiguous
+        assert not column.flags.writeable
+    assert np.array_equal(first["obs"][-1], second["obs"][0])
+    assert (first.sequence, second.sequence) == (0, 1)
+    assert first["obs"].shape == (8, 3, 4)
+    assert first["logp"].dtype == np.float32
+
+
+def test_samplers_see_different_episodes() -> None:
+    learner, samplers = roles("CartPole-v1", sampling={"samplers": 2})
+    one, two = (s.sample(learner.publish()) for s in samplers)
+    assert not np.array_equal(one["obs"][0], two["obs"][0])
+
+
+def test_episode_returns_are_counted_across_fragments() -> None:
+    learner, (sampler,) = roles("raynforce.envs.tiny:Endless", sampling={"fragment": 7})
+    fragments = [sampler.sample(learner.publish()) for _ in range(3)]  # episodes of ten steps, 21 steps
+    assert np.concatenate([f["episode/return"] for f in fragments]).tolist() == [10.0] * 6
+    assert np.concatenate([f["episode/length"] for f in fragments]).tolist() == [10] * 6
+
+
+def test_the_normaliser_is_updated_after_learning_with_what_was_sampled() -> None:
+    learner, (sampler,) = roles("Pendulum-v1", network={"normalize_obs": True})
+    before = learner.publish()
+    assert before.shift is not None
+    assert not before.shift.any()
+    fragment = sampler.sample(before)
+    after = learner.learn([fragment]).version
+    seen = fragment["obs"][:-1].reshape(-1, 3).astype(np.float64)
+    assert after.shift == pytest.approx(seen.mean(0), rel=1e-5, abs=1e-6)
+    assert after.scale == pytest.approx(1 / seen.std(0), rel=1e-4)
+
+
+def test_the_reward_scale_by_hand() -> None:
+    settings = {"learner": {"scale_rewards": True}, "algorithm": {"gamma": 0.5}, "sampling": {"samplers": 2, "envs": 1}}
+    learner, samplers = roles("raynforce.envs.tiny:Endless", **settings)
+    version = learner.publish()
+    learner.learn([s.sample(version) for s in samplers])
+    # Reward 1 for ever, cut after ten steps: running returns 1, 1.5, 1.75, … in both samplers, seven steps each.
+    running, total = [], 0.0
+    for _ in range(7):
+        total = 1 + 0.5 * total
+        running.append(total)
+    assert learner._algo.reward_scale == pytest.approx(1 / np.std(running * 2))
+
+
+def test_rewards_that_never_vary_are_not_scaled() -> None:
+    settings = {"learner": {"scale_rewards": True}, "env_args": {"n": 1}}  # one choice, always right
+    learner, (sampler,) = roles("raynforce.envs.tiny:Identity", **settings)
+    sampler = Sampler(learner._algo.acting(), EnvArgs("raynforce.envs.tiny:Identity", 3, 0, {"n": 1}), 7)
+    learner.learn([sampler.sample(learner.publish())])
+    assert learner._algo.reward_scale == 1.0
+
+
+def test_the_order_of_arrival_does_not_matter() -> None:
+    hashes = []
+    for order in (1, -1):
+        settings = {"learner": {"scale_rewards": True}, "network": {"normalize_obs": True}, "sampling": {"samplers": 2}}
+        learner, samplers = roles("Pendulum-v1", **settings)
+        version = learner.publish()
+        for _ in range(2):
+            version = learner.learn([s.sample(version) for s in samplers][::order]).version
+        hashes.append(version.params.tobytes())
+    assert hashes[0] == hashes[1]
+
+
+def test_fragments_of_another_version_are_refused_by_an_algorithm_that_cannot_lag() -> None:
+    learner, (sampler,) = roles("CartPole-v1")
+    fragment = sampler.sample(learner.publish())
+    learner.learn([fragment])
+    with pytest.raises(RaynforceError, match="version 1, not 0"):
+        learner.learn([fragment])
+
+
+def test_a_round_that_only_resets_is_no_error() -> None:
+    settings = {"sampling": {"envs": 1, "fragment": 1}}
+    learner, (sampler,) = roles("CartPole-v1", **settings)
+    version, updates = learner.publish(), []
+    for _ in range(60):
+        learned = learner.learn([sampler.sample(version)])
+        version = learned.version
+        updates.append((learned.steps, learned.updates))
+    assert (0, 0) in updates
+    assert (1, 4) in updates
+
+
+def test_nobody_elses_random_numbers_change_the_learning() -> None:
+    def weights(disturb: bool) -> bytes:
+        learner, (sampler,) = roles("CartPole-v1")
+        if disturb:
+            torch.rand(3)
+        before = torch.get_rng_state()
+        params = learner.learn([sampler.sample(learner.publish())]).version.params.tobytes()
+        assert torch.equal(torch.get_rng_state(), before)
+        return params
+
+    assert weights(False) == weights(True)
+
+
+class Lottery(gymnasium.Env[np.ndarray, int]):
+    """Half of the episodes last one step and pay 0, half last 19 and pay 1: counting early ends sees too many 0."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.left = 1 if self.np_random.random() < 0.5 else 19
+        self.prize = float(self.left == 19)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        over = self.left == 0
+        return np.zeros(1, np.float32), self.prize if over else 0.0, over, False, {}
+
+
+@pytest.fixture
+def evaluator() -> Iterator[tuple[Evaluator, PolicyVersion]]:
+    name = f"{__name__}:Lottery"
+    learner, _ = roles(name)
+    made = Evaluator(learner._algo.acting(), EnvArgs(name, 10, seed=0))
+    yield made, learner.publish()
+    made.close()
+
+
+def test_evaluation_does_not_favour_short_episodes(evaluator: tuple[Evaluator, PolicyVersion]) -> None:
+    made, version = evaluator
+    returns = made.evaluate(version, 400)
+    assert returns is not None
+    assert len(returns) == 400
+    assert returns.mean() == pytest.approx(0.5, abs=0.1)  # four deviations
+
+
+def test_the_same_version_plays_the_same_episodes_and_another_others(
+    evaluator: tuple[Evaluator, PolicyVersion],
+) -> None:
+    made, version = evaluator
+    first, again = made.evaluate(version, 50), made.evaluate(version, 50)
+    other = made.evaluate(PolicyVersion(1, version.params, schedules=version.schedules), 50)
+    final = made.evaluate(version, 50, purpose=1)
+    assert first is not None
+    assert again is not None
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(first, final)
+
+
+def test_episodes_without_end_are_cut(evaluator: tuple[Evaluator, PolicyVersion]) -> None:
+    made, version = evaluator
+    returns = made.evaluate(version, 10, max_length=5)
+    assert returns is not None
+    assert (returns == 0).all()
+
+
+def test_an_evaluation_can_be_given_up() -> None:
+    name = f"{__name__}:Slow"
+    learner, _ = roles(name, sampling={"envs": 1, "fragment": 1})
+    told: list[int] = []
+
+    def watch(over: int) -> bool:
+        told.append(over)
+        return len(told) < 2
+
+    assert Evaluator(learner._algo.acting(), EnvArgs(name, 1, 0)).evaluate(learner.publish(), 100, watch=watch) is None
+    assert len(told) == 2
+
+
+class Slow(Lottery):
+    """Each step takes 50 ms."""
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        import time
+
+        time.sleep(0.05)
+        return super().step(action)
