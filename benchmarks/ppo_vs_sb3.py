@@ -73,7 +73,7 @@ def _notes(found: dict[str, list[Facts]]) -> list[str]:
         returns = median(f["return_mean"] for f in facts)
         notes.append(f"{name}: {updates:.1f} optimiser steps per 1,000 environment steps, final return {returns:.0f}")
     reported = median(f["reported"] for f in found["Raynforce"])
-    notes.append(f"Raynforce itself reports {reported:,.0f} steps/s: with the warm-up, without writing metrics")
+    notes.append(f"Raynforce itself reports {reported:,.0f} steps/s, the warm-up included")
     ours, theirs = (facts[0]["versions"] for facts in list(found.values())[:2])
     if ours != theirs:
         notes.append(f"the sides run on different versions: {ours} and {theirs}")
