@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from raynforce.errors import CheckpointError, UsageError
 from raynforce.experience.fragment import Fragment
+from raynforce.experience.memory import require_memory
 from raynforce.experience.sumtree import SumTree, tree_bytes
 from raynforce.spaces import ActionSpec, ObsLeaf
 from raynforce.trees import Tree, join, split
@@ -66,35 +66,6 @@ def estimate_bytes(
     return slots * each + (tree_bytes(slots) if prioritized else 0)
 
 
-def available_bytes() -> int | None:
-    """Memory this process may still take: of the machine and of its container; None where neither can be read."""
-    limits = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                limits.append(1024 * int(line.split()[1]))
-    except OSError:
-        pass
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text())  # the word "max" where there is no limit: ValueError
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        taken = int((group / "memory.current").read_text()) - int(stat["inactive_file"])  # that cache gives way
-        limits.append(max(0, limit - taken))
-    except (OSError, ValueError, KeyError):
-        pass
-    return min(limits, default=None)
-
-
-def _require_memory(needed: int, fraction: float, what: str) -> None:
-    available = available_bytes()
-    if available is not None and needed > fraction * available:
-        raise UsageError(
-            f"{what} needs {needed / 1e9:.2f} GB, available are {fraction * available / 1e9:.2f} GB "
-            f"({fraction:.0%} of {available / 1e9:.2f} GB free memory); lower algorithm.buffer_size"
-        )
-
-
 class _FinalPool:
     """True last observations of episodes whose next row already shows the next episode, by slot."""
 
@@ -119,7 +90,7 @@ class _FinalPool:
             return
         old = len(self._free)
         new = max(64, 2 * old, old + count)
-        _require_memory(new * self._bytes_each, self._memory_fraction, f"replay: {new} final observations")
+        require_memory(new * self._bytes_each, self._memory_fraction, f"replay: {new} final observations")
         for path, array in self.arrays.items():
             grown = np.zeros((new, *array.shape[1:]), array.dtype)
             grown[:old] = array
@@ -176,7 +147,7 @@ class Replay:
                 "or lower --envs"
             )
         needed = estimate_bytes(obs, action, capacity=capacity, lanes=lanes, samplers=samplers, prioritized=prioritized)
-        _require_memory(needed, memory_fraction, f"replay: a buffer of {capacity} transitions")
+        require_memory(needed, memory_fraction, f"replay: a buffer of {capacity} transitions")
 
         self.capacity = self._rows * self._width
         self._columns = _columns(obs, action)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from raynforce.errors import CheckpointError, UsageError
-from raynforce.experience import replay as replay_module
+from raynforce.experience import memory as memory_module
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.replay import Replay, estimate_bytes
 from raynforce.spaces import ActionSpec, ObsLeaf
@@ -440,16 +440,16 @@ def test_memory_is_estimated_and_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     sizes = {"capacity": 1_000_000, "lanes": 8, "samplers": 2, "prioritized": True}
     needed = estimate_bytes(frames, DISCRETE, **sizes)
     assert needed == pytest.approx(1_000_000 * (4 * 84 * 84 + 28), rel=0.001)
-    monkeypatch.setattr(replay_module, "available_bytes", lambda: 20_000_000_000)
+    monkeypatch.setattr(memory_module, "available_bytes", lambda: 20_000_000_000)
     with pytest.raises(UsageError, match=r"28\.\d\d GB.*16\.00 GB.*lower algorithm\.buffer_size"):
         Replay(frames, DISCRETE, **sizes)
-    monkeypatch.setattr(replay_module, "available_bytes", lambda: None)  # not known: not refused
+    monkeypatch.setattr(memory_module, "available_bytes", lambda: None)  # not known: not refused
     small = sizes | {"capacity": 1000}
     assert Replay(frames, DISCRETE, **small).nbytes == estimate_bytes(frames, DISCRETE, **small)
 
 
 def test_available_bytes_is_read() -> None:
-    available = replay_module.available_bytes()
+    available = memory_module.available_bytes()
     assert available is None or 1e6 < available < 1e15
 
 
