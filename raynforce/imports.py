@@ -28,7 +28,7 @@ def load_module(name: str) -> ModuleType:
                 else f"install it, or run from its directory (now {here})"
             )
             raise UsageError(f"no module named {name!r}: {fix}") from error
-        raise UsageError(f"importing {name!r} failed: {summary(error)}; mend that import first") from error
+        raise UsageError(f"importing {name!r} failed: {summary(error)}; fix that import first") from error
 
 
 def load_object(path: str) -> Any:

@@ -160,7 +160,7 @@ def doctor(arguments: argparse.Namespace) -> int:
         marks = {"ok": "ok     ", "warning": "warning", "error": "error  "}
         for finding in report.findings:
             print(f"{marks[finding.level]}  {finding.title}" + (f": {finding.detail}" if finding.detail else ""))
-        print("\nready to train" if report.ok else "\nmend the errors above, then ask the doctor again")
+        print("\nready to train" if report.ok else "\nfix the errors above, then ask the doctor again")
     return 0 if report.ok else 1
 
 

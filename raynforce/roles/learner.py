@@ -52,6 +52,8 @@ class Learner:
         self._net = build(spec, config.network.factory, heads, env.obs, config.seed, self._device)
         self._adam = Adam(self._net.flat, config.algorithm.adam_epsilon)
         self._normalizer = ObservationNormalizer(spec) if spec.normalizes else None
+        if self._normalizer is not None:
+            self._net.normalize_with(*self._normalizer.affine())
         self._return_stats = RunningStats(1)
         self._running_returns: dict[int, np.ndarray] = {}  # discounted return in flight, per sampler [B]
         self._rng = np.random.default_rng([config.seed, 2])

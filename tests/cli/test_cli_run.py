@@ -310,7 +310,7 @@ def test_doctor_of_a_bad_environment_says_what_is_wrong(cli: Cli, fault: str, ti
     answer = cli(*words)
     assert (answer.code, answer.err) == (1, "")
     assert f"error    {title}: " in answer.out
-    assert "mend the errors above" in answer.out
+    assert "fix the errors above" in answer.out
     report = cli(*words, "--json")
     assert (report.code, report.json["ok"]) == (1, False)
     assert [f["title"] for f in report.json["findings"] if f["level"] == "error"] == [title]

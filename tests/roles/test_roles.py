@@ -90,6 +90,17 @@ def test_the_normaliser_is_updated_after_learning_with_what_was_sampled() -> Non
     assert after.scale == pytest.approx(1 / seen.std(0), rel=1e-4)
 
 
+def test_sampler_and_learner_normalise_alike_from_the_first_version_on() -> None:
+    learner, (sampler,) = roles("Pendulum-v1", network={"normalize_obs": True})
+    far = {"obs": np.full((2, 3), 100.0, np.float32)}  # beyond the clip, which is part of the layer
+    for _ in range(2):
+        version = learner.publish()
+        sampler._actor.load(version)
+        acted, learned = sampler._actor.outputs(far)["policy"], learner._net.predict(far)["policy"]
+        assert acted == pytest.approx(learned, abs=1e-5)
+        learner.learn([sampler.sample(version)])
+
+
 def test_the_reward_scale_by_hand() -> None:
     settings = {"learner": {"scale_rewards": True}, "algorithm": {"gamma": 0.5}, "sampling": {"samplers": 2, "envs": 1}}
     learner, samplers = roles("raynforce.envs.tiny:Endless", **settings)
