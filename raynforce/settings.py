@@ -46,7 +46,7 @@ def known_keys(cls: type, sections: Mapping[str, type], prefix: str = "") -> Ite
         below = _section(hint, sections, path)
         if below is not None:
             yield from known_keys(below, sections, path + ".")
-        elif get_origin(hint) is not type and hint is not types.NoneType and "ClassVar" not in str(hint):
+        elif "ClassVar" not in str(hint):
             yield path
 
 

@@ -140,7 +140,7 @@ def test_coercion(value: Any, hint: Any, expected: Any) -> None:
             "from 0 to 1",
             id="huge share",
         ),
-        pytest.param(True, str, "text"),
+        (True, str, "text"),
     ],
 )
 def test_refused_values(value: Any, hint: Any, says: str) -> None:

@@ -1,4 +1,4 @@
-"""The doctor: tries an environment for a moment and says in plain words what is wrong with it and how to mend it."""
+"""The doctor: tries an environment for a moment and says in plain words what is wrong with it and how to fix it."""
 
 from __future__ import annotations
 
@@ -342,13 +342,13 @@ class _Checkup:
         mean, reset = float(times.mean()), float(np.mean(rollout.reset_seconds))
         p50, p99 = (float(x) for x in np.percentile(times, [50, 99]))
         if mean < _CHEAP:
-            advice = "cheap: keep it in one process and raise --envs before --samplers"
+            advice = "cheap: more --envs make each forward pass pay better"
         elif mean < _SLOW:
-            advice = "middling: one sampler per core pays"
+            advice = "middling: most of the time will go into it"
         else:
-            advice = "slow: use many samplers (--samplers) so that steps overlap"
+            advice = "slow: nearly all of the time will go into it, as one process steps one after the other"
         if p99 > 10 * p50 and p99 > _SLOW:
-            advice += "; uneven: the slowest step holds up the others, so few --envs in each sampler"
+            advice += "; uneven: the slowest step holds up the others"
         detail = (
             f"{1 / max(mean, 1e-9):,.0f} steps/s; step p50 {p50 * 1e3:.3g} ms, p99 {p99 * 1e3:.3g} ms "
             f"({p99 / max(p50, 1e-9):.1f} times), reset {reset * 1e3:.3g} ms; {advice}"

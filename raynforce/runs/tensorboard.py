@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, written by hand: importing tensorboard and protobuf takes longer than we take to start.
+"""Event files for TensorBoard, written by hand: the format is small, tensorboard and its packages are not.
 
 A file is a series of records (https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details):
 length, its checksum, data, its checksum. The data is an `Event` message of TensorFlow's `event.proto`.

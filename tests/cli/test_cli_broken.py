@@ -42,12 +42,12 @@ def test_an_environment_that_breaks_in_training(cli: Cli, fault: str) -> None:
     cli("train", "ppo", PLAIN, *TINY, "--set", f"env_args.fault={fault}").refused(1, PLAIN, FAULTS[fault])
 
 
-@pytest.mark.parametrize("where", [pytest.param("step"), pytest.param("reset")])
+@pytest.mark.parametrize("where", ["step", "reset"])
 def test_an_environment_that_exits_in_training(cli: Cli, where: str) -> None:
     cli("train", "ppo", PLAIN, *TINY, "--set", f"env_args.fault={where} exits").refused(1, PLAIN, "SystemExit")
 
 
-@pytest.mark.parametrize("fault", ["close raises", pytest.param("close exits")])
+@pytest.mark.parametrize("fault", ["close raises", "close exits"])
 def test_an_environment_that_cannot_be_closed_costs_nothing(cli: Cli, fault: str) -> None:
     assert cli("train", "ppo", PLAIN, *TINY, "--set", f"env_args.fault={fault}", "--json").json["steps"] == 64
 
@@ -55,7 +55,7 @@ def test_an_environment_that_cannot_be_closed_costs_nothing(cli: Cli, fault: str
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize(
     "fault",
-    ["step raises", "shape", *(pytest.param(f) for f in ("nan reward", "inf reward", "nan obs"))],
+    ["step raises", "shape", "nan reward", "inf reward", "nan obs"],
 )
 def test_an_environment_that_breaks_in_evaluation(cli: Cli, fault: str) -> None:
     words = ["train", "ppo", "cli_envs:SickInEvaluation", *TINY, "--set", "eval.every=32", "--json"]
@@ -74,7 +74,7 @@ def sick_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
     return make
 
 
-@pytest.mark.parametrize("fault", ["step raises", "shape", pytest.param("nan reward")])
+@pytest.mark.parametrize("fault", ["step raises", "shape", "nan reward"])
 def test_an_environment_that_breaks_in_eval(cli: Cli, sick_run: Callable[[str], Path], fault: str) -> None:
     sick_run(fault)
     for words in (["eval", "run"], ["eval", "run", "--json"]):
@@ -292,8 +292,8 @@ def vouch(path: Path, name: str, data: bytes) -> None:
         ("run.json", b"{}"),
         ("learner.json", b"{}"),
         ("sampler_0.json", b"{}"),
-        pytest.param("policy.json", b"{}"),
-        pytest.param("policy.json", b'{"acting": 3, "version": {}}'),
+        ("policy.json", b"{}"),
+        ("policy.json", b'{"acting": 3, "version": {}}'),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(cli: Cli, run: Path, name: str, data: bytes) -> None:

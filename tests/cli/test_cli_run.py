@@ -115,7 +115,7 @@ def test_the_config_of_a_run_can_be_trained_again(cli: Cli) -> None:
     assert again["weights_sha256"] == first["weights_sha256"]
 
 
-@pytest.mark.parametrize("name", ["mine", pytest.param("my run; ls")])
+@pytest.mark.parametrize("name", ["mine", "my run; ls"])
 def test_what_to_type_next_can_be_typed(cli: Cli, name: str) -> None:
     loud = [word for word in TINY if word != "--quiet"]
     answer = cli("train", "ppo", PLAIN, *loud, "--out", name)
@@ -186,7 +186,9 @@ def test_resume_to_fewer_steps_than_there_are_is_refused(cli: Cli, run: Path) ->
 
 
 REFUSED = {
-    "a network": (["network.hidden=[8]"], ["network"]),
+    "a network": (["network.hidden=[8]"], ["network", "size", "8", "64"]),
+    "more samplers": (["sampling.samplers=2"], ["sampling.samplers"]),
+    "another algorithm": (["algo=dqn"], ["algo", "ppo", "dqn"]),
     "an env": (["env=CartPole-v1", "env_args={}"], ["env"]),
     "more envs": (["sampling.envs=3"], ["sampling.envs = 2", "cannot become 3"]),
     "a seed": (["seed=99"], ["seed", "cannot become 99"]),
@@ -204,21 +206,6 @@ def test_resume_refuses_what_does_not_fit_and_changes_nothing(cli: Cli, run: Pat
     assert answer.code == 2
     (line,) = answer.err.splitlines()
     assert all(word in line for word in expected)
-    assert contents(run) == before
-
-
-UGLY = {
-    "a network": (["network.hidden=[8]"], ["size", "8", "64"], "all of both networks is printed, 1,500 characters"),
-    "more samplers": (["sampling.samplers=2"], ["sampling.samplers"], "KeyError: 'sampler_1'"),
-    "another algorithm": (["algo=dqn"], ["algo", "ppo", "dqn"], "it complains of algorithm.gae_lambda instead"),
-}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n) for n, (_, _, why) in UGLY.items()])
-def test_resume_says_clearly_what_does_not_fit(cli: Cli, run: Path, name: str) -> None:
-    before = contents(run)
-    (item,), expected, _ = UGLY[name]
-    cli("resume", "run", "--quiet", "--steps", "128", "--set", item).refused(2, *expected)
     assert contents(run) == before
 
 

@@ -91,7 +91,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint_and_resume_goes_on(
     assert resumed.json["episodes"] > result["episodes"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_second_signal_ends_at_once(start: Start, tmp_path: Path, number: signal.Signals, code: int) -> None:
     """The environment hangs, so the round never ends: only the second one helps."""
     (tmp_path / "hang.py").write_text(

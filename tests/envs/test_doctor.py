@@ -83,8 +83,8 @@ def test_speed_and_advice() -> None:
     cheap = next(f.detail for f in check("").findings if f.title == "speed")
     slow = next(f.detail for f in check("slow", steps=20).findings if f.title == "speed")
     assert "steps/s; step p50 " in cheap
-    assert "keep it in one process" in cheap
-    assert "many samplers" in slow
+    assert "; cheap: " in cheap
+    assert "; slow: " in slow
 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,7 +180,7 @@ def test_the_same_step_twice(run: RunDirectory) -> None:
     assert not [name for name in kept(run) if name.startswith(".")]
 
 
-@pytest.mark.parametrize("again", [pytest.param(7), 8])
+@pytest.mark.parametrize("again", [7, 8])
 def test_last_and_best_can_be_read_at_every_moment(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, again: int
 ) -> None:
