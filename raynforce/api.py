@@ -182,11 +182,10 @@ def evaluate(
     fresh = time.time_ns() % 2**63 if seed is None else seed
     evaluator = Evaluator(spec, EnvArgs(spec.env.env, min(episodes, EvalConfig.envs), fresh, spec.env.args))
     try:
-        returns = evaluator.evaluate(version, episodes)
+        evaluator.begin(version, episodes)
+        return evaluator.advance().returns, found
     finally:
         evaluator.close()
-    assert returns is not None  # nobody was watching
-    return returns, found
 
 
 def _layer(config: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -105,6 +105,36 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class StreamConfig:
+    """How the async topology puts batches together."""
+
+    batch: Annotated[int, Range(1, 100_000)] | None = None
+    """Fragments that make one batch, from whoever is ready; null takes as many as there are samplers."""
+    max_lag: Annotated[int, Range(0, 1e9)] = 32
+    """A fragment older than this many policy versions is dropped, and counted."""
+
+
+@dataclass(frozen=True)
+class RayConfig:
+    """Which Ray cluster, and what each role asks of it."""
+
+    address: str | None = None
+    """auto, or host:port of a running cluster; local starts one here; null takes RAY_ADDRESS, or else is local."""
+    sampler_cpus: Annotated[float, Range(0, 100_000)] | None = None
+    """CPUs that each sampler asks for; null asks for one, or less where a single sampler would not fit."""
+    learner_cpus: Annotated[float, Range(0, 100_000)] | None = None
+    """CPUs that the learner asks for; null asks for one, or less where it would not fit."""
+    learner_gpus: Annotated[float, Range(0, 10_000)] = 0.0
+    """GPUs that the learner asks for."""
+    sampler_resources: dict[str, float] = field(default_factory=dict)
+    """Custom resources that each sampler asks for, such as {simulator: 1}."""
+    learner_resources: dict[str, float] = field(default_factory=dict)
+    """Custom resources that the learner asks for."""
+    ship_code: Literal["auto", "always", "never"] = "auto"
+    """Send your local modules and this package to the cluster; auto does where a node is another machine."""
+
+
+@dataclass(frozen=True)
 class Config:
     """One experiment, complete: the same config and seed give the same run."""
 
@@ -120,10 +150,11 @@ class Config:
     """Environment steps to train for."""
     target: float | None = None
     """Stop once an evaluation's mean return reaches this."""
-    runtime: Literal["inline"] = "inline"
-    """Where the roles live: inline is this process."""
-    topology: Literal["sync"] = "sync"
-    """Who waits for whom: sync alternates sampling and learning."""
+    runtime: Literal["inline", "process", "ray"] = "inline"
+    """Where the roles live: inline in this process, process in processes of this machine, ray in Ray actors."""
+    topology: Literal["sync", "overlap", "async"] = "sync"
+    """Who waits for whom: sync alternates sampling and learning; overlap learns from one batch while the next is
+    sampled; async learns from whoever is ready."""
     preset: Literal["auto", "none"] = "auto"
     """auto starts from tuned settings for this algorithm and environment where there are some; none does not."""
     log_every: Positive = 2_000
@@ -138,6 +169,10 @@ class Config:
     """The algorithm's own settings."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     """Where and how it is trained."""
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    """How async batches are put together."""
+    ray: RayConfig = field(default_factory=RayConfig)
+    """Which Ray cluster, and what is asked of it."""
     eval: EvalConfig = field(default_factory=EvalConfig)
     """Greedy episodes on fresh seeds."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -9,6 +9,8 @@ class RaynforceError(Exception):
     """Something went wrong while running; the command line prints it as one line and exits with 1."""
 
     exit_code = 1
+    trace: str | None = None
+    """Where it was raised, if that was in another process."""
 
 
 class UsageError(RaynforceError, ValueError):

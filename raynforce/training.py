@@ -7,34 +7,40 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
 from raynforce.algos import algorithm_class
 from raynforce.config import Config
-from raynforce.errors import CheckpointError, RaynforceError, summary
+from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
+from raynforce.experience.fragment import Fragment
 from raynforce.policies.acting import PolicyVersion
-from raynforce.roles.evaluator import Evaluator
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.evaluator import Evaluation
+from raynforce.roles.sampler import EnvArgs
 from raynforce.runs.checkpoint import load as load_checkpoint
 from raynforce.runs.checkpoint import require_same
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.metrics import JsonlSink, Metrics, Sink
 from raynforce.runs.progress import Mode, Snapshot, make_progress
 from raynforce.runs.tensorboard import TensorBoardSink
+from raynforce.runtimes.base import Pending
+from raynforce.runtimes.open import open_runtime
 from raynforce.signals import StopRequest
 from raynforce.spaces import EnvSpec
 from raynforce.status import Callback, Result, Status
-from raynforce.topologies.stream import Round, sync
+from raynforce.topologies.stream import PATIENCE, Round, Stream
 from raynforce.trees import Tree
 
 RECENT = 100  # episodes that `return_mean` is the mean of
+SAMPLER = "raynforce.roles.sampler:Sampler"
+LEARNER = "raynforce.roles.learner:Learner"  # by name: importing it imports torch, which the driver does without
+EVALUATOR = "raynforce.roles.evaluator:Evaluator"
 FINAL = 1  # the purpose of the last evaluation: other episodes than those that chose the best policy
 
 
 class Training:
-    """One run in this process."""
+    """One run, seen from the process that was started for it: the driver."""
 
     def __init__(
         self,
@@ -57,7 +63,10 @@ class Training:
         self._status = Status(config)
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._lengths: deque[int] = deque(maxlen=RECENT)
+        self._number = 0  # of the newest policy version
         self._evaluated = -1  # number of the policy version that was evaluated last
+        self._dropped = 0  # environment steps that were sampled and not learned from
+        self._best: Pending | None = None  # the policy version that evaluated best
         self._startup_seconds: float | None = None
         self._seconds_before = 0.0  # of training before this process
         self._turning_since = self._began
@@ -75,36 +84,33 @@ class Training:
     def _build(
         self, env: EnvSpec, resume: bool, sinks: Sequence[Sink], opened: contextlib.ExitStack, title: str
     ) -> None:
-        config, sampling = self._config, self._config.sampling
+        config = self._config
         if resume:
             opened.enter_context(self._run.locked())
         saved = self._run.load_last() if resume else None
-        self._acting = acting = algorithm_class(config.algo)(config, env).acting()
+        algorithm = algorithm_class(config.algo)
+        self._acting = algorithm(config, env).acting()
         if saved is not None:
-            require_same(saved.get("policy", {}).get("acting"), acting.to_json(), self._run.path)
+            require_same(saved.get("policy", {}).get("acting"), self._acting.to_json(), self._run.path)
             self._check_sampling(saved["run"])
+        self._max_lag = _lag_bound(config, algorithm.max_lag)
         self._progress.start(title)
-
-        def envs(count: int) -> EnvArgs:
-            return EnvArgs(config.env, count, config.seed, config.env_args, sampling.exact_resume)
-
-        self._samplers: list[Sampler] = []
-        for index in range(sampling.samplers):
-            self._samplers.append(Sampler(acting, envs(sampling.envs), sampling.fragment, index))
-            opened.callback(self._samplers[-1].close)
-        for note in dict.fromkeys(s.note for s in self._samplers if s.note):
-            self._progress.message(f"note: {note}")
-        if config.network.factory:
-            self._progress.message(f"note: samplers import torch for your own network {config.network.factory}")
-        self._evaluator = Evaluator(acting, envs(min(config.eval.envs, config.eval.episodes)))
-        opened.callback(self._evaluator.close)
-
-        from raynforce.roles.learner import Learner  # imports torch: last, so that mistakes above are cheap
-
-        self._learner = Learner(config, env)
-        self._version = self._best = self._learner.publish()
+        self._runtime = opened.enter_context(open_runtime(config, self._progress.message))
+        self._spawn(env)
+        held = self._load(saved) if saved is not None else []
+        self._version = self._learner.call("publish")
+        self._stream = Stream(
+            self._runtime,
+            self._samplers,
+            self._learner,
+            self._version,
+            self._number,
+            held=held,
+            batch=config.stream.batch,
+            max_lag=self._max_lag,
+            waiting=lambda who: self._show(f"waiting for {who}"),
+        )
         if saved is not None:
-            self._load(saved)
             self._run.write_config(config.to_yaml())
         else:
             self._run.create(config.to_yaml())  # not before everything is known to fit
@@ -116,6 +122,44 @@ class Training:
         self._metrics.add(TensorBoardSink(self._run.tensorboard, resume_step=resume_step))
         if saved is None:
             self._save()  # from here on there is always something to resume from
+
+    def _spawn(self, env: EnvSpec) -> None:
+        """Start all roles at once, the slowest to start first, and wait until each could be built."""
+        config, sampling, runtime, acting = self._config, self._config.sampling, self._runtime, self._acting
+
+        def envs(count: int) -> EnvArgs:
+            return EnvArgs(config.env, count, config.seed, config.env_args, sampling.exact_resume)
+
+        place = runtime.places
+        self._learner = runtime.spawn(LEARNER, config, env, name="learner", place=place["learner"])
+        self._samplers = [
+            runtime.spawn(
+                SAMPLER,
+                acting,
+                envs(sampling.envs),
+                sampling.fragment,
+                index,
+                name=f"sampler {index}",
+                place=place["sampler"],
+            )
+            for index in range(sampling.samplers)
+        ]
+        lanes = min(config.eval.envs, config.eval.episodes)
+        self._evaluator = runtime.spawn(EVALUATOR, acting, envs(lanes), name="evaluator", place=place["evaluator"])
+        notes = self._wait_for([sampler.call("note") for sampler in self._samplers])
+        for note in dict.fromkeys(filter(None, notes)):
+            self._progress.message(f"note: {note}")
+        if config.network.factory:
+            self._progress.message(f"note: samplers import torch for your own network {config.network.factory}")
+        version: PolicyVersion = self._wait_for([self._learner.call("publish")])[0]
+        self._number = version.number
+
+    def _wait_for(self, calls: Sequence[Pending]) -> list[Any]:
+        """The answers of roles that may still be starting; a wait that a user would notice is explained."""
+        while (ready := self._runtime.wait(calls, None, PATIENCE))[1]:
+            missing = ", ".join(sorted({pending.name for pending in ready[1]}))
+            self._progress.message(f"waiting for {missing}{self._runtime.excuse()}")
+        return [call.result() for call in calls]
 
     def _check_sampling(self, counts: Tree) -> None:
         for name in ("samplers", "envs"):
@@ -130,10 +174,11 @@ class Training:
 
     def train(self) -> Result:
         """Train until the steps are done, the target is met, a callback or a signal says stop."""
-        with self._opened, self.stop_request.watching():
+        rounds = {"sync": self._stream.sync, "overlap": self._stream.overlap, "async": self._stream.async_}
+        with self.stop_request.watching(), self._opened:
             try:
                 if self._status.steps < self._config.steps:
-                    self._loop(sync(self._samplers, self._learner, self._version))
+                    self._loop(rounds[self._config.topology]())
                 self._finish()
                 return self._result()
             except Exception as error:
@@ -148,7 +193,6 @@ class Training:
         self._turning_since = time.monotonic()
         while status.stop_reason is None:
             round_ = next(rounds)
-            # From here to the next round every role stands at a fragment's border, so its state can be saved.
             try:
                 self._after(round_)
             except Exception:  # of a callback, or of the environment in evaluation: what was learned is not lost
@@ -178,7 +222,8 @@ class Training:
 
     def _count(self, round_: Round) -> None:
         status, learned = self._status, round_.learned
-        self._version = learned.version
+        self._version, self._number = round_.version, learned.number
+        self._dropped += round_.dropped
         status.steps += learned.steps
         status.episodes += len(learned.returns)
         status.updates += learned.updates
@@ -187,7 +232,7 @@ class Training:
         self._recent.extend(learned.returns.tolist())
         self._lengths.extend(learned.lengths.tolist())
         status.metrics |= {name: float(value) for name, value in learned.metrics.items()}
-        status.metrics |= {f"charts/{k}": v for k, v in learned.version.schedules.items()}
+        status.metrics |= {f"charts/{k}": v for k, v in learned.schedules.items()}
         if self._recent:
             status.metrics["charts/episodic_return"] = sum(self._recent) / len(self._recent)
             status.metrics["charts/episodic_length"] = sum(self._lengths) / len(self._lengths)
@@ -203,6 +248,8 @@ class Training:
                 "time/seconds": self._seconds,
                 "time/sample": round_.sample_seconds,
                 "time/learn": round_.learn_seconds,
+                "health/dropped_steps": float(self._dropped),
+                **self._runtime.health(),
             }
             self._metrics.write(status.steps, dict(status.metrics))
         self._show()
@@ -248,13 +295,13 @@ class Training:
         self._turning_since += time.monotonic() - began  # evaluation is not training
         if returns is None:
             return
-        self._evaluated = self._version.number
+        self._evaluated = self._number
         score = status.last_eval = float(returns.mean())
         measured = {"eval/return": score, "eval/deviation": float(returns.std()), "time/seconds": self._seconds}
         self._metrics.write(status.steps, measured)
         if status.best_eval is None or score >= status.best_eval:
             status.best_eval, self._best = score, self._version
-            self._run.save_best(status.steps, self._policy(self._version), score)
+            self._run.save_best(status.steps, self._policy(), score)
         if target is not None and score >= target:
             status.stop_reason = status.stop_reason or "target met"
             if status.solved_at is None:
@@ -263,21 +310,24 @@ class Training:
         for callback in self._callbacks:
             callback.on_evaluation(status, returns)
 
-    def _play(self, version: PolicyVersion, episodes: int, doing: str, purpose: int = 0) -> np.ndarray | None:
+    def _play(self, version: Pending, episodes: int, doing: str, purpose: int = 0) -> np.ndarray | None:
         """Greedy episodes, with progress; None if a signal came in the meantime."""
-
-        def watch(over: int) -> bool:
-            self._show(f"{doing}: {over} of {episodes} episodes")
-            return self.stop_request.number is None
-
-        return self._evaluator.evaluate(version, episodes, self._config.eval.max_length, purpose=purpose, watch=watch)
+        self._wait_for([self._evaluator.call("begin", version, episodes, self._config.eval.max_length, purpose)])
+        while True:
+            (played,) = self._wait_for([self._evaluator.call("advance", 0.25)])
+            so_far: Evaluation = played
+            if so_far.over:
+                return so_far.returns
+            self._show(f"{doing}: {len(so_far.returns)} of {episodes} episodes")
+            if self.stop_request.number is not None:
+                return None
 
     # -- the end --------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         status = self._status
         status.stop_reason = status.stop_reason or "steps done"
-        if self.stop_request.number is None and self._evaluated != self._version.number:
+        if self.stop_request.number is None and self._evaluated != self._number:
             self._evaluate()
         status.stop_reason = self.stop_request.name or status.stop_reason
         if self._trained_here:
@@ -290,7 +340,8 @@ class Training:
         status, config = self._status, self._config
         eval_return = None
         if config.eval.final_episodes and self.stop_request.number is None:
-            returns = self._play(self._best, config.eval.final_episodes, "evaluating the best policy", FINAL)
+            best = self._best or self._version
+            returns = self._play(best, config.eval.final_episodes, "evaluating the best policy", FINAL)
             eval_return = None if returns is None else float(returns.mean())
         self._show()
         mean = sum(self._recent) / len(self._recent) if self._recent else None
@@ -312,21 +363,23 @@ class Training:
             solved_at=status.solved_at and round(status.solved_at, 3),
             solved_steps=status.solved_steps,
             restarts=0,
-            dropped_steps=0,
-            weights_sha256=hashlib.sha256(self._version.params.tobytes()).hexdigest(),
+            dropped_steps=self._dropped,
+            weights_sha256=hashlib.sha256(self._version.result().params.tobytes()).hexdigest(),
             stopped=status.stop_reason or "steps done",
         )
 
     # -- what is saved --------------------------------------------------------------------------------
 
-    def _policy(self, version: PolicyVersion) -> Tree:
-        return {"acting": self._acting.to_json(), "version": version.state()}
+    def _policy(self) -> Tree:
+        return {"acting": self._acting.to_json(), "version": self._version.result().state()}
 
     def _save(self) -> None:
         status = self._status
+        fragments = self._stream.settle()  # from here to the next round every sampler stands at a fragment's border
+        states = self._wait_for([role.call("state") for role in (self._learner, *self._samplers)])
         parts: dict[str, Tree] = {
-            "policy": self._policy(self._version),
-            "learner": self._learner.state(),
+            "policy": self._policy(),
+            "learner": states[0],
             "run": {
                 "steps": status.steps,
                 "total_steps": self._config.steps,
@@ -341,26 +394,31 @@ class Training:
                 "evaluated": self._evaluated,
                 "seconds": self._seconds,
                 "unreported": self._unreported,
+                "dropped": self._dropped,
                 "recent": np.asarray(self._recent, np.float64),
                 "lengths": np.asarray(self._lengths, np.int64),
                 "metrics": {name: float(value) for name, value in status.metrics.items()},
             },
         }
-        parts |= {f"sampler_{s.index}": s.state() for s in self._samplers}
+        parts |= {f"sampler_{index}": state for index, state in enumerate(states[1:])}
+        if fragments:  # sampled, and to be learned from first
+            parts["stream"] = {str(index): fragment.state() for index, fragment in enumerate(fragments)}
         self._run.save(status.steps, parts, self._config.checkpoint.keep)
         self._saved_at = time.monotonic()
 
-    def _load(self, saved: Mapping[str, Tree]) -> None:
+    def _load(self, saved: Mapping[str, Tree]) -> list[Fragment]:
+        """Put every role back to where it was; returns fragments that were not learned from yet."""
         status = self._status
         try:
-            for sampler in self._samplers:
-                for note in sampler.load(saved[f"sampler_{sampler.index}"]):
-                    self._progress.message(f"note: {note}")
-            self._learner.load(saved["learner"])
+            loading = [s.call("load", saved[f"sampler_{index}"]) for index, s in enumerate(self._samplers)]
+            loading.append(self._learner.call("load", saved["learner"]))
+            *notes, _ = self._wait_for(loading)
+            held = [Fragment.from_state(tree) for tree in saved.get("stream", {}).values()]
             counts = saved["run"]
             self._recent.extend(counts["recent"].tolist())
             self._lengths.extend(counts["lengths"].tolist())
             self._unreported, self._evaluated = counts["unreported"], counts["evaluated"]
+            self._dropped = counts.get("dropped", 0)
             self._seconds_before = counts["seconds"]
             for name in ("steps", "episodes", "updates", "best_eval", "last_eval", "solved_at", "solved_steps"):
                 setattr(status, name, counts[name])
@@ -368,6 +426,8 @@ class Training:
             total = counts["total_steps"]
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise CheckpointError(f"{self._run.last} does not fit this config: {summary(error)}") from error
+        for note in [note for several in notes for note in several]:
+            self._progress.message(f"note: {note}")
         if total != self._config.steps:
             share = status.steps / self._config.steps
             self._progress.message(
@@ -378,10 +438,21 @@ class Training:
             self._progress.message(
                 f"note: the target was met at {status.solved_steps:,} steps already; --target none goes on without it"
             )
-        self._version = self._best = self._learner.publish()
+        self._number = saved["policy"]["version"]["number"]
         if status.best_eval is not None:
             best = load_checkpoint(self._run.best, only=["policy"])["policy"]
-            self._best = PolicyVersion.from_state(best["version"])
+            self._best = self._runtime.share(PolicyVersion.from_state(best["version"]))
+        return held
+
+
+def _lag_bound(config: Config, tolerated: int | None) -> int:
+    """How old fragments may be; refuses a topology whose fragments are older than the algorithm can learn from."""
+    if config.topology != "sync" and tolerated == 0:
+        raise UsageError(
+            f"topology = {config.topology!r} learns from older policy versions, and {config.algo} learns from the newest "
+            "alone (its max_lag is 0): use --topology sync"
+        )
+    return config.stream.max_lag if tolerated is None else min(tolerated, config.stream.max_lag)
 
 
 def _crossed(before: int, after: int, every: int) -> bool:

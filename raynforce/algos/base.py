@@ -58,7 +58,7 @@ class Algorithm(Generic[H]):
     """Defaults for settings outside its own section, dotted: `{"sampling.fragment": 16}`."""
     consumes: ClassVar[Literal["stream", "replay"]] = "stream"
     """Whether each fragment is learned from once, or kept in a buffer and sampled again."""
-    tolerates_lag: ClassVar[bool] = False
+    max_lag: ClassVar[int | None] = None
     """Whether it may learn from fragments of an older policy version."""
 
     def __init__(self, config: Config, env: EnvSpec) -> None:

@@ -86,7 +86,6 @@ class DQN(Algorithm[DQNConfig]):
     Settings: ClassVar[type[AlgorithmConfig]] = DQNConfig
     defaults: ClassVar[Mapping[str, Any]] = {"sampling.fragment": 16, "network.activation": "relu"}
     consumes = "replay"
-    tolerates_lag = True
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)

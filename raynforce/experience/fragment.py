@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raynforce.trees import Tree
+
 
 @dataclass(frozen=True)
 class Fragment:
@@ -52,6 +54,17 @@ class Fragment:
     def steps(self) -> int:
         """Environment steps in it: valid rows."""
         return int(np.count_nonzero(self.columns["valid"]))
+
+    def state(self) -> Tree:
+        """As a tree, for checkpoints; column names have slashes, so they stand apart."""
+        meta = {"version": self.version, "sampler": self.sampler, "sequence": self.sequence}
+        columns = {str(i): column for i, column in enumerate(self.columns.values())}
+        return {**meta, "paths": list(self.columns), "columns": columns}
+
+    @staticmethod
+    def from_state(tree: Tree) -> Fragment:
+        columns = {path: tree["columns"][str(i)] for i, path in enumerate(tree["paths"])}
+        return Fragment(columns, tree["version"], tree["sampler"], tree["sequence"])
 
     def obs(self) -> dict[str, np.ndarray]:
         """The observation columns, each `[T+1, B, ...]`."""

@@ -25,9 +25,12 @@ from raynforce.trees import Tree, load_rng, rng_state
 
 
 class Learned(NamedTuple):
-    """What one round of learning gave."""
+    """What one round of learning gave; the policy version it led to is published apart."""
 
-    version: PolicyVersion
+    number: int
+    """Of that policy version."""
+    schedules: Mapping[str, float]
+    """Its schedules: values that follow the run's progress."""
     metrics: dict[str, float]
     updates: int
     """Optimiser steps taken in this round."""
@@ -62,13 +65,16 @@ class Learner:
         self._number = 0
         self._algo.begin(self._net)
 
-    def learn(self, fragments: Sequence[Fragment]) -> Learned:
-        """Train on fragments and publish the next policy version."""
+    def learn(self, *received: Fragment) -> Learned:
+        """Train on fragments; the next `publish` gives the policy version they led to."""
         algo, net = self._algo, self._net
-        fragments = sorted(fragments, key=lambda f: (f.sampler, f.sequence))  # statistics depend on the order
-        stale = [f for f in fragments if f.version != self._number]
-        if stale and not algo.tolerates_lag:
-            raise RaynforceError(f"{self._config.algo} learns from version {self._number}, not {stale[0].version}")
+        fragments = sorted(received, key=lambda f: (f.sampler, f.sequence))  # statistics depend on the order
+        lags = [self._number - f.version for f in fragments]
+        if algo.max_lag is not None and max(lags) > algo.max_lag:
+            raise RaynforceError(
+                f"{self._config.algo} learns from fragments at most {algo.max_lag} versions old, not {max(lags)}"
+            )
+        algo.version = self._number
         algo.scheduled = algo.schedules(self._progress)
         if self._config.learner.scale_rewards:
             algo.reward_scale = self._updated_reward_scale(fragments)
@@ -93,8 +99,9 @@ class Learner:
             net.normalize_with(*self._normalizer.affine())
         self._number += 1
         metrics = _averages(losses, norms) | {"charts/learning_rate": rate} | algo.metrics()
+        metrics |= {"lag/mean": sum(lags) / len(lags), "lag/max": float(max(lags))}
         returns, lengths = (np.concatenate([f[f"episode/{k}"] for f in fragments]) for k in ("return", "length"))
-        return Learned(self.publish(), metrics, len(losses), steps, returns, lengths)
+        return Learned(self._number, self._schedules(), metrics, len(losses), steps, returns, lengths)
 
     def gradients(self, loss: Loss) -> Tensor:
         """The flat gradient of one minibatch's loss."""
@@ -108,9 +115,12 @@ class Learner:
     def publish(self) -> PolicyVersion:
         """The current policy version."""
         shift, scale = self._normalizer.affine() if self._normalizer else (None, None)
-        schedules = {k: v for k, v in self._algo.schedules(self._progress).items() if k != "learning_rate"}
         params = self._net.flat.detach().cpu().numpy().copy()
-        return PolicyVersion(self._number, params, shift, scale, schedules)
+        return PolicyVersion(self._number, params, shift, scale, self._schedules())
+
+    def _schedules(self) -> dict[str, float]:
+        """What acting needs of the algorithm's schedules."""
+        return {k: v for k, v in self._algo.schedules(self._progress).items() if k != "learning_rate"}
 
     @property
     def _progress(self) -> float:

@@ -34,7 +34,6 @@ class Sampler:
             envs.env, envs.args, envs.num_envs, seed=envs.seed, sampler=index, exact_resume=envs.exact_resume
         )
         self._env = envs.env
-        self.note = self._envs.note
         self._actor = Actor(acting)
         self._action = acting.env.action
         self._record_logp = "logp" in acting.record
@@ -43,6 +42,10 @@ class Sampler:
         self._returns = np.zeros(envs.num_envs, np.float64)  # of the episodes in flight
         self._lengths = np.zeros(envs.num_envs, np.int64)
         self._obs = self._envs.reset()
+
+    def note(self) -> str:
+        """What a user should know of these environments; most often nothing."""
+        return self._envs.note
 
     def sample(self, version: PolicyVersion) -> Fragment:
         """Gather one fragment with this policy version."""

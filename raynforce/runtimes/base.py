@@ -1,0 +1,106 @@
+"""The runtime interface: `spawn` a role somewhere, `call` its methods, `wait` for answers, `share` a value with all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raynforce.errors import RaynforceError
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a role asks of the machine it lives on."""
+
+    cpus: float = 1.0
+    """Logical CPUs on Ray; not a limit, only what is counted."""
+    gpus: float = 0.0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Custom Ray resources."""
+    threads: int = 1
+    """Threads of its numerical libraries."""
+    nice: int = 0
+    """How far it steps back for others when cores are scarce."""
+
+
+class Pending(ABC):
+    """The answer to a call, some day. As an argument of another call, it goes there without passing through here."""
+
+    name: str
+    """Whose answer it is, such as `sampler 3`."""
+
+    @abstractmethod
+    def result(self) -> Any:
+        """Wait for the answer and bring it here; raises what the call raised. Arrays in it are read-only."""
+
+
+class Handle(ABC):
+    """A role that lives somewhere. Its calls run one at a time, in the order they were made."""
+
+    name: str
+
+    @abstractmethod
+    def call(self, method: str, *args: Any) -> Pending:
+        """Ask for a method to be called; any of `args` may be a `Pending`, whose value the method then gets."""
+
+
+class Runtime(ABC):
+    """Where roles live. Leaving the `with` block, or `close`, ends all of them."""
+
+    places: Mapping[str, Place]
+    """What the roles of this run ask for, by kind: `sampler`, `learner`, `evaluator`."""
+
+    @abstractmethod
+    def spawn(self, role: str, *args: Any, name: str, place: Place = Place()) -> Handle:
+        """Start `role`, a class given as `module:Class`, with these arguments.
+
+        Returns at once. If the role cannot be built, every call of it fails with the reason.
+        """
+
+    @abstractmethod
+    def wait(
+        self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None
+    ) -> tuple[list[Pending], list[Pending]]:
+        """Wait until `count` (None: all) of these answers are there, or the time is over.
+
+        Returns those that are there and those that are not. A call that failed counts as answered: `result` raises.
+        """
+
+    @abstractmethod
+    def share(self, value: Any) -> Pending:
+        """Store a value once, to be given to any number of calls."""
+
+    def health(self) -> dict[str, float]:
+        """Metrics of the runtime itself, by name."""
+        return {}
+
+    def excuse(self) -> str:
+        """Why roles may not have answered yet, to be put behind their names; most often nothing."""
+        return ""
+
+    @abstractmethod
+    def close(self, *, now: bool = False) -> None:
+        """End all roles: after their own `close` (within a few seconds), or with `now` at once."""
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(now=kind is not None and not issubclass(kind, Exception))
+
+
+class RoleError(RaynforceError):
+    """A role's method raised something of its own; the traceback from where it lives is the cause."""
+
+
+class RoleDied(RaynforceError):
+    """The process that a role lived in is gone."""
+
+
+class RemoteTraceback(Exception):
+    """Carries a traceback as text from another process, to be printed below the error it caused."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'

@@ -1,0 +1,180 @@
+"""What each role asks of its machine, and whether the machines there are can give it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, repeat
+
+from raynforce.config import Config
+from raynforce.errors import UsageError
+from raynforce.experience.memory import available_bytes
+from raynforce.runtimes.base import Place
+
+Resources = Mapping[str, float]
+BACKGROUND = 5  # samplers and evaluator step back for the learner, whom all wait for
+SMALLER = (0.5, 0.25, 0.1, 0.05, 0.01)  # CPUs to try where one does not fit
+MEGABYTES = {"process": 45, "ray": 130}  # measured for a process with numpy and gymnasium
+TORCH_MEGABYTES = 300
+
+
+def place_roles(config: Config, nodes: Sequence[Resources] | None) -> tuple[dict[str, Place], list[str]]:
+    """What `sampler`, `learner` and `evaluator` ask for, and notes on where defaults had to give way.
+
+    `nodes` are the total resources of each node, by Ray's names; None where there is no limit.
+    """
+    places = _asked(config)
+    samplers = config.sampling.samplers
+    if nodes is None or _fits(places, samplers, nodes):
+        return places, []
+    _require_known(places, nodes)
+    free = [role for role in ("sampler", "learner") if getattr(config.ray, f"{role}_cpus") is None]
+    for cpus in SMALLER if samplers == 1 else ():  # a number of samplers that was asked for is kept as asked
+        smaller = {role: replace(place, cpus=cpus) if role in free else place for role, place in places.items()}
+        if free and _fits(smaller, samplers, nodes):
+            each = " each" if len(free) == 2 else ""
+            note = f"the cluster has {_count(_total(nodes, 'CPU'), 'CPU')}: {' and '.join(free)} ask for {cpus:g}{each}"
+            return smaller, [note]
+    raise UsageError(_shortage(places, samplers, nodes))
+
+
+def require_room(config: Config) -> None:
+    """Refuse more samplers than the memory of this machine can hold."""
+    each = MEGABYTES.get(config.runtime)
+    available = available_bytes()
+    if each is None or available is None:
+        return
+    if config.network.factory is not None:
+        each += TORCH_MEGABYTES  # a torch module acts in each sampler
+    samplers = config.sampling.samplers
+    needed = samplers * each + TORCH_MEGABYTES
+    free = available / 1e6
+    if needed > free:
+        fit = int((free - TORCH_MEGABYTES) / each)
+        fix = f"at most {fit} fit here: lower --samplers" if fit > 0 else "not even one fits here: free some memory"
+        raise UsageError(
+            f"{samplers} samplers and a learner need about {needed / 1e3:.1f} GB "
+            f"({each} MB each and {TORCH_MEGABYTES} MB), {free / 1e3:.1f} GB are free; {fix}"
+        )
+
+
+def needs(place: Place) -> dict[str, float]:
+    """A place by Ray's names of resources."""
+    asked = {"CPU": place.cpus, "GPU": place.gpus, **place.resources}
+    return {name: amount for name, amount in asked.items() if amount > 0}
+
+
+def total_needs(places: Mapping[str, Place], samplers: int) -> dict[str, float]:
+    """All that the roles of a run ask for together."""
+    total: dict[str, float] = {}
+    for asked in _items(places, samplers):
+        for name, amount in asked.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total
+
+
+def _asked(config: Config) -> dict[str, Place]:
+    ray = config.ray
+    gpus = ray.learner_gpus or float(config.learner.device.startswith("cuda"))  # Ray hides GPUs nobody asked for
+    return {
+        "sampler": Place(
+            cpus=1.0 if ray.sampler_cpus is None else ray.sampler_cpus,
+            resources=dict(ray.sampler_resources),
+            nice=BACKGROUND,
+        ),
+        "learner": Place(
+            cpus=1.0 if ray.learner_cpus is None else ray.learner_cpus,
+            gpus=gpus,
+            resources=dict(ray.learner_resources),
+            threads=config.learner.threads,
+        ),
+        "evaluator": Place(cpus=0.0, nice=BACKGROUND),  # training waits while it plays
+    }
+
+
+def _items(places: Mapping[str, Place], samplers: int) -> Iterator[dict[str, float]]:
+    return chain([needs(places["learner"])], repeat(needs(places["sampler"]), samplers))
+
+
+def _fits(places: Mapping[str, Place], samplers: int, nodes: Sequence[Resources]) -> bool:
+    """First fit, the largest first: each role goes to the first node that still has room for it."""
+    left = [dict(node) for node in nodes]
+    totals = {name: _total(nodes, name) for node in nodes for name in node}
+
+    def size(asked: Resources) -> float:
+        return max((amount / (totals.get(name) or 1e-9) for name, amount in asked.items()), default=0.0)
+
+    for asked in sorted(_items(places, samplers), key=size, reverse=True):
+        for node in left:
+            if all(node.get(name, 0.0) >= amount - 1e-6 for name, amount in asked.items()):
+                for name, amount in asked.items():
+                    node[name] -= amount
+                break
+        else:
+            return False
+    return True
+
+
+def _require_known(places: Mapping[str, Place], nodes: Sequence[Resources]) -> None:
+    """Refuse a resource that no node has."""
+    has = sorted({name for node in nodes for name, amount in node.items() if amount > 0 and _is_public(name)})
+    for role in ("sampler", "learner"):
+        for name in needs(places[role]):
+            if name != "CPU" and _total(nodes, name) <= 0:
+                fix = "set ray.learner_gpus=0 and learner.device=cpu" if name == "GPU" else f"drop ray.{role}_resources"
+                raise UsageError(
+                    f'the {role} asks for "{name}", the cluster has no "{name}"; it has {", ".join(has) or "nothing"}: '
+                    f"start a node with it, or {fix}"
+                )
+
+
+def _shortage(places: Mapping[str, Place], samplers: int, nodes: Sequence[Resources]) -> str:
+    """One line: what is asked, what there is, what is missing, what to do."""
+    asked = total_needs(places, samplers)
+    short = {name: amount - _total(nodes, name) for name, amount in asked.items()}
+    name = max(short, key=lambda n: short[n])
+    per_sampler, per_learner = needs(places["sampler"]).get(name, 0.0), needs(places["learner"]).get(name, 0.0)
+    parts = [f"{samplers} sampler{'s' * (samplers > 1)} with {_count(per_sampler, name)} each"] if per_sampler else []
+    parts += [f"a learner with {_count(per_learner, name)}"] if per_learner else []
+    has = _total(nodes, name)
+    line = f"{' and '.join(parts)} ask for {_count(asked[name], name)}; the cluster has {has:g}"
+    if short[name] > 1e-6:
+        line += f", {short[name]:g} short"
+    else:
+        largest = max(node.get(name, 0.0) for node in nodes)
+        line += f" in all, but not in pieces that fit: its largest node has {largest:g}"
+    return f"{line}: {_fix(places, samplers, nodes)}"
+
+
+def _fix(places: Mapping[str, Place], samplers: int, nodes: Sequence[Resources]) -> str:
+    """Settings that would fit, found by trying."""
+    ways = []
+    fewer = _most_samplers(places, samplers, nodes)
+    if fewer:
+        ways.append(f"use --samplers {fewer}")
+    for cpus in SMALLER:
+        sampler = replace(places["sampler"], cpus=cpus)
+        if cpus < places["sampler"].cpus and _fits({**places, "sampler": sampler}, samplers, nodes):
+            ways.append(f"--sampler-cpus {cpus:g}")
+            break
+    return " or ".join([*ways, "add nodes"])
+
+
+def _most_samplers(places: Mapping[str, Place], samplers: int, nodes: Sequence[Resources]) -> int:
+    low, high = 0, samplers  # `low` fits or is 0, `high` does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _fits(places, middle, nodes) else (low, middle)
+    return low
+
+
+def _total(nodes: Sequence[Resources], name: str) -> float:
+    return sum(node.get(name, 0.0) for node in nodes)
+
+
+def _count(amount: float, name: str) -> str:
+    return f"{amount:g} {name}{'s' * (amount != 1 and name in ('CPU', 'GPU'))}"
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith(("node:", "accelerator_type:")) and name not in ("memory", "object_store_memory")

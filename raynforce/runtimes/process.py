@@ -1,0 +1,283 @@
+"""Roles in processes of this machine: calls travel on socket pairs, arrays through shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import raynforce
+from raynforce.errors import UsageError
+from raynforce.runtimes import host
+from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime
+from raynforce.runtimes.wire import Packed, pack, receive, send
+
+GRACE = 3.0  # seconds a role has to close before it is killed
+
+
+class _Answer(Pending):
+    """A call's answer, still packed: it can be handed on without being opened."""
+
+    def __init__(self, runtime: ProcessRuntime, name: str) -> None:
+        self.name = name
+        self.packed: Packed | None = None
+        self.error: Exception | None = None
+        self._runtime = runtime
+        self._opened: list[Any] = []
+
+    @property
+    def done(self) -> bool:
+        return self.packed is not None or self.error is not None
+
+    def settle(self, ok: bool, packed: Packed) -> None:
+        if ok:
+            self.packed = packed
+        else:
+            self.error = packed.value()
+
+    def result(self) -> Any:
+        if not self.done:
+            self._runtime.wait([self])
+        if self.error is not None:
+            raise host.with_cause(self.error)
+        if not self._opened and self.packed is not None:
+            self._opened.append(self.packed.value())
+        return self._opened[0]
+
+
+class _Call:
+    def __init__(self, answer: _Answer, method: str, args: Sequence[Packed | _Answer]) -> None:
+        self.answer = answer
+        self.method = method
+        self.args = args
+
+    @property
+    def waits(self) -> bool:
+        return any(isinstance(a, _Answer) and not a.done for a in self.args)
+
+
+class _Worker(Handle):
+    """The driver's end of one process."""
+
+    def __init__(self, runtime: ProcessRuntime, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.queue: deque[_Call] = deque()  # not sent yet: an argument of the first one is not there
+        self.sent: dict[int, _Answer] = {}
+        self.last_words: deque[str] = deque(maxlen=20)
+        self.words = b""  # of a line that has not ended yet
+        self._runtime = runtime
+        self._count = 0
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        guard, self._guard = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "raynforce.runtimes.worker", str(theirs.fileno()), str(guard)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(), guard),
+                process_group=0,  # a terminal's Ctrl-C is not for it, and its children can be ended with it
+                env={**os.environ, "PYTHONPATH": _first_on_path(Path(raynforce.__file__).parent.parent)},
+            )
+        except BaseException:
+            ours.close()
+            os.close(self._guard)
+            raise
+        finally:
+            theirs.close()
+            os.close(guard)
+        self.socket = ours
+        assert self.process.stdout is not None
+        self.output = self.process.stdout
+        os.set_blocking(self.output.fileno(), False)
+
+    def call(self, method: str, *args: Any) -> Pending:
+        answer = _Answer(self._runtime, self.name)
+        packed = [a if isinstance(a, _Answer) else pack(a) for a in args]
+        self.queue.append(_Call(answer, method, packed))
+        self.flush()
+        return answer
+
+    def flush(self) -> None:
+        """Send what can be sent, in order."""
+        while self.queue and not self.queue[0].waits:
+            call = self.queue.popleft()
+            broken = next((a.error for a in call.args if isinstance(a, _Answer) and a.error is not None), None)
+            if broken is not None:
+                call.answer.error = broken
+                continue
+            values = [a.packed if isinstance(a, _Answer) else a for a in call.args]
+            if self.alive:
+                self._count += 1
+                self.sent[self._count] = call.answer
+                with contextlib.suppress(ConnectionError):  # it has died, and its end of the socket will tell
+                    self._runtime.read_until_writable(self.socket)
+                    send(self.socket, (self._count, call.method), [v for v in values if v is not None])
+            else:
+                call.answer.error = self.reason
+
+    def hear(self) -> None:
+        """Take an answer, or notice the end."""
+        message = receive(self.socket)
+        if message is None:
+            self.end()
+            return
+        (number, ok), (packed,) = message
+        self.sent.pop(number).settle(ok, packed)
+
+    def read(self, say: Callable[[str], None]) -> None:
+        """Pass on what the role has printed."""
+        try:
+            chunk = os.read(self.output.fileno(), 65536)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._runtime.forget(self.output)
+        *lines, self.words = (self.words + chunk).split(b"\n")
+        if self.words and (not chunk or len(self.words) > 65536):
+            lines, self.words = [*lines, self.words], b""
+        for line in lines:
+            text = line.decode(errors="replace").rstrip()
+            self.last_words.append(text)
+            if text:
+                say(f"{self.name}: {text}")
+
+    def end(self) -> None:
+        """Kill what is left of it and its children, and fail every call that it has not answered."""
+        if not self.alive:
+            return
+        self.alive = False
+        self._runtime.forget(self.socket)
+        try:
+            code = self.process.wait(0.5)  # let it end by itself, so that we can say how it did
+        except subprocess.TimeoutExpired:
+            code = None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        if code is None:
+            code = self.process.wait()
+        self.read(self._runtime.say)
+        self.reason = RoleDied(f"{self.name} {_how(code)}{self._last_line()}")
+        for answer in [*self.sent.values(), *(call.answer for call in self.queue)]:
+            answer.error = self.reason
+        self.sent.clear()
+        self.queue.clear()
+
+    def _last_line(self) -> str:
+        said = [line for line in self.last_words if line.strip()]
+        return f"; the last it said: {said[-1].strip()}" if said else ""
+
+    def close(self) -> None:
+        self.end()
+        self._runtime.forget(self.output)
+        self.socket.close()
+        self.output.close()
+        os.close(self._guard)
+
+
+class ProcessRuntime(Runtime):
+    """Each role in a process of its own. What they print is passed on to `say`."""
+
+    def __init__(self, places: Mapping[str, Place], say: Callable[[str], None]) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise UsageError("--runtime process needs Linux: use inline or ray")
+        _allow_many_files()
+        self.places = places
+        self.say = say
+        self._workers: list[_Worker] = []
+        self._selector = selectors.DefaultSelector()
+
+    def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> Handle:
+        worker = _Worker(self, name)
+        self._workers.append(worker)
+        self._selector.register(worker.socket, selectors.EVENT_READ, worker.hear)
+        self._selector.register(worker.output, selectors.EVENT_READ, lambda: worker.read(self.say))
+        worker.call("build", host.pack(role, args, name, place or Place()))
+        return worker
+
+    def wait(
+        self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None
+    ) -> tuple[list[Pending], list[Pending]]:
+        answers = [p for p in pendings if isinstance(p, _Answer)]
+        wanted = len(answers) if count is None else min(count, len(answers))
+        until = None if timeout is None else time.monotonic() + timeout
+        self._pump(0)
+        while sum(a.done for a in answers) < wanted:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                break
+            self._pump(left)
+        return [a for a in answers if a.done], [a for a in answers if not a.done]
+
+    def _pump(self, timeout: float | None) -> None:
+        """Read everything that has come, and send what waited for it."""
+        self._read(timeout)
+        for worker in self._workers:
+            worker.flush()
+
+    def _read(self, timeout: float | None) -> None:
+        for key, _ in self._selector.select(timeout):
+            key.data()
+
+    def read_until_writable(self, connection: socket.socket) -> None:
+        """Before anything is sent: a worker that cannot get rid of its answers takes no calls either."""
+        poll = select.poll()
+        poll.register(connection, select.POLLOUT)
+        while not poll.poll(0):
+            self._read(0.01)
+
+    def share(self, value: Any) -> Pending:
+        answer = _Answer(self, "shared")
+        answer.packed = pack(value)
+        return answer
+
+    def forget(self, file: Any) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(file)
+
+    def health(self) -> dict[str, float]:
+        return {"health/object_store_mb": Packed.held / 1e6}
+
+    def close(self, *, now: bool = False) -> None:
+        workers, self._workers = self._workers, []
+        until = time.monotonic() + (0 if now else GRACE)
+        for worker in workers:
+            with contextlib.suppress(OSError):
+                worker.socket.shutdown(socket.SHUT_WR)  # it finishes its call, closes its role and ends
+        while any(w.process.poll() is None for w in workers) and time.monotonic() < until:
+            self._read(0.02)
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.process.pid, signal.SIGKILL)
+        for worker in workers:
+            worker.close()
+        self._selector.close()
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}" if code else "ended before it had answered"
+
+
+def _first_on_path(directory: Path) -> str:
+    return os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _allow_many_files() -> None:
+    """Each worker takes three descriptors and each fragment on its way one: ask for all the system gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,65 @@
+"""What a process of the `process` runtime runs: `python -m raynforce.runtimes.worker SOCKET GUARD`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import socket
+import sys
+
+from raynforce.errors import RaynforceError, summary
+from raynforce.runtimes.base import RoleError
+from raynforce.runtimes.host import Host
+from raynforce.runtimes.wire import Packed, pack, receive, send
+
+_F_SETSIG = 10  # Linux; the fcntl module has no name for it before Python 3.12
+
+
+def main() -> None:
+    """Build the role, then answer calls until the driver hangs up."""
+    connection, guard = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    die_with_driver(guard)
+    os.environ.pop("RAYNFORCE_WORKER", None)
+    host = Host()
+    while (message := receive(connection)) is not None:
+        (number, method), values = message
+        ok, answer = _answer(host, method, values)
+        del message, values  # shared memory that only we still hold goes back now, not after the next call
+        try:
+            send(connection, (number, ok), [answer])
+        except ConnectionError:
+            break
+    host.close()
+
+
+def _answer(host: Host, method: str, values: list[Packed]) -> tuple[bool, Packed]:
+    try:
+        args = [value.value() for value in values]
+        return True, pack(host.build(*args) if method == "build" else host.call(method, *args))
+    except RaynforceError as error:
+        return False, pack(error)
+    except Exception as error:  # an answer that cannot be packed
+        return False, pack(RoleError(f"{host.name}: {summary(error)}"))
+
+
+def die_with_driver(guard: int) -> None:
+    """Let the kernel kill this process and its children as soon as the driver is gone, whatever they are doing.
+
+    `guard` is the reading end of a pipe on which nothing is ever written: the only thing that can happen to it is that
+    the last writer dies. The kernel reports that with a signal, and we choose which one, and that our whole process
+    group gets it: no thread has to be awake here, and no interpreter lock to be free.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's
+    fcntl.fcntl(guard, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(guard, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(guard, fcntl.F_SETFL, fcntl.fcntl(guard, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
+    poll = select.poll()
+    poll.register(guard)
+    if poll.poll(0):  # it was gone before we were ready
+        os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
