@@ -41,6 +41,7 @@ class Reinforce(Algorithm[ReinforceConfig]):
 
     Settings: ClassVar[type[AlgorithmConfig]] = ReinforceConfig
     defaults: ClassVar[Mapping[str, Any]] = {"sampling.envs": 16, "sampling.fragment": 32}
+    max_lag = 1  # a fragment may be one gradient step old, too little to correct for
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)

@@ -18,7 +18,7 @@ from raynforce.config import Config, EvalConfig
 from raynforce.envs.vector import probe
 from raynforce.errors import UsageError
 from raynforce.experiment import resolve
-from raynforce.imports import name_of
+from raynforce.imports import importing, name_of
 from raynforce.policy import Policy, load, read_policy
 from raynforce.runs.directory import RunDirectory, find_policy
 from raynforce.runs.metrics import Sink
@@ -52,6 +52,8 @@ def train(
     steps: int | None = None,
     target: float | None = None,
     seed: int | None = None,
+    runtime: str | None = None,
+    topology: str | None = None,
     out: str | Path | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -63,11 +65,13 @@ def train(
 
     `env` is a gymnasium id or `module:factory`, `algo` is `ppo`, `dqn` or your own `module:Class`. `settings` are
     dotted (`{"algorithm.learning_rate": 1e-3}`) and win over `config`, a YAML file or nested mapping, which wins
-    over the preset. A callback is a `Callback`, or a function that is called with the `Status` after every round.
+    over the preset. `runtime` (`inline`, `process`, `ray`) says where the roles live, `topology` (`sync`, `overlap`,
+    `async`) who waits for whom. A callback is a `Callback`, or a function that is called with the `Status` after every round.
     In Python, `env` may also be the factory itself, `algo` the class, and `network.factory` the function, if another
     process could import them by name. Ctrl-C raises `Interrupted`, whose `run` can be resumed.
     """
-    given = {"steps": steps, "target": target, "seed": seed}
+    _not_while_imported()
+    given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
     layers = [_layer(config), _nested(settings), {"env": name_of(env), "algo": name_of(algo)}]
     layers.append({k: v for k, v in given.items() if v is not None})
     resolved, preset = resolve(*layers)
@@ -111,6 +115,8 @@ def resume(
     *,
     steps: int | None = None,
     target: float | None = None,
+    runtime: str | None = None,
+    topology: str | None = None,
     settings: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback | OnRound] = (),
     sinks: Sequence[Sink] = (),
@@ -121,12 +127,14 @@ def resume(
     """Continue a run from its last checkpoint as if it had never stopped.
 
     `settings` (dotted) may change how far and how it goes on: `steps`, `target` (None removes it), learning rate and
-    other numbers of the algorithm, evaluation, checkpoints. What the saved state was made with is refused:
+    other numbers of the algorithm, evaluation, checkpoints, and where it runs (`runtime`, `topology`). What the saved state was made with is refused:
     environment, algorithm, seed, network, samplers and their environments.
     """
+    _not_while_imported()
     directory = RunDirectory.open(Path(run))
     changes = _nested(settings)
-    changes |= {k: v for k, v in (("steps", steps), ("target", target)) if v is not None}
+    given = {"steps": steps, "target": target, "runtime": runtime, "topology": topology}
+    changes |= {k: v for k, v in given.items() if v is not None}
     before = _layer(directory.config)
     for name in ("algo", "env", "seed"):
         if changes.get(name, before.get(name)) != before.get(name):
@@ -186,6 +194,15 @@ def evaluate(
         return evaluator.advance().returns, found
     finally:
         evaluator.close()
+
+
+def _not_while_imported() -> None:
+    """A script that names its own functions is imported by name to find them, and must not start a run each time."""
+    if importing:
+        raise UsageError(
+            f"module {importing[-1]!r} starts a run when it is imported: put what others need into a module of its own, "
+            "or the start of the run under if __name__ == '__main__':"
+        )
 
 
 def _layer(config: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -11,14 +11,21 @@ from typing import Any
 from raynforce.errors import UsageError, nearest, summary
 
 
+importing: list[str] = []
+"""The modules that are being imported for the user right now."""
+
+
 def load_module(name: str) -> ModuleType:
     """Import a module by its dotted name; modules in the current directory are found too."""
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)  # as `python -m` does; it stays, because the module may import its neighbours later
     importlib.invalidate_caches()  # the file may be younger than this process
+    importing.append(name)
     try:
         return importlib.import_module(name)
+    except UsageError:
+        raise
     except (Exception, SystemExit) as error:  # a script that was not made to be imported may exit
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and (name == missing or name.startswith(missing + ".")):
@@ -29,6 +36,8 @@ def load_module(name: str) -> ModuleType:
             )
             raise UsageError(f"no module named {name!r}: {fix}") from error
         raise UsageError(f"importing {name!r} failed: {summary(error)}; fix that import first") from error
+    finally:
+        importing.pop()
 
 
 def load_object(path: str) -> Any:

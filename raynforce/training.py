@@ -24,7 +24,7 @@ from raynforce.runs.directory import RunDirectory
 from raynforce.runs.metrics import JsonlSink, Metrics, Sink
 from raynforce.runs.progress import Mode, Snapshot, make_progress
 from raynforce.runs.tensorboard import TensorBoardSink
-from raynforce.runtimes.base import Pending
+from raynforce.runtimes.base import Handle, Pending
 from raynforce.runtimes.open import open_runtime
 from raynforce.signals import StopRequest
 from raynforce.spaces import EnvSpec
@@ -66,6 +66,7 @@ class Training:
         self._number = 0  # of the newest policy version
         self._evaluated = -1  # number of the policy version that was evaluated last
         self._dropped = 0  # environment steps that were sampled and not learned from
+        self._evaluator: Handle | None = None
         self._best: Pending | None = None  # the policy version that evaluated best
         self._startup_seconds: float | None = None
         self._seconds_before = 0.0  # of training before this process
@@ -76,7 +77,8 @@ class Training:
         self._saved_at = self._began
         self._progress = make_progress(stream, mode=progress)
         self.stop_request = StopRequest(self._announce_stop)
-        with contextlib.ExitStack() as opened:  # closes what was opened if the rest cannot be built
+        # Closes what was opened if the rest cannot be built.
+        with self.stop_request.watching(at_once=True), contextlib.ExitStack() as opened:
             opened.callback(self._progress.stop)
             self._build(env, resume, sinks, opened, title or f"{config.algo} on {config.env}")
             self._opened = opened.pop_all()
@@ -127,16 +129,13 @@ class Training:
         """Start all roles at once, the slowest to start first, and wait until each could be built."""
         config, sampling, runtime, acting = self._config, self._config.sampling, self._runtime, self._acting
 
-        def envs(count: int) -> EnvArgs:
-            return EnvArgs(config.env, count, config.seed, config.env_args, sampling.exact_resume)
-
-        place = runtime.places
+        place, envs = runtime.places, self._env_args(sampling.envs)
         self._learner = runtime.spawn(LEARNER, config, env, name="learner", place=place["learner"])
         self._samplers = [
             runtime.spawn(
                 SAMPLER,
                 acting,
-                envs(sampling.envs),
+                envs,
                 sampling.fragment,
                 index,
                 name=f"sampler {index}",
@@ -144,8 +143,6 @@ class Training:
             )
             for index in range(sampling.samplers)
         ]
-        lanes = min(config.eval.envs, config.eval.episodes)
-        self._evaluator = runtime.spawn(EVALUATOR, acting, envs(lanes), name="evaluator", place=place["evaluator"])
         notes = self._wait_for([sampler.call("note") for sampler in self._samplers])
         for note in dict.fromkeys(filter(None, notes)):
             self._progress.message(f"note: {note}")
@@ -153,6 +150,10 @@ class Training:
             self._progress.message(f"note: samplers import torch for your own network {config.network.factory}")
         version: PolicyVersion = self._wait_for([self._learner.call("publish")])[0]
         self._number = version.number
+
+    def _env_args(self, count: int) -> EnvArgs:
+        config = self._config
+        return EnvArgs(config.env, count, config.seed, config.env_args, config.sampling.exact_resume)
 
     def _wait_for(self, calls: Sequence[Pending]) -> list[Any]:
         """The answers of roles that may still be starting; a wait that a user would notice is explained."""
@@ -312,6 +313,9 @@ class Training:
 
     def _play(self, version: Pending, episodes: int, doing: str, purpose: int = 0) -> np.ndarray | None:
         """Greedy episodes, with progress; None if a signal came in the meantime."""
+        if self._evaluator is None:  # not earlier: it would compete with the others for the cores as they start
+            envs, place = self._env_args(min(self._config.eval.envs, episodes)), self._runtime.places["evaluator"]
+            self._evaluator = self._runtime.spawn(EVALUATOR, self._acting, envs, name="evaluator", place=place)
         self._wait_for([self._evaluator.call("begin", version, episodes, self._config.eval.max_length, purpose)])
         while True:
             (played,) = self._wait_for([self._evaluator.call("advance", 0.25)])

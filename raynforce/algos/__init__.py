@@ -8,7 +8,11 @@ from raynforce.algos.base import Algorithm
 from raynforce.errors import UsageError, nearest
 from raynforce.imports import load_object
 
-BUILT_IN = {"ppo": "raynforce.algos.ppo:PPO", "dqn": "raynforce.algos.dqn:DQN"}
+BUILT_IN = {
+    "ppo": "raynforce.algos.ppo:PPO",
+    "dqn": "raynforce.algos.dqn:DQN",
+    "impala": "raynforce.algos.impala:IMPALA",
+}
 
 
 def algorithm_class(name: str) -> type[Algorithm[Any]]:

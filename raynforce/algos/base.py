@@ -12,10 +12,12 @@ from raynforce.config import AlgorithmConfig, Config
 from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import final_values, gae
+from raynforce.experience.vtrace import vtrace
 from raynforce.lazy import LazyModule
 from raynforce.policies.acting import ActingSpec
+from raynforce.policies.distributions import policy_distribution
 from raynforce.policies.spec import Free, Linear, NetworkSpec, Tower, inputs_of, mlp
-from raynforce.spaces import EnvSpec
+from raynforce.spaces import ActionSpec, EnvSpec
 from raynforce.trees import Tree
 
 if TYPE_CHECKING:
@@ -58,8 +60,8 @@ class Algorithm(Generic[H]):
     """Defaults for settings outside its own section, dotted: `{"sampling.fragment": 16}`."""
     consumes: ClassVar[Literal["stream", "replay"]] = "stream"
     """Whether each fragment is learned from once, or kept in a buffer and sampled again."""
-    max_lag: ClassVar[int | None] = None
-    """Whether it may learn from fragments of an older policy version."""
+    max_lag: ClassVar[int | None] = 0
+    """How many policy versions old a fragment may be when it is learned from; None: any, it corrects for that."""
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         self.config = config
@@ -69,6 +71,8 @@ class Algorithm(Generic[H]):
         """What to multiply rewards by; kept up to date by the learner when `learner.scale_rewards` is on."""
         self.scheduled: Mapping[str, float] = {}
         """The values of `schedules` in this round; kept up to date by the learner."""
+        self.version = 0
+        """Number of the policy version this round starts from; kept up to date by the learner."""
 
     # -- what it declares, as data ------------------------------------------------------------------------
 
@@ -82,6 +86,15 @@ class Algorithm(Generic[H]):
         """The network; by default a multi-layer perceptron for each head, sharing nothing."""
         hidden = mlp(self.config.network.hidden, self.config.network.activation)
         return self.spec(*(Tower(n, (*hidden, Linear(size, gain=1.0))) for n, size in self.heads().items()))
+
+    def actor_critic(self, log_std_init: float = 0.0) -> NetworkSpec:
+        """A network for the heads `policy` and `value`, with a free `log_std` if actions are continuous."""
+        hidden = mlp(self.config.network.hidden, self.config.network.activation)
+        policy = Tower("policy", (*hidden, Linear(self.heads()["policy"], gain=0.01)))  # near-uniform at first
+        value = Tower("value", (*hidden, Linear(1, gain=1.0)))
+        continuous = self.env.action.kind == "box"
+        log_std = [Free("log_std", self.heads()["policy"], log_std_init)] if continuous else []
+        return self.spec(policy, value, free=log_std)
 
     def spec(self, *towers: Tower, free: Sequence[Free] = ()) -> NetworkSpec:
         """A network spec for this observation space; a user's own module takes the place of the towers."""
@@ -158,20 +171,52 @@ def advantages(
     net: Network, fragment: Fragment, *, reward_scale: float, gamma: float, gae_lambda: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Advantage, return and value `[T, B]` of each step, by GAE with the network's `value` output."""
-    flat = {k: v.reshape(-1, *v.shape[2:]) for k, v in fragment.obs().items()}
-    value = net.predict(flat)["value"].reshape(fragment.length + 1, fragment.lanes)  # [T+1, B]
+    _, steps = _predicted(net, fragment, reward_scale)
+    advantage, returns = gae(*steps, gamma, gae_lambda)
+    return advantage, returns, steps.value[:-1]
+
+
+def corrected(
+    net: Network,
+    fragment: Fragment,
+    action: ActionSpec,
+    *,
+    reward_scale: float,
+    gamma: float,
+    vtrace_lambda: float,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `advantages` gives, for a fragment of any age: V-trace, by the recorded `logp` and the network's own."""
+    out, steps = _predicted(net, fragment, reward_scale)
+    policy, count = policy_distribution(action), fragment.length * fragment.lanes
+    first, *free = policy.outputs
+    acted = {first: out[first][:count], **{k: out[k] for k in free}}  # without the row that begins the next fragment
+    logp = policy.logp(acted, fragment["action"].reshape(count, *action.shape))
+    log_ratio = logp.reshape(fragment.length, fragment.lanes) - fragment["logp"]
+    advantage, targets = vtrace(*steps, log_ratio, gamma, vtrace_lambda, rho_clip, c_clip)
+    return advantage, targets, steps.value[:-1]
+
+
+class _Steps(NamedTuple):
+    """What `gae` and `vtrace` begin with."""
+
+    reward: np.ndarray
+    value: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    final_value: np.ndarray
+
+
+def _predicted(net: Network, fragment: Fragment, reward_scale: float) -> tuple[Arrays, _Steps]:
+    """All of the network's outputs `[(T+1) * B, ...]` on a fragment's observations, and its steps with their values."""
+    out = net.predict({k: v.reshape(-1, *v.shape[2:]) for k, v in fragment.obs().items()})
+    value = out["value"].reshape(fragment.length + 1, fragment.lanes)  # [T+1, B]
     ended = len(fragment["final/index"]) > 0
     final = net.predict(fragment.final_obs())["value"][:, 0] if ended else np.zeros(0, np.float32)  # [K]
-    advantage, returns = gae(
-        reward=fragment["reward"] * np.float32(reward_scale),
-        value=value,
-        terminated=fragment["terminated"],
-        truncated=fragment["truncated"],
-        final_value=final_values(fragment, value, final),
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-    )
-    return advantage, returns, value[:-1]
+    reward = fragment["reward"] * np.float32(reward_scale)
+    ends = (fragment["terminated"], fragment["truncated"], final_values(fragment, value, final))
+    return out, _Steps(reward, value, *ends)
 
 
 def concatenate(parts: Sequence[Arrays]) -> Arrays:

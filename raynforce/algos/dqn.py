@@ -86,6 +86,7 @@ class DQN(Algorithm[DQNConfig]):
     Settings: ClassVar[type[AlgorithmConfig]] = DQNConfig
     defaults: ClassVar[Mapping[str, Any]] = {"sampling.fragment": 16, "network.activation": "relu"}
     consumes = "replay"
+    max_lag = None
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), with GAE (arXiv 1506.02438).
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), with GAE (1506.02438) or V-trace (1802.01561).
 
 Defaults follow the paper's and the field's common implementation for small control tasks: eight environments of
 128 steps, four epochs in minibatches of 256.
@@ -12,12 +12,23 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from raynforce.algos.base import Algorithm, Arrays, Batch, Loss, advantages, concatenate, observations, rows, shuffled
+from raynforce.algos.base import (
+    Algorithm,
+    Arrays,
+    Batch,
+    Loss,
+    advantages,
+    concatenate,
+    corrected,
+    observations,
+    rows,
+    shuffled,
+)
 from raynforce.config import AlgorithmConfig, Config
 from raynforce.experience.fragment import Fragment
 from raynforce.lazy import LazyModule
 from raynforce.policies.distributions import head_size
-from raynforce.policies.spec import Free, Linear, NetworkSpec, Tower, mlp
+from raynforce.policies.spec import NetworkSpec
 from raynforce.policies.torch_distributions import taken
 from raynforce.settings import Range
 from raynforce.spaces import EnvSpec
@@ -60,9 +71,14 @@ class PPOConfig(AlgorithmConfig):
 
 
 class PPO(Algorithm[PPOConfig]):
-    """Clipped policy gradient on fresh fragments, for discrete, multi-discrete and continuous actions."""
+    """Clipped policy gradient, for discrete, multi-discrete and continuous actions.
+
+    Advantages are by GAE for fragments of the newest policy version and by V-trace for older ones. The ratio is always
+    to the policy that acted.
+    """
 
     Settings: ClassVar[type[AlgorithmConfig]] = PPOConfig
+    max_lag = None
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
@@ -72,12 +88,7 @@ class PPO(Algorithm[PPOConfig]):
         return {"policy": head_size(self.env.action), "value": 1}
 
     def network(self) -> NetworkSpec:
-        hidden = mlp(self.config.network.hidden, self.config.network.activation)
-        policy = Tower("policy", (*hidden, Linear(self.heads()["policy"], gain=0.01)))  # near-uniform at first
-        value = Tower("value", (*hidden, Linear(1, gain=1.0)))
-        continuous = self.env.action.kind == "box"
-        log_std = [Free("log_std", self.heads()["policy"], self.hp.log_std_init)] if continuous else []
-        return self.spec(policy, value, free=log_std)
+        return self.actor_critic(self.hp.log_std_init)
 
     def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:
         batch = concatenate([self._advantages(net, f) for f in fragments])
@@ -91,8 +102,12 @@ class PPO(Algorithm[PPOConfig]):
         return batch
 
     def _advantages(self, net: Network, fragment: Fragment) -> Arrays:
-        scales = {"reward_scale": self.reward_scale, "gamma": self.hp.gamma, "gae_lambda": self.hp.gae_lambda}
-        advantage, returns, value = advantages(net, fragment, **scales)
+        hp, scales = self.hp, {"reward_scale": self.reward_scale, "gamma": self.hp.gamma}
+        if fragment.version == self.version:
+            advantage, returns, value = advantages(net, fragment, **scales, gae_lambda=hp.gae_lambda)
+        else:
+            found = corrected(net, fragment, self.env.action, **scales, vtrace_lambda=hp.gae_lambda)
+            advantage, returns, value = found
         learned = {"logp": fragment["logp"], "advantage": advantage, "returns": returns, "value": value}
         return rows(fragment, learned)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from raynforce import settings
+from raynforce.cli.parser import WHERE
 from raynforce.errors import UsageError
 from raynforce.runs.progress import number
 
@@ -42,16 +43,12 @@ def train(arguments: argparse.Namespace) -> int:
         "steps": arguments.steps,
         "target": arguments.target,
         "seed": arguments.seed,
-        "runtime": arguments.runtime,
-        "topology": arguments.topology,
         "sampling.samplers": arguments.samplers,
         "sampling.envs": arguments.envs,
         "preset": "none" if arguments.no_preset else None,
     }
-    for option in ("out", "config", "target"):  # an unset variable of the shell, most often
-        if getattr(arguments, option) == "":
-            raise UsageError(f"--{option} is empty: give it a value, or leave it out")
-    given = settings.nested({k: v for k, v in flags.items() if v is not None})
+    _no_empty(arguments, "out", "config", "target")
+    given = settings.nested({k: v for k, v in flags.items() if v is not None} | _where(arguments))
     assigned = settings.parse_assignments(arguments.set)
     file = settings.read_yaml(arguments.config) if arguments.config else {}
     if arguments.algo and not arguments.env and "env" not in file | assigned:
@@ -72,7 +69,20 @@ def resume(arguments: argparse.Namespace) -> int:
 
     changes = settings.parse_assignments(arguments.set)
     changes |= {k: v for k in ("steps", "target") if (v := getattr(arguments, k)) is not None}
-    return _train(arguments, lambda **how: api.resume(arguments.run, settings=_dotted(changes), **how))
+    where = _where(arguments)
+    return _train(arguments, lambda **how: api.resume(arguments.run, settings=_dotted(changes) | where, **how))
+
+
+def _where(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings, dotted, that the options on where it runs stand for."""
+    _no_empty(arguments, *WHERE)
+    return {setting: v for option, setting in WHERE.items() if (v := getattr(arguments, option)) is not None}
+
+
+def _no_empty(arguments: argparse.Namespace, *options: str) -> None:
+    for option in options:
+        if getattr(arguments, option) == "":  # an unset variable of the shell, most often
+            raise UsageError(f"--{option.replace('_', '-')} is empty: give it a value, or leave it out")
 
 
 def _train(arguments: argparse.Namespace, start: Any) -> int:

@@ -15,6 +15,8 @@ examples:
   raynforce train dqn CartPole-v1 --seed 1 --out runs/mine
   raynforce train ppo my_package.sims:make_arm --steps 1e6 --set algorithm.gamma=0.995
   raynforce train my_algorithms:Reinforce CartPole-v1
+  raynforce train impala CartPole-v1 --runtime process --topology async --samplers 4
+  raynforce train ppo CartPole-v1 --runtime ray --address auto --samplers 16
   raynforce train ppo Pendulum-v1 --print-config > pendulum.yaml
 """
 
@@ -65,13 +67,11 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=_Parser)
 
     train = _command(commands, "train", "train an agent", epilog=TRAIN_EXAMPLES)
-    train.add_argument("algo", nargs="?", metavar="ALGO", help="ppo, dqn, or your own module:Class")
+    train.add_argument("algo", nargs="?", metavar="ALGO", help="ppo, dqn, impala, or your own module:Class")
     train.add_argument("env", nargs="?", metavar="ENV", help="a gymnasium id, or module:factory")
     train.add_argument("--steps", metavar="N", help="environment steps to train for (default 200,000)")
     train.add_argument("--target", metavar="R", help="stop once 20 greedy episodes return R on average")
     train.add_argument("--seed", metavar="S", help="random seed (default 0)")
-    train.add_argument("--runtime", metavar="NAME", help="where it runs: inline, which is this process")
-    train.add_argument("--topology", metavar="NAME", help="sync, which alternates sampling and learning")
     train.add_argument("--samplers", metavar="N", help="number of samplers")
     train.add_argument("--envs", metavar="M", help="environments in each sampler")
     train.add_argument("--out", metavar="DIR", help="a new run directory (default runs/ALGO-ENV-...)")
@@ -79,6 +79,7 @@ def _parser() -> _Parser:
     _set(train)
     train.add_argument("--no-preset", action="store_true", help="do not start from tuned settings for this ENV")
     train.add_argument("--print-config", action="store_true", help="print every setting with what it means, and exit")
+    _where(train)
     _output(train)
 
     resume = _command(commands, "resume", "continue a run from its last checkpoint, as if it had never stopped")
@@ -86,6 +87,7 @@ def _parser() -> _Parser:
     resume.add_argument("--steps", metavar="N", help="train until N environment steps in all")
     resume.add_argument("--target", metavar="R", help="stop once an evaluation returns R on average; none removes it")
     _set(resume)
+    _where(resume)
     _output(resume)
 
     evaluate = _command(commands, "eval", "play greedy episodes with a trained policy, on fresh seeds")
@@ -126,6 +128,35 @@ def _set(parser: _Parser) -> None:
         default=[],
         help="change any setting, as often as you like; `raynforce train ... --print-config` lists them",
     )
+
+
+def _where(parser: _Parser) -> None:
+    """Where roles live, which changes nothing of what is learned; `WHERE` names the settings."""
+    group = parser.add_argument_group("where it runs")
+    group.add_argument(
+        "--runtime",
+        metavar="NAME",
+        help="inline (this process), process (processes of this machine) or ray (Ray actors)",
+    )
+    group.add_argument(
+        "--topology",
+        metavar="NAME",
+        help="sync (sample, then learn), overlap (both at once, one version behind) or async (whoever is ready)",
+    )
+    group.add_argument("--address", metavar="HOST:PORT", help="with ray: a running cluster, or auto, or local")
+    group.add_argument("--sampler-cpus", metavar="C", help="with ray: CPUs that each sampler asks for (default 1)")
+    group.add_argument("--learner-cpus", metavar="C", help="with ray: CPUs that the learner asks for (default 1)")
+    group.add_argument("--learner-gpus", metavar="G", help="with ray: GPUs that the learner asks for (default 0)")
+
+
+WHERE = {
+    "runtime": "runtime",
+    "topology": "topology",
+    "address": "ray.address",
+    "sampler_cpus": "ray.sampler_cpus",
+    "learner_cpus": "ray.learner_cpus",
+    "learner_gpus": "ray.learner_gpus",
+}
 
 
 def _output(parser: _Parser, progress: bool = True) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,26 +20,9 @@ from raynforce.policies.acting import PolicyVersion
 from raynforce.policies.normalizer import ObservationNormalizer, RunningStats
 from raynforce.policies.torch_net import build, tensor
 from raynforce.roles.adam import Adam
+from raynforce.roles.learned import Learned
 from raynforce.spaces import EnvSpec
 from raynforce.trees import Tree, load_rng, rng_state
-
-
-class Learned(NamedTuple):
-    """What one round of learning gave; the policy version it led to is published apart."""
-
-    number: int
-    """Of that policy version."""
-    schedules: Mapping[str, float]
-    """Its schedules: values that follow the run's progress."""
-    metrics: dict[str, float]
-    updates: int
-    """Optimiser steps taken in this round."""
-    steps: int
-    """Environment steps learned from."""
-    returns: np.ndarray
-    """Returns `[E]` of the episodes that ended in its fragments."""
-    lengths: np.ndarray
-    """Their lengths `[E]`."""
 
 
 class Learner:

@@ -44,6 +44,8 @@ LOCAL = {
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
     "RAY_raylet_client_num_connect_attempts": "500",
 }
+DRIVER = {"RAY_get_check_signal_interval_milliseconds": "100"}  # how soon Ctrl-C is noticed while waiting
+CHANGED = ("RAY_ADDRESS", "RAY_CLIENT_MODE", "PYTHONBREAKPOINT")  # what Ray sets in this process, to be put back
 NOT_SHIPPED = [".*", "__pycache__", "*.pyc", "venv", "runs", "checkpoints", "*.pem", "*.key", "auth_token"]
 
 
@@ -86,7 +88,7 @@ def connect(config: Config, say: Say) -> Cluster:
     address = config.ray.address or os.environ.get("RAY_ADDRESS") or "local"
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or address
-    with _quiet_signals():
+    with _own_signals():
         return _start(config, say) if address == "local" else _join(config, address, say)
 
 
@@ -110,14 +112,14 @@ def _start(config: Config, say: Say) -> Cluster:
     store = _store_bytes(config)
     places, _ = place_roles(config, None)
     total = total_needs(places, config.sampling.samplers)
-    cpus, cores = max(1, int(-(-total.pop("CPU", 1.0) // 1))), len(os.sched_getaffinity(0))
+    cpus, cores = max(1, int(-(-total.pop("CPU", 1.0) // 1))), _cores()
     gpus = total.pop("GPU", 0.0)
     if cpus > cores:
         say(f"{config.sampling.samplers + 1} roles share {cores} core{'s' * (cores > 1)}")
 
     with ExitStack() as stack:
         folder = _own_folder(stack)
-        stack.enter_context(_environment({**LOCAL, **_own_token(), **_as_it_is("RAY_ADDRESS", "PYTHONBREAKPOINT")}))
+        stack.enter_context(_environment({**_unchanged(), **DRIVER, **LOCAL, **_own_token()}))
         with _environment(dict.fromkeys(THREADS, "1")), _few_processes():
             import ray
 
@@ -141,9 +143,14 @@ def _start(config: Config, say: Say) -> Cluster:
         stack.callback(_end_own, cluster)
         if gpus > ray.cluster_resources().get("GPU", 0.0):
             place_roles(config, [ray.cluster_resources()])
+        _hear_workers(stack, say)
         _tail_workers(stack, Path(folder), say)
         cluster._at_close = stack.pop_all()
         return cluster
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _store_bytes(config: Config) -> int:
@@ -317,7 +324,7 @@ def _join(config: Config, address: str, say: Say) -> Cluster:
     import ray
 
     with ExitStack() as stack:
-        stack.enter_context(_environment(_as_it_is("PYTHONBREAKPOINT")))
+        stack.enter_context(_environment({**_unchanged(), **DRIVER}))
         address = _located(address)
         found = _probe(address, stack)
         _require_same_versions(address, found)
@@ -372,13 +379,35 @@ def _located(address: str) -> str:
             f"ray.address = {address!r} is not an address: give host:port, such as 127.0.0.1:6379, or auto, or local"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=3) as connection:
+            speaks = _speaks_grpc(connection)
     except OSError as error:
         raise UsageError(
-            f"no Ray at {address}: {error.strerror or error}; check the address (ray status), "
-            "or leave it out to start one for this run"
+            f"no Ray at {address}: {error.strerror or error}; check the address (`ray status` on the head), "
+            "or leave it out to start a Ray for this run"
         ) from error
+    if not speaks:
+        _refuse_stranger(address)
     return address
+
+
+def _speaks_grpc(connection: socket.socket) -> bool:
+    """Whether a greeting of HTTP/2 is answered in kind; Ray would try for half a minute."""
+    if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
+        return True  # it will not answer one in the clear
+    settings = b"\0\0\0\4\0\0\0\0\0"  # an empty frame of that type
+    try:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+        return connection.recv(9)[3:4] == b"\4"
+    except OSError:
+        return False
+
+
+def _refuse_stranger(address: str, error: Exception | None = None) -> NoReturn:
+    why = f": {summary(error)}" if error else ""
+    raise UsageError(
+        f"what listens at {address} does not answer as Ray does{why}; give the address that `ray start --head` printed"
+    ) from error
 
 
 def _probe(address: str, stack: ExitStack) -> _Found:
@@ -402,7 +431,7 @@ def _ask(address: str) -> _Found:
     from ray.core.generated.gcs_pb2 import GcsNodeInfo
     from ray.exceptions import AuthenticationError
 
-    with _environment({"RAY_py_gcs_connect_timeout_s": "5"}):
+    with _environment({"RAY_py_gcs_connect_timeout_s": "5"}), _silent():
         try:
             client = GcsClient(address=address)
             about = json.loads(client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=5) or b"{}")
@@ -410,10 +439,7 @@ def _ask(address: str) -> _Found:
         except AuthenticationError:
             raise
         except Exception as error:
-            raise UsageError(
-                f"what listens at {address} does not answer as Ray does: {summary(error)}; "
-                "give the address that `ray start --head` printed"
-            ) from error
+            _refuse_stranger(address, error)
     alive = [node for node in nodes if node.state == GcsNodeInfo.ALIVE]
     return _Found(
         about.get("ray_version", ""),
@@ -515,17 +541,32 @@ def _is_module(path: Path) -> bool:
 
 
 def _hear_workers(stack: ExitStack, say: Say) -> None:
-    """Pass on what workers print; Ray's own printer writes to stdout, which is not ours to write to."""
+    """Pass on what workers print; Ray's own printer writes to stdout, which is not ours to write to.
+
+    What Ray itself has to say stays unsaid: a worker's death is reported by the call that it did not answer.
+    """
+    import ray._private.worker as worker
     from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
-    def pass_on(batch: Mapping[str, Any]) -> None:
+    def pass_on(batch: Mapping[str, Any], **_: Any) -> None:
         name = batch.get("actor_name")
         for line in batch["lines"] if name else ():
             say(f"{name}: {line}")
 
+    printer = worker.print_to_stdstream
+    worker.print_to_stdstream = pass_on  # for those who print without the dispatcher
+    handlers = [handler for name, handler in dispatcher.handlers if name == "ray_print_logs"]
     dispatcher.remove_handler("ray_print_logs")
     dispatcher.add_handler("raynforce", pass_on)
-    stack.callback(dispatcher.remove_handler, "raynforce")
+
+    def undo() -> None:
+        worker.print_to_stdstream = printer
+        dispatcher.remove_handler("raynforce")
+        if worker.global_worker.connected:  # the user's own session goes on
+            for handler in handlers:
+                dispatcher.add_handler("ray_print_logs", handler)
+
+    stack.callback(undo)
 
 
 def _tail_workers(stack: ExitStack, folder: Path, say: Say) -> None:
@@ -593,13 +634,26 @@ def _set(values: Mapping[str, str | None]) -> None:
         AuthenticationTokenLoader.instance().reset_cache()
 
 
-def _as_it_is(*names: str) -> dict[str, str | None]:
-    """Variables that Ray changes, to be put back."""
-    return {name: os.environ.get(name) for name in names}
+def _unchanged() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in CHANGED}
 
 
 @contextmanager
-def _quiet_signals() -> Iterator[None]:
+def _silent() -> Iterator[None]:
+    """Keep what Ray's C++ side writes to stderr from the screen; only around calls that end soon."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
     """`ray.init` takes over SIGTERM; give it back."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from raynforce.config import Config
-from raynforce.errors import RaynforceError
+from raynforce.errors import RaynforceError, summary
 from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, RoleError, Runtime
-from raynforce.runtimes.cluster import connect
+from raynforce.runtimes.cluster import Cluster, connect
 from raynforce.runtimes.host import Host, pack, with_cause
 from raynforce.runtimes.placing import needs
 
-PATIENCE = 5.0  # seconds until a wait for roles that have not started is explained
+PATIENCE = 5.0  # seconds after which a wait for room on the cluster is explained
 CLOSING = 3.0  # seconds for roles to close what they have opened
 HEALTH_EVERY = 1.0  # seconds between looks at the object store
 
 
 class RayHost(Host):
-    """A host that Ray calls by its role's name, in its process title and in what it prints."""
+    """A host that Ray calls by its role's name, in process titles and in front of what it prints."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -29,137 +30,237 @@ class RayHost(Host):
     def __repr__(self) -> str:
         return self.name
 
+    def arrive(self) -> None:
+        """Answered as soon as there was room for this role."""
+
 
 class RayPending(Pending):
-    """An answer on its way; the object lives as long as this does."""
+    """An answer on its way; Ray keeps the value for as long as this object lives."""
 
-    def __init__(self, ref: Any, name: str) -> None:
+    def __init__(self, ref: Any, name: str, names: dict[str, str]) -> None:
         self.ref = ref
         self.name = name
+        self._names = names
 
     def result(self) -> Any:
         import ray
+        from ray.exceptions import RayError
 
         try:
             return ray.get(self.ref)
-        except ray.exceptions.RayError as error:
-            raise _ours(error, self.name) from None
+        except RayError as error:
+            failure = _ours(error, self.name, self._names)
+        raise failure
 
 
 class RayHandle(Handle):
     """A role in a Ray actor."""
 
-    def __init__(self, actor: Any, name: str) -> None:
+    def __init__(self, actor: Any, name: str, names: dict[str, str]) -> None:
         self.actor = actor
         self.name = name
+        self._names = names
+        names[actor._actor_id.hex()] = name
 
     def call(self, method: str, *args: Any) -> RayPending:
         plain = [arg.ref if isinstance(arg, RayPending) else arg for arg in args]
-        return RayPending(self.actor.call.remote(method, *plain), self.name)
+        return RayPending(self.actor.call.remote(method, *plain), self.name, self._names)
 
 
 class RayRuntime(Runtime):
-    """Roles as Ray actors, on our own Ray or one that runs already."""
+    """Roles as Ray actors, on a Ray of our own or on one that runs already."""
 
     def __init__(self, config: Config, say: Callable[[str], None] = lambda _: None) -> None:
         import ray
 
-        self._say = say
         self._cluster = connect(config, say)
         self.places = self._cluster.places
         self._actor = ray.remote(RayHost)
+        self._arrivals = Arrivals(self._cluster, say)
         self._handles: list[RayHandle] = []
-        self._starting: list[Any] = []  # answers of `build` that have not been seen to come
-        self._since = time.monotonic()
-        self._explained = False
-        self._looked = -HEALTH_EVERY
-        self._health: dict[str, float] = {}
-        self._closed = False
+        self._names: dict[str, str] = {}  # of roles, by their actor's id
+        self._store = ObjectStore()
 
     def spawn(self, role: str, *args: Any, name: str, place: Place = Place()) -> RayHandle:
         asked = needs(place)
         options = {"num_cpus": asked.pop("CPU", 0), "num_gpus": asked.pop("GPU", 0), "resources": asked}
         actor = self._actor.options(**options, max_restarts=0, max_concurrency=1).remote(name)
+        self._arrivals.expect(actor.arrive.remote(), name)
         packed = pack(role, args, name, place)
-        if self._cluster.shipped:
-            packed = _without_path(packed)
-        self._starting.append(actor.build.remote(packed))
-        self._since, self._explained = time.monotonic(), False
-        self._handles.append(RayHandle(actor, name))
-        return self._handles[-1]
+        actor.build.remote(_without_path(packed) if self._cluster.shipped else packed)
+        handle = RayHandle(actor, name, self._names)
+        self._handles.append(handle)
+        return handle
 
     def wait(
         self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None
     ) -> tuple[list[Pending], list[Pending]]:
         import ray
 
-        by_ref = {pending.ref: pending for pending in pendings if isinstance(pending, RayPending)}
-        wanted = len(by_ref) if count is None else min(count, len(by_ref))
-        if wanted <= 0:
-            return [], list(pendings)
-        self._explain(list(by_ref), wanted, timeout)
-        ready, _ = ray.wait(list(by_ref), num_returns=wanted, timeout=timeout, fetch_local=False)
-        there = set(ready)
-        done = [pending for pending in pendings if pending.ref in there]  # type: ignore[attr-defined]
-        return done, [pending for pending in pendings if pending.ref not in there]  # type: ignore[attr-defined]
+        refs = [pending.ref for pending in pendings if isinstance(pending, RayPending)]
+        different = list(dict.fromkeys(refs))
+        if not different:
+            return [], []
+        wanted = len(different) if count is None else min(count, len(different))
+        if wanted == 0:
+            wanted, timeout = len(different), 0
+        ready = set(ray.wait(different, num_returns=wanted, timeout=timeout, fetch_local=False)[0])
+        there = [ref in ready for ref in refs]
+        return (
+            [pending for pending, is_there in zip(pendings, there, strict=True) if is_there],
+            [pending for pending, is_there in zip(pendings, there, strict=True) if not is_there],
+        )
 
     def share(self, value: Any) -> RayPending:
         import ray
 
-        return RayPending(ray.put(value), "driver")
+        return RayPending(ray.put(value), "driver", self._names)
 
     def health(self) -> dict[str, float]:
-        now = time.monotonic()
-        if now - self._looked >= HEALTH_EVERY:
-            self._looked = now
-            self._health = _store_use()
-        return self._health
+        used = self._store.used_bytes()
+        return {} if used is None else {"health/object_store_mb": used / 1e6}
 
     def close(self, *, now: bool = False) -> None:
         import ray
 
-        if self._closed:
-            return
-        self._closed = True
+        handles, self._handles = self._handles, []
         try:
-            if not now and self._handles:
-                closing = [handle.actor.close.remote() for handle in self._handles]
-                ray.wait(closing, num_returns=len(closing), timeout=CLOSING, fetch_local=False)
-            for handle in self._handles:
+            waiting = self._arrivals.close()
+            if not now:
+                closing = [handle.actor.close.remote() for handle in handles if handle.name not in waiting]
+                if closing:
+                    ray.wait(closing, num_returns=len(closing), timeout=CLOSING, fetch_local=False)
+            for handle in handles:
                 ray.kill(handle.actor)
         finally:
-            self._handles, self._starting = [], []
             self._cluster.close(now=now)
 
-    def _explain(self, refs: list[Any], wanted: int, timeout: float | None) -> None:
-        """Say once why nothing happens, when roles wait for room on the cluster."""
+
+class Arrivals:
+    """Notices when roles wait for room on a cluster that others use too, and says so."""
+
+    def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._say = say
+        self._expected: dict[Any, str] = {}
+        self._timer: threading.Timer | None = None
+        self._patience = PATIENCE
+        self._lock = threading.Lock()
+
+    def expect(self, ref: Any, name: str) -> None:
+        with self._lock:
+            self._expected[ref] = name
+            self._set_timer()
+
+    def missing(self) -> list[str]:
+        """Names of roles that have not found room yet."""
+        import ray
+
+        with self._lock:
+            if self._expected:
+                refs = list(self._expected)
+                for ref in ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]:
+                    del self._expected[ref]
+            return list(self._expected.values())
+
+    def close(self) -> list[str]:
+        """Stop looking; returns who has not come."""
+        missing = self.missing()
+        with self._lock:
+            self._expected = {}
+            if self._timer is not None:
+                self._timer.cancel()
+        return missing
+
+    def _set_timer(self) -> None:
+        if self._timer is None and not self._cluster.started:  # our own Ray has room for all
+            self._timer = threading.Timer(self._patience, self._explain)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _explain(self) -> None:
+        missing = self.missing()
+        if not missing:
+            with self._lock:
+                self._timer = None
+            return
+        who = missing[0] if len(missing) == 1 else f"{missing[0]} and {len(missing) - 1} more"
+        self._say(f"{who} wait{'s' * (len(missing) == 1)} for room: {self._cluster.waiting_for()}")
+        with self._lock:
+            self._timer = None
+            self._patience = min(60.0, 2 * self._patience)
+            self._set_timer()
 
 
-def _store_use() -> dict[str, float]:
-    return {}
+class ObjectStore:
+    """How full this node's object store is, asked of its raylet at most once a second."""
+
+    def __init__(self) -> None:
+        self._looked = -HEALTH_EVERY
+        self._used: int | None = None
+        self._stub: Any = None
+
+    def used_bytes(self) -> int | None:
+        if time.monotonic() - self._looked >= HEALTH_EVERY:
+            self._looked = time.monotonic()
+            try:
+                self._used = self._ask()
+            except Exception:  # a figure for the log is never worth a run
+                self._used = None
+        return self._used
+
+    def _ask(self) -> int:
+        from ray.core.generated import node_manager_pb2
+
+        if self._stub is None:
+            from ray._private.grpc_utils import init_grpc_channel
+            from ray._private.worker import _global_node as node
+            from ray.core.generated import node_manager_pb2_grpc
+
+            channel = init_grpc_channel(f"{node.node_ip_address}:{node.node_manager_port}")
+            self._stub = node_manager_pb2_grpc.NodeManagerServiceStub(channel)
+        request = node_manager_pb2.GetNodeStatsRequest(include_memory_info=False)
+        return int(self._stub.GetNodeStats(request, timeout=0.5).store_stats.object_store_bytes_used)
 
 
 def _without_path(packed: bytes) -> bytes:
-    """Leave the driver's search path out: the code was sent, and a node may have other files where the driver has it."""
+    """Leave out the driver's search path: the code was sent, and a node may have other files under those names."""
     (*settings, _), args = pickle.loads(packed)
     return pickle.dumps(((*settings, []), args), protocol=5)
 
 
-def _ours(error: Any, name: str) -> BaseException:
-    """Ray's error as one of ours, in one line."""
-    import ray
+def _ours(error: Any, name: str, names: dict[str, str]) -> BaseException:
+    """Ray's error as one of ours, in one line. A call fails with the error of the answer it was waiting for, too."""
+    from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
-    if isinstance(error, ray.exceptions.RayTaskError):
+    if isinstance(error, RayTaskError):
         cause = error.cause
-        if isinstance(cause, ray.exceptions.RayError):
-            return _ours(cause, name)
         if isinstance(cause, RaynforceError):
             return with_cause(cause)
-        return RoleError(f"{name}: {cause!r}")
-    if isinstance(error, ray.exceptions.RayActorError):
-        return RoleDied(f"{name} died: {_reason(str(error))}")
-    return RoleError(f"{name}: {_reason(str(error))}")
+        if isinstance(cause, RayError):
+            return _ours(cause, name, names)
+        return RoleError(f"{name}: {summary(cause)}")
+    if isinstance(error, RayActorError):
+        return RoleDied(f"{names.get(error.actor_id or '', name)} died: {_reason(str(error))}")
+    if isinstance(error, ObjectLostError):
+        return RoleDied(f"{name}: an answer it was to get was lost with the node that held it")
+    return RoleError(f"{name}: {summary(error)}")
+
+
+REASONS = (
+    ("low on memory", "its node ran out of memory; use fewer samplers or environments"),
+    ("node has died", "its node was lost"),
+    ("its node died", "its node was lost"),
+    ("ray.kill", "it was ended"),
+    ("runtime_env", "its node could not set up the code that was sent"),
+    ("runtime environment", "its node could not set up the code that was sent"),
+)
 
 
 def _reason(text: str) -> str:
-    return " ".join(text.split())
+    """Why an actor died, without Ray's page of advice."""
+    flat = " ".join(text.split())
+    for sign, reason in REASONS:
+        if sign in flat:
+            return reason
+    return "its process ended unexpectedly (killed, out of memory, or crashed in native code)"

@@ -142,7 +142,9 @@ def _send(connection: socket.socket, packet: bytes, fds: Sequence[int]) -> None:
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     fds = array.array("i")
     try:
-        packet, rights, _, _ = connection.recvmsg(2 * LONGEST, socket.CMSG_SPACE(4 * (FDS + 1)), socket.MSG_CMSG_CLOEXEC)
+        packet, rights, _, _ = connection.recvmsg(
+            2 * LONGEST, socket.CMSG_SPACE(4 * (FDS + 1)), socket.MSG_CMSG_CLOEXEC
+        )
     except ConnectionError:  # it died with an answer of ours unread
         return b"", []
     for _, kind, data in rights:

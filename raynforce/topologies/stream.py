@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from raynforce.experience.fragment import Fragment
+from raynforce.roles.learned import Learned
 from raynforce.runtimes.base import Handle, Pending, Runtime
-
-if TYPE_CHECKING:  # the learner's module imports torch
-    from raynforce.roles.learner import Learned
 
 PATIENCE = 2.0  # seconds without an answer before it is said who is waited for
 

@@ -15,6 +15,8 @@ from raynforce.algos.base import shuffled
 from raynforce.algos.ppo import PPO, PPOConfig
 from raynforce.config import Config
 from raynforce.experience.fragment import Fragment
+from raynforce.experience.gae import gae
+from raynforce.experience.vtrace import vtrace
 from raynforce.policies.numpy_net import NumpyNet
 from raynforce.policies.torch_distributions import logp_entropy
 from raynforce.policies.torch_net import SpecNet
@@ -213,10 +215,7 @@ def test_settings_reach_the_algorithm() -> None:
     assert ppo(clip=0.3).hp.clip == 0.3
 
 
-def test_the_one_sided_clip_is_the_papers_minimum() -> None:
-    spec = EnvSpec("test", (BOX,), ENV.action)
-    algo = PPO(Config(env="test", algorithm=PPOConfig(clip=0.2)), spec)
-    rng = np.random.default_rng(0)
+def random_fragment(rng: np.random.Generator) -> Fragment:
     shape = (16, 4)
     columns = {
         "obs": rng.normal(size=(17, 4, 1)).astype(np.float32),
@@ -229,11 +228,44 @@ def test_the_one_sided_clip_is_the_papers_minimum() -> None:
         "final/index": np.zeros(0, np.int64),
         "final/obs": np.zeros((0, 1), np.float32),
     }
+    return Fragment(columns, version=0, sampler=0, sequence=0)
+
+
+def test_the_one_sided_clip_is_the_papers_minimum() -> None:
+    algo, rng = ppo(clip=0.2), np.random.default_rng(0)
+    fragment = random_fragment(rng)
     net = SpecNet(algo.network(), algo.network().initial(rng), torch.device("cpu"))
-    batch = algo.prepare(net, [Fragment(columns, 0, 0, 0)])
+    batch = algo.prepare(net, [fragment])
     ratio = rng.uniform(0.5, 1.5, size=64).astype(np.float32)
     advantage = batch["advantage"]
     paper = np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
     assert np.clip(ratio, batch["floor"], batch["ceiling"]) * advantage == pytest.approx(paper)
     assert advantage.mean() == pytest.approx(0, abs=1e-5)
     assert advantage.std() == pytest.approx(1, abs=1e-3)
+
+
+def test_fresh_fragments_get_gae_and_stale_ones_vtrace() -> None:
+    algo, rng = ppo(gamma=0.9, gae_lambda=0.8, normalize_advantage=False), np.random.default_rng(0)
+    fragment = random_fragment(rng)
+    start = algo.network().initial(rng)
+    moved = start + rng.normal(0, 0.3, start.shape).astype(np.float32)
+    net = SpecNet(algo.network(), moved, torch.device("cpu"))
+    out = net.predict({"obs": fragment["obs"].reshape(-1, 1)})
+    value = out["value"].reshape(17, 4)
+    logs = out["policy"][:64] - np.log(np.exp(out["policy"][:64]).sum(1, keepdims=True))
+    log_ratio = logs[np.arange(64), fragment["action"].ravel()].reshape(16, 4) - fragment["logp"]
+    assert np.abs(log_ratio).max() > 0.1
+    inputs = (fragment["reward"], value, fragment["terminated"], fragment["truncated"], value[1:])
+
+    algo.version = 0
+    fresh = algo.prepare(net, [fragment])
+    for name, expected in zip(("advantage", "returns"), gae(*inputs, 0.9, 0.8), strict=True):
+        np.testing.assert_array_equal(fresh[name], expected.ravel())  # to the last bit
+
+    algo.version = 3
+    stale = algo.prepare(net, [fragment])
+    for name, expected in zip(("advantage", "returns"), vtrace(*inputs, log_ratio, 0.9, 0.8), strict=True):
+        np.testing.assert_allclose(stale[name], expected.ravel(), atol=1e-5)
+    np.testing.assert_array_equal(stale["logp"], fragment["logp"].ravel())  # the ratio is to the policy that acted
+    np.testing.assert_array_equal(stale["value"], fresh["value"])
+    assert np.abs(stale["advantage"] - fresh["advantage"]).max() > 0.1

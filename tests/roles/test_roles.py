@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from raynforce.algos.ppo import PPO
 from raynforce.config import Config
 from raynforce.envs.vector import probe
 from raynforce.errors import RaynforceError
@@ -84,7 +85,8 @@ def test_the_normaliser_is_updated_after_learning_with_what_was_sampled() -> Non
     assert before.shift is not None
     assert not before.shift.any()
     fragment = sampler.sample(before)
-    after = learner.learn([fragment]).version
+    learner.learn(fragment)
+    after = learner.publish()
     seen = fragment["obs"][:-1].reshape(-1, 3).astype(np.float64)
     assert after.shift == pytest.approx(seen.mean(0), rel=1e-5, abs=1e-6)
     assert after.scale == pytest.approx(1 / seen.std(0), rel=1e-4)
@@ -98,14 +100,14 @@ def test_sampler_and_learner_normalise_alike_from_the_first_version_on() -> None
         sampler._actor.load(version)
         acted, learned = sampler._actor.outputs(far)["policy"], learner._net.predict(far)["policy"]
         assert acted == pytest.approx(learned, abs=1e-5)
-        learner.learn([sampler.sample(version)])
+        learner.learn(sampler.sample(version))
 
 
 def test_the_reward_scale_by_hand() -> None:
     settings = {"learner": {"scale_rewards": True}, "algorithm": {"gamma": 0.5}, "sampling": {"samplers": 2, "envs": 1}}
     learner, samplers = roles("raynforce.envs.tiny:Endless", **settings)
     version = learner.publish()
-    learner.learn([s.sample(version) for s in samplers])
+    learner.learn(*(s.sample(version) for s in samplers))
     # Reward 1 for ever, cut after ten steps: running returns 1, 1.5, 1.75, … in both samplers, seven steps each.
     running, total = [], 0.0
     for _ in range(7):
@@ -118,7 +120,7 @@ def test_rewards_that_never_vary_are_not_scaled() -> None:
     settings = {"learner": {"scale_rewards": True}, "env_args": {"n": 1}}  # one choice, always right
     learner, (sampler,) = roles("raynforce.envs.tiny:Identity", **settings)
     sampler = Sampler(learner._algo.acting(), EnvArgs("raynforce.envs.tiny:Identity", 3, 0, {"n": 1}), 7)
-    learner.learn([sampler.sample(learner.publish())])
+    learner.learn(sampler.sample(learner.publish()))
     assert learner._algo.reward_scale == 1.0
 
 
@@ -129,17 +131,23 @@ def test_the_order_of_arrival_does_not_matter() -> None:
         learner, samplers = roles("Pendulum-v1", **settings)
         version = learner.publish()
         for _ in range(2):
-            version = learner.learn([s.sample(version) for s in samplers][::order]).version
+            learner.learn(*[s.sample(version) for s in samplers][::order])
+            version = learner.publish()
         hashes.append(version.params.tobytes())
     assert hashes[0] == hashes[1]
 
 
-def test_fragments_of_another_version_are_refused_by_an_algorithm_that_cannot_lag() -> None:
+@pytest.mark.parametrize("tolerated", [0, 1])
+def test_fragments_older_than_the_algorithm_can_learn_from_are_refused(
+    tolerated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PPO, "max_lag", tolerated)
     learner, (sampler,) = roles("CartPole-v1")
     fragment = sampler.sample(learner.publish())
-    learner.learn([fragment])
-    with pytest.raises(RaynforceError, match="version 1, not 0"):
-        learner.learn([fragment])
+    for lag in range(tolerated + 1):
+        assert learner.learn(fragment).metrics["lag/max"] == lag
+    with pytest.raises(RaynforceError, match=f"at most {tolerated} versions old, not {tolerated + 1}"):
+        learner.learn(fragment)
 
 
 def test_a_round_that_only_resets_is_no_error() -> None:
@@ -147,8 +155,8 @@ def test_a_round_that_only_resets_is_no_error() -> None:
     learner, (sampler,) = roles("CartPole-v1", **settings)
     version, updates = learner.publish(), []
     for _ in range(60):
-        learned = learner.learn([sampler.sample(version)])
-        version = learned.version
+        learned = learner.learn(sampler.sample(version))
+        version = learner.publish()
         updates.append((learned.steps, learned.updates))
     assert (0, 0) in updates
     assert (1, 4) in updates
@@ -160,9 +168,9 @@ def test_nobody_elses_random_numbers_change_the_learning() -> None:
         if disturb:
             torch.rand(3)
         before = torch.get_rng_state()
-        params = learner.learn([sampler.sample(learner.publish())]).version.params.tobytes()
+        learner.learn(sampler.sample(learner.publish()))
         assert torch.equal(torch.get_rng_state(), before)
-        return params
+        return learner.publish().params.tobytes()
 
     assert weights(False) == weights(True)
 
@@ -196,10 +204,14 @@ def evaluator() -> Iterator[tuple[Evaluator, PolicyVersion]]:
     made.close()
 
 
+def play(made: Evaluator, version: PolicyVersion, episodes: int, **how: int) -> np.ndarray:
+    made.begin(version, episodes, **how)
+    return made.advance().returns
+
+
 def test_evaluation_does_not_favour_short_episodes(evaluator: tuple[Evaluator, PolicyVersion]) -> None:
     made, version = evaluator
-    returns = made.evaluate(version, 400)
-    assert returns is not None
+    returns = play(made, version, 400)
     assert len(returns) == 400
     assert returns.mean() == pytest.approx(0.5, abs=0.1)  # four deviations
 
@@ -208,11 +220,9 @@ def test_the_same_version_plays_the_same_episodes_and_another_others(
     evaluator: tuple[Evaluator, PolicyVersion],
 ) -> None:
     made, version = evaluator
-    first, again = made.evaluate(version, 50), made.evaluate(version, 50)
-    other = made.evaluate(PolicyVersion(1, version.params, schedules=version.schedules), 50)
-    final = made.evaluate(version, 50, purpose=1)
-    assert first is not None
-    assert again is not None
+    first, again = play(made, version, 50), play(made, version, 50)
+    other = play(made, PolicyVersion(1, version.params, schedules=version.schedules), 50)
+    final = play(made, version, 50, purpose=1)
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
     assert not np.array_equal(first, final)
@@ -220,22 +230,19 @@ def test_the_same_version_plays_the_same_episodes_and_another_others(
 
 def test_episodes_without_end_are_cut(evaluator: tuple[Evaluator, PolicyVersion]) -> None:
     made, version = evaluator
-    returns = made.evaluate(version, 10, max_length=5)
-    assert returns is not None
+    returns = play(made, version, 10, max_length=5)
     assert (returns == 0).all()
 
 
-def test_an_evaluation_can_be_given_up() -> None:
+def test_an_evaluation_is_played_in_pieces_and_can_be_given_up() -> None:
     name = f"{__name__}:Slow"
     learner, _ = roles(name, sampling={"envs": 1, "fragment": 1})
-    told: list[int] = []
-
-    def watch(over: int) -> bool:
-        told.append(over)
-        return len(told) < 2
-
-    assert Evaluator(learner._algo.acting(), EnvArgs(name, 1, 0)).evaluate(learner.publish(), 100, watch=watch) is None
-    assert len(told) == 2
+    made = Evaluator(learner._algo.acting(), EnvArgs(name, 1, 0))
+    made.begin(learner.publish(), 100)
+    pieces = [made.advance(0.05) for _ in range(2)]
+    assert [piece.over for piece in pieces] == [False, False]
+    made.begin(learner.publish(), 1)
+    assert made.advance().over
 
 
 class Slow(Lottery):

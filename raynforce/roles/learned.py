@@ -1,0 +1,26 @@
+"""What a round of learning tells the driver: numbers only, in a file that imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Learned(NamedTuple):
+    """What one round of learning gave; the policy version it led to is published apart."""
+
+    number: int
+    """Of that policy version."""
+    schedules: Mapping[str, float]
+    """Its schedules: values that follow the run's progress."""
+    metrics: dict[str, float]
+    updates: int
+    """Optimiser steps taken in this round."""
+    steps: int
+    """Environment steps learned from."""
+    returns: np.ndarray
+    """Returns `[E]` of the episodes that ended in its fragments."""
+    lengths: np.ndarray
+    """Their lengths `[E]`."""
