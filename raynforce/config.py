@@ -141,7 +141,7 @@ class Config:
     env: str
     """A gymnasium id, or module:factory."""
     algo: str = "ppo"
-    """ppo, dqn, or your own module:Class."""
+    """ppo, dqn, impala, or your own module:Class."""
     config_version: Literal[1] = 1
     """Version of this file's format."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0

@@ -15,9 +15,9 @@ from raynforce.runtimes.base import Place, RemoteTraceback, RoleError
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-def pack(role: str, args: Sequence[Any], name: str, place: Place) -> bytes:
-    """All that a host needs to build a role, for another process: the search path first, as user code is found by it."""
-    settings = (role, name, place.threads, place.nice, sys.path)
+def pack(role: str, args: Sequence[Any], name: str, place: Place, path: Sequence[str] | None = None) -> bytes:
+    """All that a host needs to build a role; modules are looked for on `path`, by default as they are here."""
+    settings = (role, name, place.threads, place.nice, sys.path if path is None else path)
     return pickle.dumps((settings, pickle.dumps(args, protocol=5)), protocol=5)
 
 

@@ -132,13 +132,14 @@ class Lagged:
 
     def rounds(self, count: int) -> None:
         for _ in range(count):
-            self.versions.append(self.learner.learn([self.sampler.sample(self.versions[0])]).version)
+            self.learner.learn(self.sampler.sample(self.versions[0]))
+            self.versions.append(self.learner.publish())
 
     def score(self) -> float:
         evaluator = Evaluator(self.acting, EnvArgs(self.acting.env.env, 20, seed=1))
-        returns = evaluator.evaluate(self.versions[-1], 20)
+        evaluator.begin(self.versions[-1], episodes=20)
+        returns = evaluator.advance().returns
         evaluator.close()
-        assert returns is not None
         return float(returns.mean())
 
 

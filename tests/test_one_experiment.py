@@ -1,0 +1,151 @@
+"""One experiment, three runtimes: where the roles live changes nothing of what is learned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raynforce
+
+SMALL: dict[str, Any] = {"eval.episodes": 2, "eval.final_episodes": 0, "checkpoint.every": 0, "eval.every": 700}
+SMALL |= {"log_every": 100, "sampling.samplers": 2, "sampling.envs": 3, "preset": "none"}
+ALGOS: dict[str, dict[str, Any]] = {
+    "ppo": {"sampling.fragment": 16, "algorithm.minibatch_size": 32, "network.normalize_obs": True},
+    "dqn": {"sampling.fragment": 8, "algorithm.learning_starts": 50, "algorithm.prioritized": True},
+    "examples.own_algorithm:Reinforce": {"sampling.fragment": 16, "learner.scale_rewards": True},
+}
+ENV, STEPS = "raynforce.envs.tiny:Identity", 900
+slow = pytest.mark.slow
+
+
+def train(path: Path, algo: str, steps: int = STEPS, env: str = ENV, **more: Any) -> raynforce.Run:
+    settings = SMALL | ALGOS[algo]
+    return raynforce.train(env, algo, steps=steps, seed=7, out=path, settings=settings, progress="quiet", **more)
+
+
+def metrics(run: raynforce.Run) -> list[dict[str, float]]:
+    """All that was measured, but for times and the runtime's own health."""
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in line.items() if not k.startswith(("time", "health")) and k != "charts/SPS"} for line in lines
+    ]
+
+
+@cache
+def reference(base: Path, algo: str, topology: str) -> raynforce.Run:
+    return train(base / f"{algo.replace(':', '-')}-{topology}", algo, topology=topology)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("inline")
+
+
+@pytest.fixture(params=["process", "ray"])
+def runtime(request: pytest.FixtureRequest) -> str:
+    """Each runtime that is not this process; Ray is the one that all tests share."""
+    if request.param == "ray":
+        request.getfixturevalue("shared_ray")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("topology", ["sync", "overlap"])
+@pytest.mark.parametrize("algo", ALGOS)
+def test_every_runtime_gives_the_same_run(
+    algo: str, topology: str, runtime: str, base: Path, tmp_path: Path
+) -> None:
+    expected = reference(base, algo, topology)
+    run = train(tmp_path / "run", algo, runtime=runtime, topology=topology)
+    assert run.result.weights_sha256 == expected.result.weights_sha256
+    assert run.result.runtime == runtime
+    assert metrics(run) == metrics(expected)
+
+
+def test_overlap_is_another_run_than_sync_and_one_version_behind(base: Path) -> None:
+    sync, overlap = reference(base, "ppo", "sync"), reference(base, "ppo", "overlap")
+    assert sync.result.weights_sha256 != overlap.result.weights_sha256
+    assert {line["lag/max"] for line in metrics(sync) if "lag/max" in line} == {0.0}
+    lags = {(line["lag/mean"], line["lag/max"]) for line in metrics(overlap) if "lag/max" in line}
+    assert lags == {(1.0, 1.0)}  # the first round, whose lag is 0, is before the first line
+
+
+@pytest.mark.parametrize("topology", ["sync", "overlap"])
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_a_run_goes_from_runtime_to_runtime_and_ends_as_one_that_never_moved(
+    algo: str, topology: str, base: Path, tmp_path: Path, shared_ray: None
+) -> None:
+    expected = reference(base, algo, topology)
+    train(tmp_path / "run", algo, runtime="process", topology=topology, callbacks=[stop_at(300)])
+    for steps, runtime in ((500, "ray"), (700, "inline"), (STEPS, "process")):
+        run = raynforce.resume(tmp_path / "run", runtime=runtime, progress="quiet", callbacks=[stop_at(steps)])
+    assert run.result.weights_sha256 == expected.result.weights_sha256
+    assert learned(run) == learned(expected)
+
+
+def learned(run: raynforce.Run) -> list[dict[str, float]]:
+    """Without evaluations, of which there is one more at every stop."""
+    return [line for line in metrics(run) if "eval/return" not in line]
+
+
+def stop_at(steps: int) -> Callable[[raynforce.Status], None]:
+    return lambda status: status.stop() if status.steps >= steps else None
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_async_learns_on_every_runtime(algo: str, runtime: str, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", algo, runtime=runtime, topology="async")
+    assert run.result.steps >= STEPS
+    assert run.result.dropped_steps == 0
+    lags = [line["lag/max"] for line in metrics(run) if "lag/max" in line]
+    assert max(lags) <= 32
+
+
+@pytest.mark.parametrize(
+    ("algo", "runtime", "topology", "samplers"),
+    [
+        ("ppo", "process", "overlap", 2),
+        ("impala", "ray", "async", 2),
+        pytest.param("ppo", "process", "sync", 2, marks=slow),
+        pytest.param("ppo", "process", "async", 2, marks=slow),
+        pytest.param("ppo", "ray", "sync", 2, marks=slow),
+        pytest.param("ppo", "ray", "overlap", 2, marks=slow),
+        pytest.param("ppo", "ray", "async", 2, marks=slow),
+        pytest.param("ppo", "inline", "overlap", 2, marks=slow),
+        pytest.param("dqn", "process", "sync", 1, marks=slow),
+        pytest.param("dqn", "process", "overlap", 1, marks=slow),
+        pytest.param("dqn", "process", "async", 2, marks=slow),
+        pytest.param("dqn", "ray", "sync", 1, marks=slow),
+        pytest.param("dqn", "ray", "overlap", 1, marks=slow),
+        pytest.param("dqn", "inline", "overlap", 1, marks=slow),
+        pytest.param("impala", "inline", "sync", 1, marks=slow),
+        pytest.param("impala", "process", "overlap", 2, marks=slow),
+        pytest.param("impala", "process", "async", 4, marks=slow),
+        pytest.param("examples.own_algorithm:Reinforce", "process", "overlap", 1, marks=slow),
+        pytest.param("examples.own_algorithm:Reinforce", "ray", "sync", 1, marks=slow),
+    ],
+)
+def test_cartpole_is_solved(
+    algo: str, runtime: str, topology: str, samplers: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if runtime == "ray":
+        request.getfixturevalue("shared_ray")
+    settings = {"sampling.samplers": samplers}
+    run = raynforce.train(
+        "CartPole-v1",
+        algo,
+        steps=200_000,
+        target=475,
+        runtime=runtime,
+        topology=topology,
+        out=tmp_path / "run",
+        settings=settings,
+        progress="quiet",
+    )
+    assert run.result.solved_steps is not None, run.result
+    assert run.result.eval_return is not None
+    assert run.result.eval_return >= 380
