@@ -1,4 +1,4 @@
-"""Environments whose steps cost what a benchmark asks for; named as `benchmarks.envs:Name`, so any process finds them."""
+"""Environments whose steps cost what a benchmark asks for, for workers to find as `benchmarks.envs:Name`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Sleeping(gymnasium.Env[Observation, int]):
     """
 
     observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
-    action_space = spaces.Discrete(2)  # type: ignore[assignment]
+    action_space: spaces.Space[Any] = spaces.Discrete(2)
 
     def __init__(self, seconds: float, slow_seed: int | None = None, slowness: float = 10.0) -> None:
         self._seconds = seconds

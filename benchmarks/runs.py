@@ -1,4 +1,4 @@
-"""Training runs as child processes: kept apart from the user's own Ray, watched while they run, ended whatever comes."""
+"""Training runs as child processes: apart from the user's own Ray, watched while they run, ended whatever comes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def train(
 
 @contextmanager
 def apart() -> Iterator[dict[str, str]]:
-    """An environment for child processes with none of the user's settings of Ray, a home and temporary files of its own.
+    """An environment for child processes: none of the user's settings of Ray, a home and temporary files of its own.
 
     Its path is short, because that of a socket may have 107 bytes, most of which Ray takes.
     """

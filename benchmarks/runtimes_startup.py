@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 
 from benchmarks.measure import Table, command, ratio, row, take_turns
@@ -25,7 +26,7 @@ Times = tuple[float, float]
 
 def measure(repeats: int = 4) -> list[Table]:
     """Start each in turn."""
-    sides = [*(partial(_first_update, runtime) for runtime in RUNTIMES), _ray_init]
+    sides: list[Callable[[], Times]] = [*(partial(_first_update, runtime) for runtime in RUNTIMES), _ray_init]
     take_turns(1, *sides)
     found = take_turns(repeats, *sides, label="start-up")
     (inline, process, ray, returned), (*_, lived) = ([[times[i] for times in side] for side in found] for i in (0, 1))

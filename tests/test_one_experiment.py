@@ -31,9 +31,8 @@ def train(path: Path, algo: str, steps: int = STEPS, env: str = ENV, **more: Any
 def metrics(run: raynforce.Run) -> list[dict[str, float]]:
     """All that was measured, but for times and the runtime's own health."""
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in line.items() if not k.startswith(("time", "health")) and k != "charts/SPS"} for line in lines
-    ]
+    skipped = ("time", "health", "charts/SPS", "replay/mb")  # a restored replay is as large as it needs to be
+    return [{k: v for k, v in line.items() if not k.startswith(skipped)} for line in lines]
 
 
 @cache
@@ -109,10 +108,9 @@ def test_async_learns_on_every_runtime(algo: str, runtime: str, tmp_path: Path) 
     ("algo", "runtime", "topology", "samplers"),
     [
         ("ppo", "process", "overlap", 2),
-        ("impala", "ray", "async", 2),
+        ("ppo", "ray", "sync", 2),
         pytest.param("ppo", "process", "sync", 2, marks=slow),
         pytest.param("ppo", "process", "async", 2, marks=slow),
-        pytest.param("ppo", "ray", "sync", 2, marks=slow),
         pytest.param("ppo", "ray", "overlap", 2, marks=slow),
         pytest.param("ppo", "ray", "async", 2, marks=slow),
         pytest.param("ppo", "inline", "overlap", 2, marks=slow),
@@ -125,6 +123,7 @@ def test_async_learns_on_every_runtime(algo: str, runtime: str, tmp_path: Path) 
         pytest.param("impala", "inline", "sync", 1, marks=slow),
         pytest.param("impala", "process", "overlap", 2, marks=slow),
         pytest.param("impala", "process", "async", 4, marks=slow),
+        pytest.param("impala", "ray", "async", 2, marks=slow),
         pytest.param("examples.own_algorithm:Reinforce", "process", "overlap", 1, marks=slow),
         pytest.param("examples.own_algorithm:Reinforce", "ray", "sync", 1, marks=slow),
     ],

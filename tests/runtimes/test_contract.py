@@ -18,7 +18,7 @@ from raynforce.runtimes.process import ProcessRuntime
 # Another kind is tested by a fixture `make_KIND` (here or in conftest.py) that yields such a function, and its name here.
 KINDS = ["inline", "process"]
 Make = Callable[[], Runtime]
-DEADLINE = 30.0
+DEADLINE = 15.0
 
 
 @pytest.fixture
@@ -52,8 +52,10 @@ def failing(runtime: Runtime) -> Handle:
 
 def answered(runtime: Runtime, *pendings: Pending) -> None:
     """All of them are there in time; a lost answer must not hang the tests."""
+    began = time.monotonic()
     ready, rest = runtime.wait(pendings, timeout=DEADLINE)
     assert (len(ready), rest) == (len(pendings), [])
+    assert time.monotonic() - began < DEADLINE, "it had to be woken by the clock"
 
 
 # -- calls --------------------------------------------------------------------------------------------------
