@@ -24,10 +24,11 @@ def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=200)
 
 
-def test_the_tour(tmp_path: Path) -> None:
-    tour = next(block for block in blocks("sh") if "raynforce train" in block)
+@pytest.mark.parametrize(("word", "count"), [("raynforce eval", 6), ("--runtime process", 4)])
+def test_the_tour(word: str, count: int, tmp_path: Path) -> None:
+    tour = next(block for block in blocks("sh") if word in block)
     commands = [line.split("#")[0].strip() for line in tour.splitlines()]
-    assert len(commands) >= 6
+    assert len(commands) >= count
     for command in commands:
         done = run(command.split(), tmp_path)
         assert done.returncode == 0, f"{command}: {done.stderr}"

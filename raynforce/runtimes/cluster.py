@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
+import importlib
 import json
+import logging
 import os
 import platform
 import secrets
@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -28,14 +27,17 @@ from raynforce.errors import UsageError, summary
 from raynforce.experience.memory import available_bytes
 from raynforce.runtimes.base import Place
 from raynforce.runtimes.host import THREADS
-from raynforce.runtimes.placing import place_roles, require_room, total_needs
+from raynforce.runtimes.placing import code_roots, needs, place_roles, require_room, total_needs
 
 Say = Callable[[str], None]
 
+PACKAGE = Path(__file__).parents[1]
 SMALLEST_STORE = 200_000_000
 BYTES_PER_STEP = 32_768  # of one environment, generous: most observations are far smaller
 SHARED_MEMORY = "/dev/shm"
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+CHANGED = ("RAY_ADDRESS", "PYTHONBREAKPOINT")  # what Ray sets in this process, to be put back
+DRIVER = {"RAY_get_check_signal_interval_milliseconds": "100"}  # how soon Ctrl-C is noticed while waiting
 LOCAL = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's name for: listen on the loopback interface alone
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -44,48 +46,60 @@ LOCAL = {
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
     "RAY_raylet_client_num_connect_attempts": "500",
 }
-DRIVER = {"RAY_get_check_signal_interval_milliseconds": "100"}  # how soon Ctrl-C is noticed while waiting
-CHANGED = ("RAY_ADDRESS", "RAY_CLIENT_MODE", "PYTHONBREAKPOINT")  # what Ray sets in this process, to be put back
 NOT_SHIPPED = [".*", "__pycache__", "*.pyc", "venv", "runs", "checkpoints", "*.pem", "*.key", "auth_token"]
+
+# Sleeps until the pipe closes that only the driver holds open. Then workers end by themselves, but Ray's agents wait a
+# minute for the dead. An agent is told from a later process with its id by when it began, the 22nd field.
+JANITOR = """
+read agents; while read _; do :; done; sleep 2
+for agent in $agents; do
+    [ "$(cut -d' ' -f22 /proc/${agent%:*}/stat)" = "${agent#*:}" ] && kill -9 "${agent%:*}"
+done
+rm -rf "$0"; sleep 3; rm -rf "$0"
+"""
 
 
 class Cluster:
     """The Ray that this process is connected to; `close` leaves nothing behind that was started here."""
 
-    def __init__(self, address: str, places: Mapping[str, Place], *, started: bool, shipped: bool) -> None:
+    def __init__(self, address: str, places: Mapping[str, Place], *, folder: Path | None, shipped: bool) -> None:
         self.address = address
         self.places = places
-        self.started = started
-        """Whether it is ours, to be ended with the run."""
+        self.folder = folder
+        """Where our own Ray keeps its files; None if it is not ours."""
         self.shipped = shipped
         """Whether code was sent to the nodes, which then do not look for it where the driver has it."""
         self._at_close = ExitStack()
-        self._now = False
+
+    @property
+    def started(self) -> bool:
+        """Whether it is ours, and ends with the run."""
+        return self.folder is not None
 
     def waiting_for(self) -> str:
         """One sentence on why roles may not have started yet."""
-        import ray
-
+        ray = _ray()
         total, free = ray.cluster_resources(), ray.available_resources()
-        names = [name for name in ("CPU", "GPU") if total.get(name)]
-        shares = [f"{free.get(name, 0):g} of {total[name]:g} {name}s" for name in names]
-        return f"the cluster has {' and '.join(shares) or 'no CPUs'} free"
+        names = sorted({name for place in self.places.values() for name in needs(place)})
+        shares = [f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}{'s' * (len(name) == 3)}" for name in names]
+        return f"the cluster has {' and '.join(shares) or 'room'} free"
 
     def close(self, *, now: bool = False) -> None:
-        """Leave the cluster, or end it if it was started here."""
-        self._now = now
+        """Leave the cluster, or end it if it was started here; `now` kills roles that are busy."""
+        if now and self.started:
+            _kill(_workers())
         self._at_close.close()
 
 
 def connect(config: Config, say: Say) -> Cluster:
     """Connect this process to the Ray that the settings name: one already in use here, one to join, or our own."""
     try:
-        import ray
+        ray = _ray()
     except ImportError as error:
-        raise UsageError("the ray runtime needs Ray: pip install 'ray>=2.56', or use --runtime process") from error
+        raise UsageError("the ray runtime needs Ray: pip install 'raynforce[ray]', or use --runtime process") from error
     if ray.is_initialized():
         return _adopt(config, say)
-    address = config.ray.address or os.environ.get("RAY_ADDRESS") or "local"
+    address = config.ray.address or "auto" if os.environ.get("RAY_ADDRESS") else config.ray.address or "local"
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or address
     with _own_signals():
@@ -94,13 +108,9 @@ def connect(config: Config, say: Say) -> Cluster:
 
 def _adopt(config: Config, say: Say) -> Cluster:
     """The user's script has called `ray.init` itself, and will call `ray.shutdown` itself."""
-    import ray
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    places = _placed(config, nodes, say)
-    cluster = Cluster(ray.get_runtime_context().gcs_address, places, started=False, shipped=False)
-    _hear_workers(cluster._at_close, say)
-    return cluster
+    ray = _ray()
+    places = _placed(config, [node["Resources"] for node in ray.nodes() if node["Alive"]], say)
+    return Cluster(ray.get_runtime_context().gcs_address, places, folder=None, shipped=False)
 
 
 # Starting our own
@@ -111,40 +121,35 @@ def _start(config: Config, say: Say) -> Cluster:
     require_room(config)
     store = _store_bytes(config)
     places, _ = place_roles(config, None)
-    total = total_needs(places, config.sampling.samplers)
-    cpus, cores = max(1, int(-(-total.pop("CPU", 1.0) // 1))), _cores()
-    gpus = total.pop("GPU", 0.0)
-    if cpus > cores:
+    asked = total_needs(places, config.sampling.samplers)
+    cpus, gpus = max(1, -int(-asked.pop("CPU", 1.0) // 1)), asked.pop("GPU", 0.0)
+    if cpus > (cores := _cores()):
         say(f"{config.sampling.samplers + 1} roles share {cores} core{'s' * (cores > 1)}")
 
+    ray = _ray()
     with ExitStack() as stack:
-        folder = _own_folder(stack)
+        folder, watch = _own_folder(stack)
         stack.enter_context(_environment({**_unchanged(), **DRIVER, **LOCAL, **_own_token()}))
-        with _environment(dict.fromkeys(THREADS, "1")), _few_processes():
-            import ray
-
+        with _environment(dict.fromkeys(THREADS, "1")), _few_processes(stack):
             try:
                 ray.init(
                     "local",
                     num_cpus=cpus,  # as many workers are started ahead
-                    resources=total,
+                    resources=asked,
                     object_store_memory=store,
                     include_dashboard=False,
                     log_to_driver=False,
-                    logging_level="CRITICAL",
+                    logging_level=logging.CRITICAL,
                     job_config=_job(),
-                    _temp_dir=folder,
+                    _temp_dir=str(folder),
                     _skip_env_hook=True,
                 )
             except Exception as error:
-                ray.shutdown()
                 raise UsageError(f"Ray did not start: {summary(error)}; --runtime process needs no Ray") from error
-        cluster = Cluster(ray.get_runtime_context().gcs_address, places, started=True, shipped=False)
-        stack.callback(_end_own, cluster)
+        watch(_workers())
         if gpus > ray.cluster_resources().get("GPU", 0.0):
-            place_roles(config, [ray.cluster_resources()])
-        _hear_workers(stack, say)
-        _tail_workers(stack, Path(folder), say)
+            place_roles(config, [ray.cluster_resources()])  # says what there is
+        cluster = Cluster(ray.get_runtime_context().gcs_address, places, folder=folder, shipped=False)
         cluster._at_close = stack.pop_all()
         return cluster
 
@@ -156,18 +161,17 @@ def _cores() -> int:
 def _store_bytes(config: Config) -> int:
     """Room for a few fragments of each sampler; refuses a /dev/shm in which Ray cannot live."""
     sampling = config.sampling
-    fragment = sampling.envs * sampling.fragment * BYTES_PER_STEP
-    wanted = max(SMALLEST_STORE, 4 * sampling.samplers * fragment)
+    wanted = 4 * sampling.samplers * sampling.envs * sampling.fragment * BYTES_PER_STEP
+    limits = [0.3 * memory for memory in [available_bytes()] if memory is not None]
     free = _shared_memory_bytes()
     if free is not None:
+        limits.append(0.5 * free)
         if free < SMALLEST_STORE:
             raise UsageError(
                 f"Ray needs {SMALLEST_STORE / 1e6:.0f} MB of shared memory, {SHARED_MEMORY} has {free / 1e6:.0f} MB "
                 "free: in docker use --shm-size=1g, or use --runtime process, which needs none"
             )
-        wanted = min(wanted, max(SMALLEST_STORE, int(0.5 * free)))
-    memory = available_bytes()
-    return wanted if memory is None else max(SMALLEST_STORE, min(wanted, int(0.3 * memory)))
+    return max(SMALLEST_STORE, int(min([wanted, *limits])))
 
 
 def _shared_memory_bytes() -> int | None:
@@ -179,7 +183,7 @@ def _shared_memory_bytes() -> int | None:
     return status.f_bavail * status.f_frsize
 
 
-def _own_token() -> dict[str, str | None]:
+def _own_token() -> dict[str, str]:
     """Authentication is on with a token that only this process and its children know, unless the user has set it."""
     mode, token, path = (os.environ.get(name) for name in AUTH)
     if mode is not None and mode.lower() != "token":
@@ -188,45 +192,44 @@ def _own_token() -> dict[str, str | None]:
     return {"RAY_AUTH_MODE": "token", **({"RAY_AUTH_TOKEN": secrets.token_hex(32)} if own else {})}
 
 
-def _token_file() -> Path:
-    return Path.home() / ".ray" / "auth_token"
-
-
-def _own_folder(stack: ExitStack) -> str:
-    """A private directory that is gone afterwards, even if this process is killed."""
+def _own_folder(stack: ExitStack) -> tuple[Path, Callable[[Sequence[_Process]], None]]:
+    """A private directory that is gone afterwards, even if this process is killed; and whom to end with it."""
     base = tempfile.gettempdir()
     base = base if len(base) <= 20 else "/tmp"  # a socket's path may have 107 bytes, Ray adds 75
-    folder = tempfile.mkdtemp(prefix="rnf-", dir=base)
-    # It sleeps until the pipe closes, which only this process holds open; its own session spares it Ctrl-C.
-    script = 'read _; for _ in 1 2 3 4 5; do sleep 1; rm -rf "$0"; done'
+    folder = Path(tempfile.mkdtemp(prefix="rnf-", dir=base))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
     janitor = subprocess.Popen(
-        ["/bin/sh", "-c", script, folder],
+        ["/bin/sh", "-c", JANITOR, str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        text=True,
+        start_new_session=True,  # spared from Ctrl-C
     )
+    stack.callback(janitor.communicate)
+    stack.callback(janitor.kill)
 
-    def clean() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        janitor.kill()
-        janitor.communicate()
+    def watch(processes: Sequence[_Process]) -> None:
+        assert janitor.stdin is not None
+        janitor.stdin.write(" ".join(f"{process.pid}:{process.began}" for process in processes) + "\n")
+        janitor.stdin.flush()
 
-    stack.callback(clean)
-    return folder
+    return folder, watch
 
 
 @contextmanager
-def _few_processes() -> Iterator[None]:
+def _few_processes(stack: ExitStack) -> Iterator[None]:
     """Start Ray without what a run on one machine has no use for: autoscaler, dashboard, its agent, log monitor.
 
     Each is a Python process of its own, and Ray waits for them. Names that this Ray does not have stay unused.
     """
-    import ray._private.node as node
-    import ray._private.ray_constants as constants
-    import ray._private.utils as utils
+    node, constants, utils = _ray("_private.node"), _ray("_private.ray_constants"), _ray("_private.utils")
 
     class Node(node.Node):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            stack.callback(_end_own, self)  # also if it is interrupted in the middle of starting
+            super().__init__(*args, **kwargs)
+
         def start_monitor(self) -> None: ...
 
         def start_log_monitor(self) -> None: ...
@@ -240,7 +243,7 @@ def _few_processes() -> Iterator[None]:
     patches = [
         (node, "Node", Node),
         (utils, "get_dashboard_dependency_error", missing),
-        (constants, "ENABLE_RAY_CLUSTER", False),  # read from the environment when Ray was imported
+        (constants, "ENABLE_RAY_CLUSTER", False),  # Ray may have been imported before its variable was set
     ]
     before = [(module, name, getattr(module, name)) for module, name, _ in patches if hasattr(module, name)]
     for module, name, value in patches:
@@ -253,26 +256,21 @@ def _few_processes() -> Iterator[None]:
             setattr(module, name, value)
 
 
-def _end_own(cluster: Cluster) -> None:
+def _end_own(node: Any) -> None:
     """End Ray and wait until its processes are gone."""
-    import ray
-    import ray._private.worker as worker
-
-    node = getattr(worker, "_global_node", None)
-    started = [info.process.pid for infos in getattr(node, "all_processes", {}).values() for info in infos]
-    workers = [child for pid in started for child in _children(pid)]
-    if cluster._now:
-        _kill(workers)
-    ray.shutdown()
+    workers = _workers(node)
+    _ray().shutdown()
+    if getattr(node, "all_processes", None):
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
     deadline = time.monotonic() + 1.0
-    while (left := [pid for pid in workers if pid.alive()]) and time.monotonic() < deadline:
+    while (left := [process for process in workers if process.alive()]) and time.monotonic() < deadline:
         time.sleep(0.01)
     _kill(left)
 
 
 @dataclass(frozen=True)
 class _Process:
-    """A process that is told apart from a later one with the same id by when it began."""
+    """A process, told from a later one with the same id by when it began."""
 
     pid: int
     began: str
@@ -290,12 +288,15 @@ def _began(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
-def _children(pid: int) -> list[_Process]:
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except OSError:
-        return []
+def _workers(node: Any = None) -> list[_Process]:
+    """What our own Ray has started: its workers and agents."""
+    node = node or _ray("_private.worker")._global_node
+    started = [info.process.pid for infos in getattr(node, "all_processes", {}).values() for info in infos]
+    children: list[int] = []
+    for pid in started:
+        with suppress(OSError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                children += map(int, (task / "children").read_text().split())
     return [_Process(child, _began(child)) for child in children]
 
 
@@ -321,35 +322,26 @@ class _Found:
 
 def _join(config: Config, address: str, say: Say) -> Cluster:
     """Join a running cluster; whatever is in the way is found before Ray is asked, which would wait or abort."""
-    import ray
-
+    ray = _ray()
     with ExitStack() as stack:
         stack.enter_context(_environment({**_unchanged(), **DRIVER}))
         address = _located(address)
         found = _probe(address, stack)
         _require_same_versions(address, found)
         places = _placed(config, found.nodes, say)
-        elsewhere = found.hosts - {socket.gethostname()}
-        mode = config.ray.ship_code
-        in_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ  # `ray job submit` has shipped the code
-        shipped = mode == "always" or (mode == "auto" and bool(elsewhere) and not in_job)
+        sent_already = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ  # by `ray job submit`
+        elsewhere = bool(found.hosts - {socket.gethostname()}) and not sent_already
+        shipped = {"always": True, "never": False, "auto": elsewhere}[config.ray.ship_code]
+        code = {"runtime_env": _shipment(config, stack)} if shipped else {"job_config": _job()}
+        stack.callback(ray.shutdown)
         try:
-            ray.init(
-                address,
-                log_to_driver=True,
-                logging_level="CRITICAL",
-                runtime_env=_shipment(config, stack) if shipped else None,
-                job_config=None if shipped else _job(),
-            )
+            ray.init(address, log_to_driver=True, logging_level=logging.CRITICAL, **code)
         except Exception as error:
-            ray.shutdown()
             raise UsageError(
                 f"joining Ray at {address} failed: {summary(error.__cause__ or error)}; run this on a node of the "
                 "cluster, or submit it with `ray job submit`"
             ) from error
-        cluster = Cluster(address, places, started=False, shipped=shipped)
-        stack.callback(ray.shutdown)
-        _hear_workers(stack, say)
+        cluster = Cluster(address, places, folder=None, shipped=shipped)
         cluster._at_close = stack.pop_all()
         return cluster
 
@@ -358,37 +350,38 @@ def _located(address: str) -> str:
     """`host:port` of a cluster that listens."""
     if "://" in address:
         raise UsageError(
-            f"ray.address = {address!r}: Ray Client is far too slow to train through; "
-            "run on a node of the cluster with --ray-address auto, or submit a job with `ray job submit`"
+            f"ray.address = {address!r}: Ray Client is far too slow to train through; run on a node of the cluster "
+            "with ray.address=auto, or submit a job with `ray job submit`"
         )
     if address == "auto":
-        from ray._private.services import canonicalize_bootstrap_address
-
-        try:
-            address = canonicalize_bootstrap_address("auto") or ""
-        except Exception:
-            address = ""
-        if not address:
-            raise UsageError(
-                "ray.address = 'auto': no Ray runs on this machine; start one with `ray start --head`, "
-                "or leave the address out to start one for this run"
-            )
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdigit() and 0 < int(port) < 65536) or any(c.isspace() for c in address):
+        address = _local_address()
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 65536) or any(c.isspace() for c in address):
         raise UsageError(
             f"ray.address = {address!r} is not an address: give host:port, such as 127.0.0.1:6379, or auto, or local"
         )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=3) as connection:
             speaks = _speaks_grpc(connection)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
         raise UsageError(
-            f"no Ray at {address}: {error.strerror or error}; check the address (`ray status` on the head), "
+            f"no Ray at {address}: {why}; check the address (`ray status` on its head), "
             "or leave it out to start a Ray for this run"
         ) from error
     if not speaks:
         _refuse_stranger(address)
     return address
+
+
+def _local_address() -> str:
+    with suppress(Exception):
+        if address := _ray("_private.services").canonicalize_bootstrap_address("auto"):
+            return str(address)
+    raise UsageError(
+        "ray.address = 'auto': no Ray runs on this machine; start one with `ray start --head`, "
+        "or leave the address out to start one for this run"
+    )
 
 
 def _speaks_grpc(connection: socket.socket) -> bool:
@@ -412,41 +405,43 @@ def _refuse_stranger(address: str, error: Exception | None = None) -> NoReturn:
 
 def _probe(address: str, stack: ExitStack) -> _Found:
     """Ask the cluster's control store what it is: a cheap call that fails at once where tokens do not match."""
-    from ray.exceptions import AuthenticationError
-
+    refused = _ray("exceptions").AuthenticationError
     _require_readable_token(address)
-    try:
+    with suppress(refused):
         return _ask(address)
-    except AuthenticationError:
-        if os.environ.get("RAY_AUTH_MODE") is None and _has_token():
-            stack.enter_context(_environment({"RAY_AUTH_MODE": "token"}))
-            with suppress(AuthenticationError):
-                return _ask(address)
-            _refuse_token(address, "the token here is not the cluster's")
-        _refuse_token(address, "the token here is not the cluster's" if _has_token() else "it wants a token")
+    if os.environ.get("RAY_AUTH_MODE") is None and _has_token():
+        stack.enter_context(_environment({"RAY_AUTH_MODE": "token"}))
+        with suppress(refused):
+            return _ask(address)
+    _refuse_token(address, "the token here is not the cluster's" if _has_token() else "it wants a token")
 
 
 def _ask(address: str) -> _Found:
-    from ray._raylet import GcsClient
-    from ray.core.generated.gcs_pb2 import GcsNodeInfo
-    from ray.exceptions import AuthenticationError
-
     with _environment({"RAY_py_gcs_connect_timeout_s": "5"}), _silent():
         try:
-            client = GcsClient(address=address)
+            client = _ray("_raylet").GcsClient(address=address)
             about = json.loads(client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=5) or b"{}")
-            nodes = list(client.get_all_node_info(timeout=5).values())
-        except AuthenticationError:
+            nodes = client.get_all_node_info(timeout=5).values()
+        except _ray("exceptions").AuthenticationError:
             raise
         except Exception as error:
             _refuse_stranger(address, error)
-    alive = [node for node in nodes if node.state == GcsNodeInfo.ALIVE]
+    alive = [node for node in nodes if node.state == _ray("core.generated.gcs_pb2").GcsNodeInfo.ALIVE]
     return _Found(
         about.get("ray_version", ""),
         about.get("python_version", ""),
         [dict(node.resources_total) for node in alive],
         {node.node_manager_hostname for node in alive},
     )
+
+
+def _token_file() -> Path:
+    return Path.home() / ".ray" / "auth_token"
+
+
+def _has_token() -> bool:
+    _, token, path = (os.environ.get(name) for name in AUTH)
+    return bool(token or path or _token_file().exists())
 
 
 def _require_readable_token(address: str) -> None:
@@ -458,26 +453,19 @@ def _require_readable_token(address: str) -> None:
         _refuse_token(address, "RAY_AUTH_MODE=token is set, but there is no token here")
 
 
-def _has_token() -> bool:
-    _, token, path = (os.environ.get(name) for name in AUTH)
-    return bool(token or path or _token_file().exists())
-
-
 def _refuse_token(address: str, why: str) -> NoReturn:
     raise UsageError(
         f"Ray at {address} refused the connection: {why}; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to a file "
-        "with the cluster's token (`ray get-auth-token` on its head node shows it)"
+        "with the cluster's token (`ray get-auth-token` on its head shows it)"
     )
 
 
 def _require_same_versions(address: str, found: _Found) -> None:
-    import ray
-
-    here, there = (ray.__version__, platform.python_version()), (found.ray, found.python)
-    if found.ray and (here[0] != there[0] or here[1].split(".")[:2] != there[1].split(".")[:2]):
+    here, python = _ray().__version__, platform.python_version()
+    if found.ray and (here != found.ray or python.split(".")[:2] != found.python.split(".")[:2]):
         raise UsageError(
-            f"Ray at {address} is Ray {there[0]} on Python {there[1]}, here is Ray {here[0]} on Python {here[1]}: "
-            f"they must match; pip install ray=={there[0]} under Python {'.'.join(there[1].split('.')[:2])}"
+            f"Ray at {address} is Ray {found.ray} on Python {found.python}, here is Ray {here} on Python {python}: they "
+            f"must match; pip install ray=={found.ray} under Python {'.'.join(found.python.split('.')[:2])}"
         )
 
 
@@ -488,131 +476,37 @@ def _placed(config: Config, nodes: Sequence[Mapping[str, float]], say: Say) -> d
     return places
 
 
-# The user's code on other machines
-
-
 def _job() -> Any:
     """Workers find this package where the driver has it."""
-    from ray.job_config import JobConfig
-
-    return JobConfig(_py_driver_sys_path=[str(Path(__file__).parents[2])])
+    return _ray("job_config").JobConfig(_py_driver_sys_path=[str(PACKAGE.parent)])
 
 
 def _shipment(config: Config, stack: ExitStack) -> dict[str, Any]:
     """A runtime environment with this package and the directories that the user's modules live in."""
-    roots = _code_roots([config.env, config.algo, config.network.factory or ""])
+    roots = code_roots(config)
     if not roots:  # without a directory of its own, Ray would put the driver's current one first
-        roots = [tempfile.mkdtemp(prefix="rnf-")]
+        roots = [Path(tempfile.mkdtemp(prefix="rnf-"))]
         stack.callback(shutil.rmtree, roots[0], ignore_errors=True)
     first, *others = roots
-    neighbours = [str(path) for root in others for path in Path(root).iterdir() if _is_module(path)]
-    return {
-        "working_dir": first,
-        "py_modules": [str(Path(__file__).parents[1]), *neighbours],
-        "excludes": NOT_SHIPPED,
-    }
+    modules = [path for root in others for path in root.iterdir() if path.suffix == ".py" or _is_package(path)]
+    return {"working_dir": str(first), "py_modules": [*map(str, [PACKAGE, *modules])], "excludes": NOT_SHIPPED}
 
 
-def _code_roots(names: Sequence[str]) -> list[str]:
-    """Directories from which these `module:name` are imported, of those that are the user's own."""
-    installed = [Path(path).resolve() for path in {*sysconfig.get_paths().values(), str(Path(__file__).parents[1])}]
-    roots: list[str] = []
-    for name in names:
-        if ":" not in name:
-            continue
-        module = name.partition(":")[0].partition(".")[0]
-        spec = importlib.machinery.PathFinder.find_spec(module, [os.getcwd(), *sys.path])
-        spec = spec or importlib.util.find_spec(module)
-        places = list(spec.submodule_search_locations or [spec.origin]) if spec else []
-        if not places or places[0] is None:
-            continue  # its import will fail with a better message
-        found = Path(places[0]).resolve()
-        root = str(found.parent)
-        if root not in roots and not any(found.is_relative_to(path) for path in installed):
-            roots.append(root)
-    return roots
-
-
-def _is_module(path: Path) -> bool:
-    return path.suffix == ".py" or (path / "__init__.py").exists()
-
-
-# What workers print
-
-
-def _hear_workers(stack: ExitStack, say: Say) -> None:
-    """Pass on what workers print; Ray's own printer writes to stdout, which is not ours to write to.
-
-    What Ray itself has to say stays unsaid: a worker's death is reported by the call that it did not answer.
-    """
-    import ray._private.worker as worker
-    from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
-
-    def pass_on(batch: Mapping[str, Any], **_: Any) -> None:
-        name = batch.get("actor_name")
-        for line in batch["lines"] if name else ():
-            say(f"{name}: {line}")
-
-    printer = worker.print_to_stdstream
-    worker.print_to_stdstream = pass_on  # for those who print without the dispatcher
-    handlers = [handler for name, handler in dispatcher.handlers if name == "ray_print_logs"]
-    dispatcher.remove_handler("ray_print_logs")
-    dispatcher.add_handler("raynforce", pass_on)
-
-    def undo() -> None:
-        worker.print_to_stdstream = printer
-        dispatcher.remove_handler("raynforce")
-        if worker.global_worker.connected:  # the user's own session goes on
-            for handler in handlers:
-                dispatcher.add_handler("ray_print_logs", handler)
-
-    stack.callback(undo)
-
-
-def _tail_workers(stack: ExitStack, folder: Path, say: Say) -> None:
-    """The same without Ray's log monitor: read what workers have written into their files."""
-    stop = threading.Event()
-    names: dict[Path, str] = {}
-    positions: dict[Path, int] = {}
-
-    def read(path: Path) -> None:
-        with path.open("rb") as file:
-            file.seek(positions.get(path, 0))
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]  # a line that is still being written comes next time
-        positions[path] = positions.get(path, 0) + len(whole)
-        for line in whole.decode(errors="replace").splitlines():
-            if line.startswith(":actor_name:"):
-                names[path] = line.removeprefix(":actor_name:")
-            elif path in names and not line.startswith((":job_id:", ":task_name:")):
-                say(f"{names[path]}: {line}")
-
-    def read_all() -> None:
-        for path in folder.glob("session_latest/logs/worker-*"):
-            with suppress(OSError):
-                read(path)
-
-    def follow() -> None:
-        while not stop.wait(0.25):
-            read_all()
-
-    thread = threading.Thread(target=follow, name="raynforce-worker-output", daemon=True)
-    thread.start()
-
-    def end() -> None:
-        stop.set()
-        thread.join()
-        read_all()
-
-    stack.callback(end)
+def _is_package(path: Path) -> bool:
+    return (path / "__init__.py").exists()
 
 
 # The state of this process
 
 
+def _ray(module: str = "") -> Any:
+    """Ray, or a module of it, imported when it is needed; most of it has no types."""
+    return importlib.import_module(f"ray.{module}" if module else "ray")
+
+
 @contextmanager
 def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables (None removes one) for a while. Ray's C++ side keeps its own copy of some, so it is told."""
+    """Set variables for a while; None removes one."""
     before = {name: os.environ.get(name) for name in values}
     _set(values)
     try:
@@ -627,11 +521,10 @@ def _set(values: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    if any(name.startswith("RAY_") for name in values):
-        from ray._raylet import AuthenticationTokenLoader, Config as RayConfig
-
-        RayConfig.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
+    if any(name.startswith("RAY_") for name in values):  # Ray's C++ side keeps copies: read them anew
+        raylet = _ray("_raylet")
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _unchanged() -> dict[str, str | None]:

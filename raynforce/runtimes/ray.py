@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 from raynforce.config import Config
@@ -15,6 +18,7 @@ from raynforce.runtimes.cluster import Cluster, connect
 from raynforce.runtimes.host import Host, pack, with_cause
 from raynforce.runtimes.placing import needs
 
+ANYWHERE = Place()
 PATIENCE = 5.0  # seconds after which a wait for room on the cluster is explained
 CLOSING = 3.0  # seconds for roles to close what they have opened
 HEALTH_EVERY = 1.0  # seconds between looks at the object store
@@ -43,12 +47,10 @@ class RayPending(Pending):
         self._names = names
 
     def result(self) -> Any:
-        import ray
-        from ray.exceptions import RayError
-
+        ray = _ray()
         try:
             return ray.get(self.ref)
-        except RayError as error:
+        except ray.exceptions.RayError as error:
             failure = _ours(error, self.name, self._names)
         raise failure
 
@@ -71,17 +73,19 @@ class RayRuntime(Runtime):
     """Roles as Ray actors, on a Ray of our own or on one that runs already."""
 
     def __init__(self, config: Config, say: Callable[[str], None] = lambda _: None) -> None:
-        import ray
-
         self._cluster = connect(config, say)
         self.places = self._cluster.places
-        self._actor = ray.remote(RayHost)
+        self._actor: Any = _ray().remote(RayHost)
+        self._listening = ExitStack()
+        _hear(self._listening, say)
+        if self._cluster.folder is not None:
+            _tail(self._listening, self._cluster.folder, say)
         self._arrivals = Arrivals(self._cluster, say)
         self._handles: list[RayHandle] = []
         self._names: dict[str, str] = {}  # of roles, by their actor's id
         self._store = ObjectStore()
 
-    def spawn(self, role: str, *args: Any, name: str, place: Place = Place()) -> RayHandle:
+    def spawn(self, role: str, *args: Any, name: str, place: Place = ANYWHERE) -> RayHandle:
         asked = needs(place)
         options = {"num_cpus": asked.pop("CPU", 0), "num_gpus": asked.pop("GPU", 0), "resources": asked}
         actor = self._actor.options(**options, max_restarts=0, max_concurrency=1).remote(name)
@@ -95,8 +99,7 @@ class RayRuntime(Runtime):
     def wait(
         self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None
     ) -> tuple[list[Pending], list[Pending]]:
-        import ray
-
+        ray = _ray()
         refs = [pending.ref for pending in pendings if isinstance(pending, RayPending)]
         different = list(dict.fromkeys(refs))
         if not different:
@@ -112,17 +115,14 @@ class RayRuntime(Runtime):
         )
 
     def share(self, value: Any) -> RayPending:
-        import ray
-
-        return RayPending(ray.put(value), "driver", self._names)
+        return RayPending(_ray().put(value), "driver", self._names)
 
     def health(self) -> dict[str, float]:
         used = self._store.used_bytes()
         return {} if used is None else {"health/object_store_mb": used / 1e6}
 
     def close(self, *, now: bool = False) -> None:
-        import ray
-
+        ray = _ray()
         handles, self._handles = self._handles, []
         try:
             waiting = self._arrivals.close()
@@ -133,6 +133,7 @@ class RayRuntime(Runtime):
             for handle in handles:
                 ray.kill(handle.actor)
         finally:
+            self._listening.close()
             self._cluster.close(now=now)
 
 
@@ -154,8 +155,7 @@ class Arrivals:
 
     def missing(self) -> list[str]:
         """Names of roles that have not found room yet."""
-        import ray
-
+        ray = _ray()
         with self._lock:
             if self._expected:
                 refs = list(self._expected)
@@ -210,17 +210,78 @@ class ObjectStore:
         return self._used
 
     def _ask(self) -> int:
-        from ray.core.generated import node_manager_pb2
-
         if self._stub is None:
-            from ray._private.grpc_utils import init_grpc_channel
-            from ray._private.worker import _global_node as node
-            from ray.core.generated import node_manager_pb2_grpc
-
-            channel = init_grpc_channel(f"{node.node_ip_address}:{node.node_manager_port}")
-            self._stub = node_manager_pb2_grpc.NodeManagerServiceStub(channel)
-        request = node_manager_pb2.GetNodeStatsRequest(include_memory_info=False)
+            node = _ray("_private.worker")._global_node
+            channel = _ray("_private.grpc_utils").init_grpc_channel(f"{node.node_ip_address}:{node.node_manager_port}")
+            self._stub = _ray("core.generated.node_manager_pb2_grpc").NodeManagerServiceStub(channel)
+        request = _ray("core.generated.node_manager_pb2").GetNodeStatsRequest(include_memory_info=False)
         return int(self._stub.GetNodeStats(request, timeout=0.5).store_stats.object_store_bytes_used)
+
+
+def _hear(stack: ExitStack, say: Callable[[str], None]) -> None:
+    """Pass on what workers print; Ray's own printer writes to stdout, which carries the result.
+
+    What Ray itself has to say stays unsaid: a worker's death is reported by the call that it did not answer.
+    """
+    worker, dispatcher = _ray("_private.worker"), _ray("_private.ray_logging").global_worker_stdstream_dispatcher
+
+    def pass_on(batch: Mapping[str, Any], **_: Any) -> None:
+        name = batch.get("actor_name")
+        for line in batch["lines"] if name else ():
+            say(f"{name}: {line}")
+
+    printer = worker.print_to_stdstream
+    handlers = [handler for name, handler in dispatcher.handlers if name == "ray_print_logs"]
+    worker.print_to_stdstream = pass_on  # for those who print without the dispatcher
+    dispatcher.remove_handler("ray_print_logs")
+    dispatcher.add_handler("raynforce", pass_on)
+
+    def undo() -> None:
+        worker.print_to_stdstream = printer
+        dispatcher.remove_handler("raynforce")
+        for handler in handlers:
+            dispatcher.add_handler("ray_print_logs", handler)
+
+    stack.callback(undo)
+
+
+def _tail(stack: ExitStack, folder: Path, say: Callable[[str], None]) -> None:
+    """The same on our own Ray, which has no log monitor: follow the files that workers write into."""
+    stop = threading.Event()
+    names: dict[Path, str] = {}
+    positions: dict[Path, int] = {}
+
+    def read(path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(positions.get(path, 0))
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]  # a line that is still being written comes next time
+        positions[path] = positions.get(path, 0) + len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            if line.startswith(":actor_name:"):
+                names[path] = line.removeprefix(":actor_name:")
+            elif path in names and not line.startswith((":job_id:", ":task_name:")):
+                say(f"{names[path]}: {line}")
+
+    def read_all() -> None:
+        for path in folder.glob("session_latest/logs/worker-*"):
+            with suppress(OSError):
+                read(path)
+
+    def follow() -> None:
+        while not stop.wait(0.25):
+            read_all()
+        read_all()
+
+    thread = threading.Thread(target=follow, name="raynforce-worker-output", daemon=True)
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(stop.set)
+
+
+def _ray(module: str = "") -> Any:
+    """Ray, or a module of it, imported when it is needed; most of it has no types."""
+    return importlib.import_module(f"ray.{module}" if module else "ray")
 
 
 def _without_path(packed: bytes) -> bytes:
@@ -231,18 +292,17 @@ def _without_path(packed: bytes) -> bytes:
 
 def _ours(error: Any, name: str, names: dict[str, str]) -> BaseException:
     """Ray's error as one of ours, in one line. A call fails with the error of the answer it was waiting for, too."""
-    from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
-
-    if isinstance(error, RayTaskError):
+    kinds = _ray("exceptions")
+    if isinstance(error, kinds.RayTaskError):
         cause = error.cause
         if isinstance(cause, RaynforceError):
             return with_cause(cause)
-        if isinstance(cause, RayError):
+        if isinstance(cause, kinds.RayError):
             return _ours(cause, name, names)
         return RoleError(f"{name}: {summary(cause)}")
-    if isinstance(error, RayActorError):
+    if isinstance(error, kinds.RayActorError):
         return RoleDied(f"{names.get(error.actor_id or '', name)} died: {_reason(str(error))}")
-    if isinstance(error, ObjectLostError):
+    if isinstance(error, kinds.ObjectLostError):
         return RoleDied(f"{name}: an answer it was to get was lost with the node that held it")
     return RoleError(f"{name}: {summary(error)}")
 

@@ -49,7 +49,8 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, np.ndarray):
-        return (a.dtype, a.shape) == (b.dtype, b.shape) and a.tobytes() == b.tobytes()
+        equal = (lambda x: x.tolist()) if a.dtype == object else (lambda x: x.tobytes())
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and equal(a) == equal(b)
     return bool(a == b or (a != a and b != b))
 
 
@@ -133,13 +134,13 @@ leaves = st.one_of(
 trees = st.recursive(leaves, lambda t: st.one_of(st.lists(t, max_size=4), st.dictionaries(st.text(max_size=5), t)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(trees)
 def test_any_tree(tree: Any) -> None:
     assert same(pack(tree).value(), tree)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(trees, max_size=5))
 def test_any_trees_as_one_message(values: list[Any]) -> None:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -148,7 +149,7 @@ def test_any_trees_as_one_message(values: list[Any]) -> None:
 
 
 def test_arrays_lie_on_cache_lines_and_are_read_only() -> None:
-    arrays = [np.full(n, n, np.uint8) for n in (5000, 1, 63, 64, 65, 0, 7)]
+    arrays = [np.full(n, n % 256, np.uint8) for n in (5000, 1, 63, 64, 65, 0, 7)]
     for array in pack(arrays).value():
         assert array.ctypes.data % 64 == 0 or array.size == 0
         assert not array.flags.writeable

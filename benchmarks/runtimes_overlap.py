@@ -1,0 +1,88 @@
+"""What overlap gains where sampling and learning cost the same: steps per second beside inline, which does one at a time.
+
+The environment is CartPole with a loop in `step` whose number of turns is found first, such that one round's sampling
+takes as long as its learning (`time/sample` and `time/learn` of inline runs). A loop needs a core, so what two
+processes take from each other shows. PPO, one sampler with 8 environments of 128 steps, 10 epochs in minibatches of
+256; all sides train the same number of rounds and take turns. Twice as fast is the limit. How much of that limit a
+machine gives at the moment is measured in the same turns, with two processes that do nothing but the loop.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from statistics import mean
+
+from benchmarks.measure import ROOT, Table, command, ratio, row, take_turns
+from benchmarks.runs import Trained, train
+
+BAR = 1.6
+ENV = "benchmarks.envs:Burning"
+ENVS, FRAGMENT = 8, 128
+SETTINGS = {
+    "sampling.envs": ENVS,
+    "sampling.fragment": FRAGMENT,
+    "algorithm.epochs": 10,
+    "algorithm.minibatch_size": 256,
+    "log_every": 1,  # a line of metrics for every round
+}
+SIDES = (("inline", "sync"), ("process", "overlap"), ("process", "sync"), ("ray", "overlap"))
+LOOP = "from time import monotonic as t; from benchmarks.envs import burn; a = t(); burn(30_000_000); print(t() - a)"
+
+
+def measure(repeats: int = 3, rounds: int = 80) -> list[Table]:
+    """Find the work of a step, then train with each side in turn."""
+    work = calibrate()
+    turns = [partial(burning, work, rounds, *side) for side in SIDES]
+    found = dict(zip(SIDES, take_turns(repeats, *turns, label="overlap"), strict=True))
+    loops = [_two_loops() for _ in range(repeats)]
+    speed = {side: [t.speed for t in trained] for side, trained in found.items()}
+    inline = found["inline", "sync"]
+    rows = [
+        row(f"inline, time/{part} of a round", "ms", [1e3 * t.median(f"time/{part}") for t in inline]) for part in PARTS
+    ]
+    rows += [row(f"{runtime}, {topology}", "steps/s", values) for (runtime, topology), values in speed.items()]
+    base = speed["inline", "sync"]
+    rows.append(ratio("process overlap / inline", speed["process", "overlap"], base, bar=("at least", BAR)))
+    rows.append(ratio("process sync / inline", speed["process", "sync"], base))
+    rows.append(ratio("ray overlap / inline", speed["ray", "overlap"], base))
+    rows.append(row("two loops at once / one", "ratio", loops, "what two cores give here"))
+    return [Table(f"Overlap, {work:,} turns of a loop in each step, {rounds} rounds, {repeats} turns each", rows)]
+
+
+PARTS = ("sample", "learn")
+
+
+def calibrate() -> int:
+    """Turns of the loop with which a round's sampling takes as long as its learning."""
+    idle, busy = 0, 2000
+    pairs = take_turns(2, partial(burning, idle, 20), partial(burning, busy, 20), label="calibrating")
+    (without, by_idle), (with_loop, by_busy) = (
+        tuple(mean(t.median(f"time/{part}") for t in side) for part in PARTS) for side in pairs
+    )
+    per_turn = (with_loop - without) / (busy - idle)
+    return max(0, round((mean((by_idle, by_busy)) - without) / per_turn))
+
+
+def burning(work: int, rounds: int, runtime: str = "inline", topology: str = "sync") -> Trained:
+    """Train on the environment with so much work in each step."""
+    settings = SETTINGS | {"env_args.work": work}
+    return train(ENV, steps=rounds * ENVS * FRAGMENT, runtime=runtime, topology=topology, settings=settings)
+
+
+def _two_loops() -> float:
+    """How many times as much two processes get done as one."""
+    alone, together = _loops(1), _loops(2)
+    return 2 * alone / together
+
+
+def _loops(count: int) -> float:
+    """Mean seconds that a loop takes in each of `count` processes at once."""
+    command = [sys.executable, "-c", LOOP]
+    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    return mean(float(process.communicate(timeout=120)[0]) for process in running)
+
+
+if __name__ == "__main__":
+    command(measure, __doc__ or "")
