@@ -11,12 +11,12 @@ from typing import Literal
 
 from raynforce.envs.doctor import Finding, Report
 
-NEEDED = ("numpy", "torch", "gymnasium", "pyyaml", "safetensors", "rich")
+NEEDED = ("numpy", "torch", "gymnasium", "pyyaml", "safetensors", "rich", "ray")
 
 
 def check_machine() -> Report:
     """Look at Python, the packages, cores, memory, disk and accelerators."""
-    return Report("this machine", [_python(), *_packages(), _cores(), _memory(), _disk(), _accelerator()])
+    return Report("this machine", [_python(), *_packages(), _cores(), _memory(), _shared_memory(), _disk(), _accelerator()])
 
 
 def _python() -> Finding:
@@ -47,6 +47,17 @@ def _memory() -> Finding:
         return Finding("warning", "memory", "unknown on this system")
     level: Literal["ok", "warning"] = "ok" if free > 1 else "warning"
     return Finding(level, "memory", f"{free:.1f} GB free" + ("" if level == "ok" else "; training wants 1 GB or more"))
+
+
+def _shared_memory() -> Finding:
+    """Ray keeps its object store there; the other runtimes need none."""
+    try:
+        free = shutil.disk_usage("/dev/shm").free / 1e9
+    except OSError:
+        return Finding("ok", "shared memory", "no /dev/shm; Ray uses files instead")
+    if free < 0.2:
+        return Finding("warning", "shared memory", f"{free:.2f} GB free in /dev/shm; --runtime ray wants 0.2 GB or more")
+    return Finding("ok", "shared memory", f"{free:.1f} GB free in /dev/shm")
 
 
 def _disk() -> Finding:

@@ -342,13 +342,13 @@ class _Checkup:
         mean, reset = float(times.mean()), float(np.mean(rollout.reset_seconds))
         p50, p99 = (float(x) for x in np.percentile(times, [50, 99]))
         if mean < _CHEAP:
-            advice = "cheap: more --envs make each forward pass pay better"
+            advice = "cheap: --runtime inline is fine, and more --envs make each forward pass pay better"
         elif mean < _SLOW:
-            advice = "middling: most of the time will go into it"
+            advice = "middling: --runtime process --topology overlap steps it while the learner learns"
         else:
-            advice = "slow: nearly all of the time will go into it, as one process steps one after the other"
+            advice = "slow: nearly all of the time will go into it; --runtime process with more --samplers steps side by side"
         if p99 > 10 * p50 and p99 > _SLOW:
-            advice += "; uneven: the slowest step holds up the others"
+            advice += "; uneven: with --topology async a slow step holds up nobody else"
         detail = (
             f"{1 / max(mean, 1e-9):,.0f} steps/s; step p50 {p50 * 1e3:.3g} ms, p99 {p99 * 1e3:.3g} ms "
             f"({p99 / max(p50, 1e-9):.1f} times), reset {reset * 1e3:.3g} ms; {advice}"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from raynforce.config import Config
 from raynforce.errors import UsageError, summary
@@ -99,9 +99,10 @@ def connect(config: Config, say: Say) -> Cluster:
         raise UsageError("the ray runtime needs Ray: pip install 'raynforce[ray]', or use --runtime process") from error
     if ray.is_initialized():
         return _adopt(config, say)
-    address = config.ray.address or "auto" if os.environ.get("RAY_ADDRESS") else config.ray.address or "local"
-    if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or address
+    named = os.environ.get("RAY_ADDRESS")
+    address = config.ray.address or named or "local"
+    if address == "auto" and named:
+        address = named
     with _own_signals():
         return _start(config, say) if address == "local" else _join(config, address, say)
 
@@ -225,7 +226,7 @@ def _few_processes(stack: ExitStack) -> Iterator[None]:
     """
     node, constants, utils = _ray("_private.node"), _ray("_private.ray_constants"), _ray("_private.utils")
 
-    class Node(node.Node):  # type: ignore[misc]
+    class Node(node.Node):  # type: ignore[misc, name-defined]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             stack.callback(_end_own, self)  # also if it is interrupted in the middle of starting
             super().__init__(*args, **kwargs)
@@ -370,7 +371,7 @@ def _located(address: str) -> str:
             "or leave it out to start a Ray for this run"
         ) from error
     if not speaks:
-        _refuse_stranger(address)
+        raise _stranger(address)
     return address
 
 
@@ -396,11 +397,10 @@ def _speaks_grpc(connection: socket.socket) -> bool:
         return False
 
 
-def _refuse_stranger(address: str, error: Exception | None = None) -> NoReturn:
-    why = f": {summary(error)}" if error else ""
-    raise UsageError(
+def _stranger(address: str, why: str = "") -> UsageError:
+    return UsageError(
         f"what listens at {address} does not answer as Ray does{why}; give the address that `ray start --head` printed"
-    ) from error
+    )
 
 
 def _probe(address: str, stack: ExitStack) -> _Found:
@@ -413,7 +413,7 @@ def _probe(address: str, stack: ExitStack) -> _Found:
         stack.enter_context(_environment({"RAY_AUTH_MODE": "token"}))
         with suppress(refused):
             return _ask(address)
-    _refuse_token(address, "the token here is not the cluster's" if _has_token() else "it wants a token")
+    raise _refused(address, "the token here is not the cluster's" if _has_token() else "it wants a token")
 
 
 def _ask(address: str) -> _Found:
@@ -425,7 +425,7 @@ def _ask(address: str) -> _Found:
         except _ray("exceptions").AuthenticationError:
             raise
         except Exception as error:
-            _refuse_stranger(address, error)
+            raise _stranger(address, f": {summary(error)}") from error
     alive = [node for node in nodes if node.state == _ray("core.generated.gcs_pb2").GcsNodeInfo.ALIVE]
     return _Found(
         about.get("ray_version", ""),
@@ -450,11 +450,11 @@ def _require_readable_token(address: str) -> None:
     if token is None and path is not None and not os.access(path, os.R_OK):
         raise UsageError(f"RAY_AUTH_TOKEN_PATH = {path!r} cannot be read: point it to a file with the cluster's token")
     if mode is not None and mode.lower() == "token" and not _has_token():
-        _refuse_token(address, "RAY_AUTH_MODE=token is set, but there is no token here")
+        raise _refused(address, "RAY_AUTH_MODE=token is set, but there is no token here")
 
 
-def _refuse_token(address: str, why: str) -> NoReturn:
-    raise UsageError(
+def _refused(address: str, why: str) -> UsageError:
+    return UsageError(
         f"Ray at {address} refused the connection: {why}; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to a file "
         "with the cluster's token (`ray get-auth-token` on its head shows it)"
     )
@@ -464,8 +464,8 @@ def _require_same_versions(address: str, found: _Found) -> None:
     here, python = _ray().__version__, platform.python_version()
     if found.ray and (here != found.ray or python.split(".")[:2] != found.python.split(".")[:2]):
         raise UsageError(
-            f"Ray at {address} is Ray {found.ray} on Python {found.python}, here is Ray {here} on Python {python}: they "
-            f"must match; pip install ray=={found.ray} under Python {'.'.join(found.python.split('.')[:2])}"
+            f"Ray at {address} is Ray {found.ray} on Python {found.python}, here is Ray {here} on Python {python}: "
+            f"make them match, with ray=={found.ray} under Python {'.'.join(found.python.split('.')[:2])}"
         )
 
 

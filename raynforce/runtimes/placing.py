@@ -88,10 +88,10 @@ def code_roots(config: Config) -> list[Path]:
         module, colon, _ = name.partition(":")
         top = module.partition(".")[0]
         spec = PathFinder.find_spec(top, [os.getcwd(), *sys.path]) or importlib.util.find_spec(top) if colon else None
-        found = next(iter(spec.submodule_search_locations or [spec.origin])) if spec else None
-        if found is None:
+        places = [*(spec.submodule_search_locations or ()), spec.origin] if spec else [None]
+        if places[0] is None:
             continue  # not a module, or one whose import will say what is wrong
-        path = Path(found).resolve()
+        path = Path(places[0]).resolve()
         if not any(path.is_relative_to(place) for place in installed):
             roots[path.parent] = None
     return list(roots)

@@ -44,9 +44,9 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "no run": (["resume"], ["RUN"]),
     "no run to evaluate": (["eval"], ["RUN"]),
     # algorithms
-    "algo": (["train", "pppo", "CartPole-v1"], ["'pppo'", "did you mean 'ppo'", "dqn, ppo", "module:Class"]),
+    "algo": (["train", "pppo", "CartPole-v1"], ["'pppo'", "did you mean 'ppo'", "dqn, impala, ppo", "module:Class"]),
     "algo in capitals": (["train", "DQN", "CartPole-v1"], ["did you mean 'dqn'"]),
-    "algo empty": (["train", "", "CartPole-v1"], ["''", "dqn, ppo"]),
+    "algo empty": (["train", "", "CartPole-v1"], ["''", "dqn, impala, ppo"]),
     "algo unicode": (["train", "日本", "CartPole-v1"], ["'日本'"]),
     "swapped": (["train", "CartPole-v1", "ppo"], ["ALGO comes before ENV", "raynforce train ppo CartPole-v1"]),
     "algo is a function": (["train", "os:getcwd", "CartPole-v1"], ["os:getcwd", "subclass of raynforce.Algorithm"]),

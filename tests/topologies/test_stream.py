@@ -1,0 +1,394 @@
+"""Who waits for whom: fake roles that say what they were given, in all three presets, inline and in processes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raynforce.errors import EnvError
+from raynforce.experience.fragment import Fragment
+from raynforce.roles.learned import Learned
+from raynforce.runtimes.base import Handle, Pending, Runtime
+from raynforce.runtimes.inline import InlineRuntime
+from raynforce.runtimes.process import ProcessRuntime
+from raynforce.topologies import stream as stream_module
+from raynforce.topologies.stream import Round, Stream
+
+STEPS = 8  # in each fragment
+PRESETS = ["sync", "overlap", "async"]
+
+
+class FakeSampler:
+    """Samples in the time it is told to; the sequence number is its state."""
+
+    def __init__(self, index: int, seconds: float = 0.0, fails_at: int = -1) -> None:
+        self.index, self.seconds, self.sequence, self.fails_at = index, seconds, 0, fails_at
+
+    def sample(self, version: int) -> Fragment:
+        time.sleep(self.seconds)
+        if self.sequence == self.fails_at:
+            raise EnvError("reward is NaN")
+        columns = {"valid": np.ones((STEPS // 2, 2), bool), "reward": np.zeros((STEPS // 2, 2), np.float32)}
+        fragment = Fragment(columns, version, self.index, self.sequence)
+        self.sequence += 1
+        return fragment
+
+    def border(self) -> int:
+        return self.sequence
+
+
+class FakeLearner:
+    """Remembers what it has learned from: (sampler, sequence, version) of each fragment, batch by batch."""
+
+    def __init__(self, seconds: float = 0.0, number: int = 0) -> None:
+        self.number, self.seconds = number, seconds
+        self.batches: list[list[tuple[int, int, int]]] = []
+        self.lags: list[list[int]] = []
+
+    def learn(self, *fragments: Fragment) -> Learned:
+        time.sleep(self.seconds)
+        self.batches.append([(f.sampler, f.sequence, f.version) for f in fragments])
+        self.lags.append([self.number - f.version for f in fragments])
+        self.number += 1
+        steps = sum(f.steps for f in fragments)
+        return Learned(self.number, {}, {}, 1, steps, np.zeros(0), np.zeros(0, np.int64))
+
+    def publish(self) -> int:
+        return self.number
+
+    def seen(self) -> tuple[list[list[tuple[int, int, int]]], list[list[int]]]:
+        return self.batches, self.lags
+
+
+class Watched(Handle):
+    """A role whose outstanding calls are counted."""
+
+    def __init__(self, handle: Handle, stage: Stage) -> None:
+        self.name, self._handle, self._stage = handle.name, handle, stage
+        self.last: Pending | None = None
+
+    def call(self, method: str, *args: Any) -> Pending:
+        if method == "sample":
+            assert self.last is None or not self._stage.runtime.wait([self.last], timeout=0)[1], "asked twice at once"
+        pending = self._handle.call(method, *args)
+        if method == "sample":
+            self.last = pending
+        return pending
+
+
+class Stage:
+    """A stream with fake roles, and what can be seen of it."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        samplers: Sequence[float] = (0.0, 0.0),
+        learner: float = 0.0,
+        *,
+        number: int = 0,
+        fails_at: int = -1,
+        **settings: Any,
+    ) -> None:
+        self.runtime = runtime
+        spawned = [
+            runtime.spawn("test_stream:FakeSampler", i, s, fails_at if i == 0 else -1, name=f"sampler {i}")
+            for i, s in enumerate(samplers)
+        ]
+        self.learner = runtime.spawn("test_stream:FakeLearner", learner, number, name="learner")
+        self.samplers = [Watched(handle, self) for handle in spawned]
+        version = self.learner.call("publish")
+        runtime.wait([version, *(s.call("border") for s in self.samplers)])  # everybody has started
+        self.said: list[str] = []
+        self.stream = Stream(
+            runtime, self.samplers, self.learner, version, number, waiting=self.said.append, **settings
+        )
+        self.rounds: dict[str, Iterator[Round]] = {
+            "sync": self.stream.sync(),
+            "overlap": self.stream.overlap(),
+            "async": self.stream.async_(),
+        }
+
+    def turn(self, preset: str, count: int) -> list[Round]:
+        return list(itertools.islice(self.rounds[preset], count))
+
+    @property
+    def batches(self) -> list[list[tuple[int, int, int]]]:
+        return self.learner.call("seen").result()[0]
+
+    @property
+    def lags(self) -> list[list[int]]:
+        return self.learner.call("seen").result()[1]
+
+    @property
+    def borders(self) -> list[int]:
+        return [s.call("border").result() for s in self.samplers]
+
+    def check_nothing_lost(self, unlearned: Sequence[Fragment] = (), dropped: int = 0) -> None:
+        """Every fragment that was sampled was learned from once, or is held, or was counted as dropped."""
+        learned = [(s, q) for batch in self.batches for s, q, _ in batch]
+        kept = learned + [(f.sampler, f.sequence) for f in unlearned]
+        assert max(Counter(kept).values(), default=1) == 1, "twice"
+        assert sum(self.borders) == len(kept) + dropped
+
+
+@pytest.fixture(params=["inline", "process"])
+def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
+    opened: Runtime = InlineRuntime({}) if request.param == "inline" else ProcessRuntime({}, print)
+    with opened:
+        yield opened
+
+
+@pytest.fixture
+def processes() -> Iterator[ProcessRuntime]:
+    with ProcessRuntime({}, print) as opened:
+        yield opened
+
+
+# -- sync and overlap ---------------------------------------------------------------------------------------
+
+
+def test_sync_learns_from_the_newest_version_alone(runtime: Runtime) -> None:
+    stage = Stage(runtime, (0.02, 0.0, 0.0))
+    rounds = stage.turn("sync", 4)
+    assert stage.batches == [[(s, k, k) for s in range(3)] for k in range(4)]
+    assert stage.lags == [[0, 0, 0]] * 4
+    assert [r.learned.number for r in rounds] == [1, 2, 3, 4]
+    assert [r.version.result() for r in rounds] == [1, 2, 3, 4]
+    assert [r.learned.steps for r in rounds] == [3 * STEPS] * 4
+    assert stage.stream.settle() == []
+    stage.check_nothing_lost()
+
+
+def test_overlap_is_one_version_behind(runtime: Runtime) -> None:
+    stage = Stage(runtime, (0.02, 0.0, 0.0))
+    stage.turn("overlap", 4)
+    assert stage.batches == [[(s, k, max(0, k - 1)) for s in range(3)] for k in range(4)], "each once, in order"
+    assert stage.lags == [[0] * 3, *[[1] * 3] * 3]
+    held = stage.stream.settle()
+    assert [(f.sampler, f.sequence, f.version) for f in held] == [(s, 4, 3) for s in range(3)]
+    stage.check_nothing_lost(held)
+
+
+def test_overlap_overlaps(processes: ProcessRuntime) -> None:
+    stage = Stage(processes, (0.15, 0.15), learner=0.15)
+    stage.turn("overlap", 1)
+    began = time.monotonic()
+    rounds = stage.turn("overlap", 4)
+    seconds = time.monotonic() - began
+    assert seconds < 4 * 0.25, "not one after the other"
+    for round_ in rounds:
+        assert 0.1 < round_.sample_seconds < 0.25
+        assert 0.1 < round_.learn_seconds < 0.25
+
+
+def test_sync_times_are_told_apart(runtime: Runtime) -> None:
+    (round_,) = Stage(runtime, (0.2,), learner=0.1).turn("sync", 1)
+    if isinstance(runtime, ProcessRuntime):
+        assert 0.15 < round_.sample_seconds < 0.35
+        assert 0.08 < round_.learn_seconds < 0.2
+    assert round_.sample_seconds + round_.learn_seconds > 0.25
+
+
+# -- async --------------------------------------------------------------------------------------------------
+
+
+def test_async_inline_is_deterministic_and_loses_nothing(runtime: Runtime) -> None:
+    if isinstance(runtime, ProcessRuntime):
+        pytest.skip("who comes first is up to the machine")
+    found = []
+    for _ in range(2):
+        stage = Stage(runtime, (0.0,) * 3, max_lag=8)
+        rounds = stage.turn("async", 6)
+        stage.check_nothing_lost(stage.stream.settle())
+        assert sum(r.dropped for r in rounds) == 0
+        found.append(stage.batches)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("learner", [0.0, 0.06])
+def test_async_learns_each_fragment_once(processes: ProcessRuntime, learner: float) -> None:
+    stage = Stage(processes, (0.0, 0.01, 0.05), learner=learner, max_lag=100)
+    rounds = stage.turn("async", 12)
+    assert [r.learned.number for r in rounds] == list(range(1, 13)), "versions in order"
+    assert all(len(batch) == 3 for batch in stage.batches)
+    held = stage.stream.settle()
+    stage.check_nothing_lost(held)
+    assert all(f.version <= 12 for f in held)
+    for sampler in range(3):
+        sequence = [q for batch in stage.batches for s, q, _ in batch if s == sampler]
+        assert sequence == sorted(sequence), "the fragments of one sampler in order"
+
+
+def test_async_keeps_late_fragments(processes: ProcessRuntime) -> None:
+    stage = Stage(processes, (0.0, 0.0, 0.25), batch=2, max_lag=10_000)
+    stage.turn("async", 20)
+    until_late(stage)
+    late = [(lag, fragment) for lags, batch in zip(stage.lags, stage.batches, strict=True)
+            for lag, fragment in zip(lags, batch, strict=True) if fragment[0] == 2]  # fmt: skip
+    assert max(lag for lag, _ in late) > 2, "it was learned from with the version it was sampled with"
+    stage.check_nothing_lost(stage.stream.settle())
+
+
+def until_late(stage: Stage, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not any(s == 2 for batch in stage.batches for s, _, _ in batch):
+        assert time.monotonic() < deadline
+        stage.turn("async", 5)
+
+
+def test_async_drops_and_counts_what_is_too_old(processes: ProcessRuntime) -> None:
+    stage = Stage(processes, (0.0, 0.0, 0.2), batch=2, max_lag=3)
+    rounds: list[Round] = []
+    deadline = time.monotonic() + 10
+    while sum(r.dropped for r in rounds) < 2 * STEPS:
+        assert time.monotonic() < deadline
+        rounds += stage.turn("async", 5)
+    assert max(itertools.chain(*stage.lags)) <= 3
+    held = stage.stream.settle()
+    dropped = sum(r.dropped for r in rounds)
+    assert dropped % STEPS == 0
+    stage.check_nothing_lost(held, dropped // STEPS)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_a_slow_sampler_does_not_hold_the_others(processes: ProcessRuntime, batch: int) -> None:
+    stage = Stage(processes, (5.0, 0.0, 0.0, 0.0), batch=batch, max_lag=1000)
+    began = time.monotonic()
+    stage.turn("async", 10)
+    assert time.monotonic() - began < 3
+    assert {s for b in stage.batches for s, _, _ in b} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_two_slow_samplers_do_not_hold_the_others(processes: ProcessRuntime, batch: int) -> None:
+    stage = Stage(processes, (2.0, 2.0, 0.0, 0.0), batch=batch, max_lag=1000)
+    began = time.monotonic()
+    stage.turn("async", 8)
+    assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_sampler_is_kept_busy(processes: ProcessRuntime, batch: int) -> None:
+    """Three that take the same time, and a quick learner: three times the fragments of one."""
+    stage = Stage(processes, (0.1, 0.1, 0.1), batch=batch, max_lag=1000)
+    began = time.monotonic()
+    stage.turn("async", 15 // batch)
+    assert time.monotonic() - began < 1.0  # at best 0.5
+    shares = Counter(s for b in stage.batches for s, _, _ in b)
+    assert min(shares.values()) >= 4
+
+
+@pytest.mark.parametrize(("samplers", "batch"), [(3, None), (2, 4), (4, 2)])
+def test_a_slow_learner_does_not_fill_the_memory(
+    processes: ProcessRuntime, samplers: int, batch: int | None
+) -> None:
+    """One batch is being learned from, one waits, and no more are sampled."""
+    size = batch or samplers
+    stage = Stage(processes, (0.0,) * samplers, learner=0.15, batch=batch, max_lag=1000)
+    for _ in range(4):
+        stage.turn("async", 1)
+        # Seen between rounds: a batch has just been learned from, and is not alive any more.
+        learned = sum(len(b) for b in stage.batches)
+        assert sum(stage.borders) - learned <= 2 * size - size
+    assert max(itertools.chain(*stage.lags)) <= 2
+
+
+def test_a_slow_learner_gets_recent_fragments_inline() -> None:
+    with InlineRuntime({}) as runtime:
+        stage = Stage(runtime, (0.0,) * 3, max_lag=1000)
+        stage.turn("async", 5)
+        assert max(itertools.chain(*stage.lags)) <= 1
+
+
+# -- borders ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_settle_brings_everyone_to_a_border_and_nothing_is_lost(runtime: Runtime, preset: str) -> None:
+    stage = Stage(runtime, (0.0, 0.03), learner=0.01, max_lag=1000)
+    dropped = 0
+    for _ in range(3):
+        dropped += sum(r.dropped for r in stage.turn(preset, 3))
+        held = stage.stream.settle()
+        for sampler in stage.samplers:
+            assert sampler.last is None or runtime.wait([sampler.last], timeout=0)[1] == []
+        borders = stage.borders
+        stage.check_nothing_lost(held, dropped)
+        again = stage.stream.settle()
+        assert [(f.sampler, f.sequence) for f in again] == [(f.sampler, f.sequence) for f in held]
+        assert stage.borders == borders
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_held_fragments_are_learned_first(runtime: Runtime, preset: str) -> None:
+    """As after a resume: two of sampler 1, made with version 6, when the learner stands at 7."""
+    columns = {"valid": np.ones((4, 2), bool), "reward": np.zeros((4, 2), np.float32)}
+    held = [Fragment(columns, 6, 1, 40), Fragment(columns, 6, 1, 41)]
+    stage = Stage(runtime, (0.0, 0.0), number=7, held=held, max_lag=1000)
+    assert [(f.sampler, f.sequence) for f in stage.stream.settle()] == [(1, 40), (1, 41)]
+    stage.turn(preset, 2)
+    assert stage.batches[0] == [(1, 40, 6), (1, 41, 6)]
+    assert stage.lags[0] == [1, 1]
+    assert {version for _, _, version in stage.batches[1]} == {8 if preset == "sync" else 7}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_stop_after_any_round_can_be_resumed(runtime: Runtime, preset: str) -> None:
+    """The rest of the run gets exactly what was held, and the samplers go on where they stood."""
+    stage = Stage(runtime, (0.0, 0.0), max_lag=1000)
+    stage.turn(preset, 3)
+    held, number = stage.stream.settle(), 3
+    second = Stage(runtime, (0.0, 0.0), number=number, held=held, max_lag=1000)
+    second.turn(preset, 1)
+    if held:
+        assert [(s, q) for s, q, _ in second.batches[0]] == [(f.sampler, f.sequence) for f in held[:2]]
+
+
+# -- waiting and failing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_failing_sampler_ends_the_round_with_its_error(runtime: Runtime, preset: str) -> None:
+    stage = Stage(runtime, (0.0, 0.0), fails_at=2, max_lag=1000)
+    with pytest.raises(EnvError, match="reward is NaN"):
+        stage.turn(preset, 30)
+    learned = [(s, q) for batch in stage.batches for s, q, _ in batch]
+    assert (0, 2) not in learned
+    assert len(set(learned)) == len(learned)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_who_is_waited_for_is_said(processes: ProcessRuntime, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "PATIENCE", 0.1)
+    stage = Stage(processes, (0.0, 0.35), batch=2)
+    stage.turn(preset, 1)
+    assert "sampler 1" in stage.said
+    assert "sampler 0" not in stage.said
+
+
+def test_fragments_do_not_pass_through_the_driver(
+    processes: ProcessRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from raynforce.runtimes.wire import Packed
+
+    stage = Stage(processes, max_lag=1000)
+    opened: list[object] = []
+    value = Packed.value
+
+    def see(packed: Packed) -> Any:
+        opened.append(found := value(packed))
+        return found
+
+    monkeypatch.setattr(Packed, "value", see)
+    for preset in PRESETS:
+        stage.turn(preset, 2)
+    assert opened
+    assert not [one for one in opened if isinstance(one, Fragment)]
+
+
