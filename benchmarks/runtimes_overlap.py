@@ -1,4 +1,4 @@
-"""What overlap gains where sampling and learning cost the same: steps per second beside inline, which does one at a time.
+"""What overlap gains where sampling costs as much as learning: steps per second beside inline, one after the other.
 
 The environment is CartPole with a loop in `step` whose number of turns is found first, such that one round's sampling
 takes as long as its learning (`time/sample` and `time/learn` of inline runs). A loop needs a core, so what two
@@ -27,6 +27,7 @@ SETTINGS = {
     "algorithm.minibatch_size": 256,
     "log_every": 1,  # a line of metrics for every round
 }
+PARTS = ("sample", "learn")
 SIDES = (("inline", "sync"), ("process", "overlap"), ("process", "sync"), ("ray", "overlap"))
 LOOP = "from time import monotonic as t; from benchmarks.envs import burn; a = t(); burn(30_000_000); print(t() - a)"
 
@@ -34,24 +35,26 @@ LOOP = "from time import monotonic as t; from benchmarks.envs import burn; a = t
 def measure(repeats: int = 3, rounds: int = 80) -> list[Table]:
     """Find the work of a step, then train with each side in turn."""
     work = calibrate()
-    turns = [partial(burning, work, rounds, *side) for side in SIDES]
-    found = dict(zip(SIDES, take_turns(repeats, *turns, label="overlap"), strict=True))
-    loops = [_two_loops() for _ in range(repeats)]
+    loops: list[float] = []
+
+    def turn(runtime: str, topology: str) -> Trained:
+        if runtime == "inline":
+            loops.append(_two_loops())
+        return burning(work, rounds, runtime, topology)
+
+    found = dict(zip(SIDES, take_turns(repeats, *(partial(turn, *s) for s in SIDES), label="overlap"), strict=True))
     speed = {side: [t.speed for t in trained] for side, trained in found.items()}
-    inline = found["inline", "sync"]
-    rows = [
-        row(f"inline, time/{part} of a round", "ms", [1e3 * t.median(f"time/{part}") for t in inline]) for part in PARTS
-    ]
-    rows += [row(f"{runtime}, {topology}", "steps/s", values) for (runtime, topology), values in speed.items()]
     base = speed["inline", "sync"]
+    rows = []
+    for part in PARTS:
+        milliseconds = [1e3 * trained.median(f"time/{part}") for trained in found["inline", "sync"]]
+        rows.append(row(f"inline, time/{part} of a round", "ms", milliseconds))
+    rows += [row(f"{runtime}, {topology}", "steps/s", values) for (runtime, topology), values in speed.items()]
     rows.append(ratio("process overlap / inline", speed["process", "overlap"], base, bar=("at least", BAR)))
     rows.append(ratio("process sync / inline", speed["process", "sync"], base))
     rows.append(ratio("ray overlap / inline", speed["ray", "overlap"], base))
     rows.append(row("two loops at once / one", "ratio", loops, "what two cores give here"))
     return [Table(f"Overlap, {work:,} turns of a loop in each step, {rounds} rounds, {repeats} turns each", rows)]
-
-
-PARTS = ("sample", "learn")
 
 
 def calibrate() -> int:

@@ -24,7 +24,7 @@ from raynforce.runs.directory import RunDirectory
 from raynforce.runs.metrics import JsonlSink, Metrics, Sink
 from raynforce.runs.progress import Mode, Snapshot, make_progress
 from raynforce.runs.tensorboard import TensorBoardSink
-from raynforce.runtimes.base import Handle, Pending
+from raynforce.runtimes.base import Handle, Pending, RoleError
 from raynforce.runtimes.open import open_runtime
 from raynforce.signals import StopRequest
 from raynforce.spaces import EnvSpec
@@ -428,7 +428,7 @@ class Training:
                 setattr(status, name, counts[name])
             status.metrics.update(counts["metrics"])
             total = counts["total_steps"]
-        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        except (KeyError, ValueError, TypeError, RuntimeError, RoleError) as error:
             raise CheckpointError(f"{self._run.last} does not fit this config: {summary(error)}") from error
         for note in [note for several in notes for note in several]:
             self._progress.message(f"note: {note}")
@@ -453,8 +453,8 @@ def _lag_bound(config: Config, tolerated: int | None) -> int:
     """How old fragments may be; refuses a topology whose fragments are older than the algorithm can learn from."""
     if config.topology != "sync" and tolerated == 0:
         raise UsageError(
-            f"topology = {config.topology!r} learns from older policy versions, and {config.algo} learns from the newest "
-            "alone (its max_lag is 0): use --topology sync"
+            f"topology = {config.topology!r} learns from older policy versions, and {config.algo} from the newest alone "
+            "(its max_lag is 0): use --topology sync"
         )
     return config.stream.max_lag if tolerated is None else min(tolerated, config.stream.max_lag)
 

@@ -43,9 +43,8 @@ class _Inline(Handle):
         return _Answer(self.name, work)
 
     def close(self) -> None:
-        role = self._role and self._role.value
-        if hasattr(role, "close"):
-            role.close()
+        if self._role is not None and hasattr(self._role.value, "close"):
+            self._role.value.close()
 
 
 class InlineRuntime(Runtime):

@@ -38,8 +38,8 @@ def place_roles(config: Config, nodes: Sequence[Resources] | None) -> tuple[dict
     for cpus in SMALLER if samplers == 1 else ():  # a number of samplers that was asked for is kept as asked
         smaller = {role: replace(place, cpus=cpus) if role in free else place for role, place in places.items()}
         if free and _fits(smaller, samplers, nodes):
-            each = " each" if len(free) == 2 else ""
-            note = f"the cluster has {_count(_total(nodes, 'CPU'), 'CPU')}: {' and '.join(free)} ask for {cpus:g}{each}"
+            who = f"{free[0]} asks for {cpus:g}" if len(free) == 1 else f"sampler and learner ask for {cpus:g} each"
+            note = f"the cluster has {_count(_total(nodes, 'CPU'), 'CPU')}: {who}"
             return smaller, [note]
     raise UsageError(_shortage(places, samplers, nodes))
 
@@ -181,6 +181,10 @@ def _fix(places: Mapping[str, Place], samplers: int, nodes: Sequence[Resources])
         if cpus < places["sampler"].cpus and _fits({**places, "sampler": sampler}, samplers, nodes):
             ways.append(f"--sampler-cpus {cpus:g}")
             break
+    else:
+        smaller = {role: replace(place, cpus=min(place.cpus, 0.5)) for role, place in places.items()}
+        if _fits(smaller, samplers, nodes):
+            ways.append("--sampler-cpus 0.5 --set ray.learner_cpus=0.5")
     return " or ".join([*ways, "add nodes"])
 
 

@@ -104,6 +104,10 @@ class _Worker(Handle):
         os.set_blocking(self.output.fileno(), False)
 
     def call(self, method: str, *args: Any) -> Pending:
+        return self.ask("call", method, *args)
+
+    def ask(self, method: str, *args: Any) -> Pending:
+        """Call a method of the host that the role lives in."""
         answer = _Answer(self._runtime, self.name)
         packed = [a if isinstance(a, _Answer) else pack(a) for a in args]
         self.queue.append(_Call(answer, method, packed))
@@ -204,7 +208,7 @@ class ProcessRuntime(Runtime):
         self._workers.append(worker)
         self._selector.register(worker.socket, selectors.EVENT_READ, worker.hear)
         self._selector.register(worker.output, selectors.EVENT_READ, lambda: worker.read(self.say))
-        worker.call("build", host.pack(role, args, name, place or Place()))
+        worker.ask("build", host.pack(role, args, name, place or Place()))
         return worker
 
     def wait(

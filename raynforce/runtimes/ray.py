@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -90,8 +89,8 @@ class RayRuntime(Runtime):
         options = {"num_cpus": asked.pop("CPU", 0), "num_gpus": asked.pop("GPU", 0), "resources": asked}
         actor = self._actor.options(**options, max_restarts=0, max_concurrency=1).remote(name)
         self._arrivals.expect(actor.arrive.remote(), name)
-        packed = pack(role, args, name, place)
-        actor.build.remote(_without_path(packed) if self._cluster.shipped else packed)
+        # Where code was sent, a node may have other files under the names of the driver's search path.
+        actor.build.remote(pack(role, args, name, place, path=[] if self._cluster.shipped else None))
         handle = RayHandle(actor, name, self._names)
         self._handles.append(handle)
         return handle
@@ -282,12 +281,6 @@ def _tail(stack: ExitStack, folder: Path, say: Callable[[str], None]) -> None:
 def _ray(module: str = "") -> Any:
     """Ray, or a module of it, imported when it is needed; most of it has no types."""
     return importlib.import_module(f"ray.{module}" if module else "ray")
-
-
-def _without_path(packed: bytes) -> bytes:
-    """Leave out the driver's search path: the code was sent, and a node may have other files under those names."""
-    (*settings, _), args = pickle.loads(packed)
-    return pickle.dumps(((*settings, []), args), protocol=5)
 
 
 def _ours(error: Any, name: str, names: dict[str, str]) -> BaseException:

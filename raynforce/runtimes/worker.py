@@ -37,7 +37,7 @@ def main() -> None:
 def _answer(host: Host, method: str, values: list[Packed]) -> tuple[bool, Packed]:
     try:
         args = [value.value() for value in values]
-        return True, pack(host.build(*args) if method == "build" else host.call(method, *args))
+        return True, pack(getattr(host, method)(*args))
     except RaynforceError as error:
         return False, pack(error)
     except Exception as error:  # an answer that cannot be packed

@@ -116,7 +116,8 @@ class Stream:
                 if len(self._held) >= self._batch:
                     batch, self._held = self._held[: self._batch], self._held[self._batch :]
                     sampled, learning = time.monotonic(), self._learn(batch)
-            ready = set(self._first([one.pending for one in (*self._coming, *([learning] if learning else []))]))
+            waited = [sample.pending for sample in self._coming]
+            ready = set(self._first(waited if learning is None else [*waited, learning.pending]))
             self._held += [s for s in self._coming if s.pending in ready]
             self._coming = [s for s in self._coming if s.pending not in ready]
             if learning is not None and learning.pending in ready:

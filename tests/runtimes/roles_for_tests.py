@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import subprocess
 import sys
@@ -201,8 +202,8 @@ class Mirror:
     def modules(self) -> list[str]:
         return sorted(sys.modules)
 
-    def path(self) -> list[str]:
-        return sys.path
+    def load(self, module: str) -> None:
+        importlib.import_module(module)
 
     def stdin(self) -> str:
         return sys.stdin.read()

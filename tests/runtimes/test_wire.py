@@ -331,8 +331,13 @@ def test_the_other_side_dies_between_two_packets(ends: tuple[socket.socket, sock
 
 
 def test_the_other_side_dies_with_our_message_unread(ends: tuple[socket.socket, socket.socket]) -> None:
+    """What it had sent before is still there."""
     send(ends[1], (1,), [])
+    send(ends[0], (2,), [pack(np.arange(10_000))])
     ends[0].close()
+    message = receive(ends[1])
+    assert message is not None
+    assert message[0] == (2,)
     assert receive(ends[1]) is None
 
 

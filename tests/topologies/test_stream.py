@@ -96,12 +96,11 @@ class Stage:
         **settings: Any,
     ) -> None:
         self.runtime = runtime
-        spawned = [
-            runtime.spawn("test_stream:FakeSampler", i, s, fails_at if i == 0 else -1, name=f"sampler {i}")
+        self.learner = role(runtime, "FakeLearner", "learner", learner, number)
+        self.samplers = [
+            Watched(role(runtime, "FakeSampler", f"sampler {i}", i, s, fails_at if i == 0 else -1), self)
             for i, s in enumerate(samplers)
         ]
-        self.learner = runtime.spawn("test_stream:FakeLearner", learner, number, name="learner")
-        self.samplers = [Watched(handle, self) for handle in spawned]
         version = self.learner.call("publish")
         runtime.wait([version, *(s.call("border") for s in self.samplers)])  # everybody has started
         self.said: list[str] = []
@@ -137,17 +136,27 @@ class Stage:
         assert sum(self.borders) == len(kept) + dropped
 
 
-@pytest.fixture(params=["inline", "process"])
-def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
-    opened: Runtime = InlineRuntime({}) if request.param == "inline" else ProcessRuntime({}, print)
-    with opened:
-        yield opened
+_cast: dict[Runtime, dict[str, Handle]] = {}
 
 
-@pytest.fixture
+def role(runtime: Runtime, kind: str, name: str, *args: Any) -> Handle:
+    """A role as if it had just been built; its process is kept for the next test, as starting one takes long."""
+    cast = _cast.setdefault(runtime, {})
+    if name not in cast:
+        cast[name] = runtime.spawn(f"test_stream:{kind}", *args, name=name)
+    cast[name].call("__init__", *args)
+    return cast[name]
+
+
+@pytest.fixture(scope="module")
 def processes() -> Iterator[ProcessRuntime]:
     with ProcessRuntime({}, print) as opened:
         yield opened
+
+
+@pytest.fixture(params=["inline", "process"])
+def runtime(request: pytest.FixtureRequest) -> Runtime:
+    return InlineRuntime({}) if request.param == "inline" else request.getfixturevalue("processes")
 
 
 # -- sync and overlap ---------------------------------------------------------------------------------------
@@ -258,19 +267,19 @@ def test_async_drops_and_counts_what_is_too_old(processes: ProcessRuntime) -> No
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_a_slow_sampler_does_not_hold_the_others(processes: ProcessRuntime, batch: int) -> None:
-    stage = Stage(processes, (5.0, 0.0, 0.0, 0.0), batch=batch, max_lag=1000)
+    stage = Stage(processes, (0.8, 0.0, 0.0, 0.0), batch=batch, max_lag=1000)
     began = time.monotonic()
     stage.turn("async", 10)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 0.7
     assert {s for b in stage.batches for s, _, _ in b} == {1, 2, 3}
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_two_slow_samplers_do_not_hold_the_others(processes: ProcessRuntime, batch: int) -> None:
-    stage = Stage(processes, (2.0, 2.0, 0.0, 0.0), batch=batch, max_lag=1000)
+    stage = Stage(processes, (0.8, 0.8, 0.0, 0.0), batch=batch, max_lag=1000)
     began = time.monotonic()
     stage.turn("async", 8)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 0.7
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -288,15 +297,15 @@ def test_every_sampler_is_kept_busy(processes: ProcessRuntime, batch: int) -> No
 def test_a_slow_learner_does_not_fill_the_memory(
     processes: ProcessRuntime, samplers: int, batch: int | None
 ) -> None:
-    """One batch is being learned from, one waits, and no more are sampled."""
+    """One batch is being learned from, one waits (or one fragment of each sampler), and no more are sampled."""
     size = batch or samplers
     stage = Stage(processes, (0.0,) * samplers, learner=0.15, batch=batch, max_lag=1000)
     for _ in range(4):
         stage.turn("async", 1)
         # Seen between rounds: a batch has just been learned from, and is not alive any more.
         learned = sum(len(b) for b in stage.batches)
-        assert sum(stage.borders) - learned <= 2 * size - size
-    assert max(itertools.chain(*stage.lags)) <= 2
+        assert sum(stage.borders) - learned <= max(size, samplers)
+    assert max(itertools.chain(*stage.lags)) <= 1 + max(size, samplers) // size
 
 
 def test_a_slow_learner_gets_recent_fragments_inline() -> None:
@@ -340,14 +349,15 @@ def test_held_fragments_are_learned_first(runtime: Runtime, preset: str) -> None
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_stop_after_any_round_can_be_resumed(runtime: Runtime, preset: str) -> None:
-    """The rest of the run gets exactly what was held, and the samplers go on where they stood."""
+    """The rest of the run begins with exactly what was held, a batch at a time."""
     stage = Stage(runtime, (0.0, 0.0), max_lag=1000)
     stage.turn(preset, 3)
-    held, number = stage.stream.settle(), 3
-    second = Stage(runtime, (0.0, 0.0), number=number, held=held, max_lag=1000)
-    second.turn(preset, 1)
-    if held:
-        assert [(s, q) for s, q, _ in second.batches[0]] == [(f.sampler, f.sequence) for f in held[:2]]
+    held = stage.stream.settle()
+    assert (preset == "sync") == (held == [])
+    second = Stage(runtime, (0.0, 0.0), number=3, held=held, max_lag=1000)
+    second.turn(preset, 2)
+    learned = [(s, q) for batch in second.batches for s, q, _ in batch]
+    assert learned[: len(held)] == [(f.sampler, f.sequence) for f in held]
 
 
 # -- waiting and failing ------------------------------------------------------------------------------------
@@ -366,10 +376,9 @@ def test_a_failing_sampler_ends_the_round_with_its_error(runtime: Runtime, prese
 @pytest.mark.parametrize("preset", PRESETS)
 def test_who_is_waited_for_is_said(processes: ProcessRuntime, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "PATIENCE", 0.1)
-    stage = Stage(processes, (0.0, 0.35), batch=2)
+    stage = Stage(processes, (0.35,))
     stage.turn(preset, 1)
-    assert "sampler 1" in stage.said
-    assert "sampler 0" not in stage.said
+    assert stage.said[0] == "sampler 0"
 
 
 def test_fragments_do_not_pass_through_the_driver(

@@ -1,0 +1,123 @@
+"""What roles ask for, and whether it fits."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raynforce.config import Config, LearnerConfig, NetworkConfig, RayConfig, SamplingConfig
+from raynforce.errors import UsageError
+from raynforce.runtimes import placing
+from raynforce.runtimes.placing import code_roots, needs, place_roles, require_room, total_needs
+
+
+def config(samplers: int = 1, learner: LearnerConfig | None = None, runtime: Any = "ray", **ray: Any) -> Config:
+    return Config(
+        env="CartPole-v1",
+        runtime=runtime,
+        sampling=SamplingConfig(samplers=samplers),
+        learner=learner or LearnerConfig(),
+        ray=RayConfig(**ray),
+    )
+
+
+def test_defaults_without_limits() -> None:
+    places, notes = place_roles(config(8, LearnerConfig(threads=4)), None)
+    assert notes == []
+    assert [places[role].cpus for role in ("sampler", "learner", "evaluator")] == [1, 1, 0]
+    assert [places[role].nice for role in ("sampler", "learner", "evaluator")] == [5, 0, 5]
+    assert [places[role].threads for role in ("sampler", "learner", "evaluator")] == [1, 4, 1]
+    assert total_needs(places, 8) == {"CPU": 9}
+
+
+def test_what_is_asked_for_is_asked_of_ray() -> None:
+    asked = config(
+        2, sampler_cpus=0.5, learner_gpus=1, sampler_resources={"simulator": 1}, learner_resources={"big": 2}
+    )
+    places, _ = place_roles(asked, [{"CPU": 2, "GPU": 1, "simulator": 2, "big": 2}])
+    assert needs(places["sampler"]) == {"CPU": 0.5, "simulator": 1}
+    assert needs(places["learner"]) == {"CPU": 1, "GPU": 1, "big": 2}
+
+
+def test_a_learner_on_cuda_asks_for_a_gpu() -> None:
+    places, _ = place_roles(config(learner=LearnerConfig(device="cuda:0")), None)
+    assert places["learner"].gpus == 1
+
+
+def test_defaults_shrink_on_a_small_cluster_and_say_so() -> None:
+    places, notes = place_roles(config(), [{"CPU": 1.0}])
+    assert (places["sampler"].cpus, places["learner"].cpus) == (0.5, 0.5)
+    assert notes == ["the cluster has 1 CPU: sampler and learner ask for 0.5 each"]
+
+
+def test_only_what_was_left_open_shrinks() -> None:
+    places, notes = place_roles(config(learner_cpus=0.75), [{"CPU": 1.0}])
+    assert (places["sampler"].cpus, places["learner"].cpus) == (0.25, 0.75)
+    assert notes == ["the cluster has 1 CPU: sampler asks for 0.25"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "words"),
+    [
+        # Numbers that were given are kept, and the shortfall is told in numbers with ways out that do fit.
+        (config(4), [{"CPU": 4.0}], ["ask for 5 CPUs", "has 4, 1 short", "--samplers 3", "--sampler-cpus 0.5"]),
+        (config(1, sampler_cpus=1.0, learner_cpus=1.0), [{"CPU": 1.0}], ["2 CPUs", "1 short", "--sampler-cpus"]),
+        # As many in all as asked for, but in pieces.
+        (config(1, learner_cpus=3.0), [{"CPU": 2.0}] * 2, ["has 4 in all", "its largest node has 2"]),
+        (config(2, sampler_resources={"simulator": 1}), [{"CPU": 8.0, "simulator": 1.0}], ["2 simulator", "1 short"]),
+        # Names that nobody has.
+        (
+            config(1, sampler_resources={"simulator": 1}),
+            [{"CPU": 4.0, "memory": 1e9, "node:10.0.0.1": 1.0, "big": 1.0}],
+            ['has no "simulator"', "it has CPU, big:"],
+        ),
+        (config(1, learner_gpus=1), [{"CPU": 4.0}], ['has no "GPU"', "learner.device=cpu"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(
+    asked: Config, nodes: list[dict[str, float]], words: list[str]
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        place_roles(asked, nodes)
+    line = str(raised.value)
+    assert "\n" not in line
+    assert [word for word in words if word not in line] == [], line
+
+
+def test_large_roles_are_placed_first() -> None:
+    asked = config(2, sampler_cpus=1.0, learner_cpus=3.0)
+    assert place_roles(asked, [{"CPU": 3.0}, {"CPU": 2.0}])[1] == []  # samplers first would leave no room for three
+
+
+@pytest.mark.parametrize(("runtime", "each"), [("process", 45), ("ray", 130)])
+def test_more_samplers_than_memory_can_hold(runtime: str, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "available_bytes", lambda: (10 * each + 300) * 1_000_000)
+    require_room(config(10, runtime=runtime))
+    with pytest.raises(UsageError, match=r"11 samplers .* at most 10 fit here: lower --samplers"):
+        require_room(config(11, runtime=runtime))
+
+
+def test_inline_has_one_sampler_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "available_bytes", lambda: 0)
+    require_room(config(1000, runtime="inline"))
+
+
+def test_roots_of_the_users_modules_are_found_without_importing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "here" / "root_envs.py").write_text("raise SystemExit")
+    (tmp_path / "there" / "root_nets" / "deep").mkdir(parents=True)
+    (tmp_path / "there" / "root_nets" / "__init__.py").write_text("raise SystemExit")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "there")])
+    asked = Config(
+        env="root_envs:make", algo="gymnasium.envs:Mine", network=NetworkConfig(factory="root_nets.deep.mlp:make")
+    )
+    assert code_roots(asked) == [tmp_path / "here", tmp_path / "there"]
+    assert code_roots(Config(env="CartPole-v1", algo="raynforce.algos.ppo:PPO")) == []
+    assert code_roots(Config(env="root_nowhere:make")) == []

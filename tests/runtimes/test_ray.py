@@ -1,0 +1,136 @@
+"""The ray runtime: what the contract of all runtimes leaves open."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raynforce.config import Config, SamplingConfig
+from raynforce.errors import EnvError
+from raynforce.runtimes.base import Handle, RoleDied, Runtime
+from raynforce.runtimes.cluster import _workers
+from raynforce.runtimes.ray import RayRuntime
+
+MIRROR, NOTEBOOK = "roles_for_tests:Mirror", "roles_for_tests:Notebook"
+
+
+@pytest.fixture
+def runtime(make_ray: Callable[[], Runtime]) -> Iterator[Runtime]:
+    with make_ray() as opened:
+        yield opened
+
+
+def mortal(runtime: Runtime, name: str) -> Handle:
+    return runtime.spawn("roles_for_tests:Mortal", name=name)
+
+
+def test_roles_have_one_thread_and_the_learner_goes_first(runtime: Runtime) -> None:
+    sampler = runtime.spawn(MIRROR, name="sampler 0", place=runtime.places["sampler"])
+    learner = runtime.spawn(MIRROR, name="learner", place=runtime.places["learner"])
+    assert sampler.call("environ").result()["OMP_NUM_THREADS"] == "1"
+    assert sampler.call("nice").result() == learner.call("nice").result() + 5
+
+
+def test_the_role_that_died_is_named_also_where_its_answer_was_awaited(runtime: Runtime) -> None:
+    sampler, learner = mortal(runtime, "sampler 3"), runtime.spawn(NOTEBOOK, name="learner")
+    pid, _ = sampler.call("pids").result()
+    lost = sampler.call("hang", "sleep")
+    used = learner.call("note", lost)
+    os.kill(pid, signal.SIGKILL)
+    for pending in (lost, used, sampler.call("pids")):
+        with pytest.raises(RoleDied, match=r"^sampler 3 died: its process ended") as raised:
+            pending.result()
+        assert "\n" not in str(raised.value)
+    assert learner.call("read").result() == []
+
+
+def test_a_dependency_that_fails_keeps_its_own_name(runtime: Runtime) -> None:
+    sampler = runtime.spawn("roles_for_tests:Failing", name="sampler 0")
+    learner = runtime.spawn(NOTEBOOK, name="learner")
+    with pytest.raises(EnvError, match=r"^sampler 0: reward is NaN$"):
+        learner.call("note", sampler.call("fail", "env")).result()
+
+
+def test_waiting_keeps_the_order_and_takes_any_count(runtime: Runtime) -> None:
+    role = runtime.spawn(NOTEBOOK, name="notebook")
+    one, two = role.call("echo", 1), role.call("echo", 2)
+    assert runtime.wait([two, one, two], count=9) == ([two, one, two], [])
+    slow = role.call("sleep", 0.5)
+    assert runtime.wait([slow, one], count=1) == ([one], [slow])
+    assert runtime.wait([slow, one], count=0) == ([one], [slow])
+    assert runtime.wait([slow], timeout=0.01) == ([], [slow])
+    assert runtime.wait([]) == ([], [])
+
+
+def test_the_object_store_stays_flat(runtime: Runtime) -> None:
+    sampler, learner = runtime.spawn(NOTEBOOK, name="sampler 0"), runtime.spawn(NOTEBOOK, name="learner")
+    version = runtime.share(np.zeros(50_000))  # 0.4 MB
+    for _ in range(300):
+        fragment = sampler.call("array", 125_000)  # 1 MB, 300 MB in all
+        learner.call("total", fragment, version).result()
+        version = runtime.share(np.zeros(50_000))
+    del fragment
+    time.sleep(1.1)  # one look a second
+    used = runtime.health()["health/object_store_mb"]
+    assert 0.3 < used < 10
+
+
+def test_a_look_at_the_store_is_cheap(runtime: Runtime) -> None:
+    runtime.health()
+    began = time.monotonic()
+    for _ in range(1000):
+        runtime.health()
+    assert time.monotonic() - began < 0.1
+
+
+def test_a_runtime_of_its_own_leaves_nothing_and_passes_on_what_roles_print(
+    no_ray: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    config = Config(env="CartPole-v1", runtime="ray", sampling=SamplingConfig(samplers=2))
+    before = dict(os.environ)
+    with RayRuntime(config, said.append) as runtime:
+        folder = runtime._cluster.folder
+        assert folder is not None
+        talker = runtime.spawn("roles_for_tests:Talker", name="sampler 1", place=runtime.places["sampler"])
+        talker.call("say", "to stdout").result()
+        talker.call("complain", "to stderr").result()
+        busy = mortal(runtime, "busy")
+        pids = [busy.call("pids").result()[0], *(process.pid for process in _workers()), *_processes(folder)]
+        assert len(pids) > 7, "two workers ahead, one more, two agents, gcs, raylet, janitor"
+        busy.call("hang", "c")
+        time.sleep(0.2)
+        began = time.monotonic()
+        runtime.close(now=True)
+        assert time.monotonic() - began < 2
+    assert not folder.exists()
+    assert [pid for pid in pids if _alive(pid)] == []
+    assert {"sampler 1: to stdout", "sampler 1: to stderr"} <= set(said)
+    assert dict(os.environ) == before
+    assert capfd.readouterr() == ("", ""), "stdout carries the result, stderr is not Ray's"
+
+
+def _processes(folder: Path) -> list[int]:
+    """Processes that were started with the name of this directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in words:
+            found.append(int(path.name))
+    return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -1,0 +1,202 @@
+"""Scripts as people write them: a run in processes started at module level, without ceremony."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import raynforce
+
+ROOT = Path(raynforce.__file__).parents[1]
+DEADLINE = 60.0
+
+ENV = """
+    import gymnasium, numpy as np
+    from gymnasium import spaces
+
+    class Count(gymnasium.Env):
+        \"\"\"Counts to five, one point for each step.\"\"\"
+
+        observation_space, action_space = spaces.Box(0, 10, (1,)), spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.t = 0
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            self.t += 1
+            return np.full(1, self.t, np.float32), 1.0, self.t >= 5, False, {}
+
+    def make():
+        return Count()
+"""
+ALGORITHM = (ROOT / "examples" / "own_algorithm.py").read_text()
+SETTINGS = {"sampling.envs": 2, "sampling.fragment": 16, "eval.episodes": 2, "eval.final_episodes": 2}
+SMALL = f'dict(runtime="process", steps=64, progress="quiet", settings={SETTINGS})'
+
+Script = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """Write a script and its neighbours, and run it as `python script.py` in its directory or another."""
+
+    def run(text: str, *, cwd: Path | None = None, **neighbours: str) -> subprocess.CompletedProcess[str]:
+        for name, content in {"script": text, **neighbours}.items():
+            (tmp_path / f"{name}.py").write_text(textwrap.dedent(content))
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            [sys.executable, str(tmp_path / "script.py")],
+            cwd=cwd or tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+
+    return run
+
+
+def worked(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def test_a_script_without_a_guard(script: Script, tmp_path: Path) -> None:
+    """It runs once, whatever processes are started; its own environment and algorithm are its neighbours'."""
+    lines = worked(
+        script(
+            f"""
+            import raynforce
+            from my_envs import make
+            from my_algos import Reinforce
+            print("script")
+            run = raynforce.train(make, Reinforce, out="run", **{SMALL})
+            print(run.result.stopped, run.result.algo, run.result.env, run.result.eval_return)
+            print(run.policy().act([3.0]) in (0, 1))
+            """,
+            my_envs=ENV,
+            my_algos=ALGORITHM,
+        )
+    )
+    assert lines == ["script", "steps done my_algos:Reinforce my_envs:make 5.0", "True"]
+    assert json.loads((tmp_path / "run" / "last" / "manifest.json").read_text())["step"] >= 64
+
+
+@pytest.mark.parametrize("runtime", ["inline", "process"])
+def test_a_script_that_names_its_own_functions_is_told(script: Script, tmp_path: Path, runtime: str) -> None:
+    """To find `script:make` the script is imported, and would start itself again and again."""
+    done = script(
+        textwrap.dedent(ENV)
+        + textwrap.dedent(
+            f"""
+            import raynforce
+            print("script")
+            raynforce.train("script:make", out="run", **{SMALL.replace("process", runtime)})
+            """
+        )
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == ["script", "script"], "once as the script, once as the module"
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("raynforce.errors.UsageError: module 'script' starts a run when it is imported")
+    assert "__main__" in last
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_function_of_the_script_itself_is_refused(script: Script) -> None:
+    done = script(
+        textwrap.dedent(ENV) + f"\nimport raynforce\nraynforce.train(make, out='run', **{SMALL})\n",
+    )
+    assert done.returncode == 1
+    assert "put it into a module" in done.stderr.splitlines()[-1]
+
+
+def test_a_guarded_script_may_name_its_own_functions(script: Script) -> None:
+    lines = worked(
+        script(
+            textwrap.dedent(ENV)
+            + textwrap.dedent(
+                f"""
+                if __name__ == "__main__":
+                    import raynforce
+                    print(raynforce.train("script:make", out="run", **{SMALL}).result.eval_return)
+                """
+            )
+        )
+    )
+    assert lines == ["5.0"]
+
+
+def test_two_runs_one_of_them_in_a_thread_and_the_directory_changed(script: Script, tmp_path: Path) -> None:
+    """The script lives elsewhere than it runs, another directory joins the search path, and the run moves about."""
+    elsewhere, more = tmp_path / "elsewhere", tmp_path / "more"
+    elsewhere.mkdir()
+    more.mkdir()
+    (more / "late_envs.py").write_text(textwrap.dedent(ENV))
+    lines = worked(
+        script(
+            f"""
+            import os, sys, threading
+            import raynforce
+            first = raynforce.train("my_envs:make", out="first", **{SMALL})
+            sys.path.append({str(more)!r})
+            os.chdir("/")
+            found = []
+            def work():
+                found.append(raynforce.train("late_envs:make", out={str(elsewhere / "second")!r}, **{SMALL}))
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            print(first.result.eval_return, found[0].result.eval_return)
+            print(first.result.weights_sha256 == found[0].result.weights_sha256)
+            print(sorted(threading.enumerate(), key=str) == [threading.main_thread()])
+            """,
+            cwd=elsewhere,
+            my_envs=ENV,
+        )
+    )
+    assert lines == ["5.0 5.0", "True", "True"]
+    assert (elsewhere / "first" / "last").exists()
+
+
+def test_resuming_in_other_processes(script: Script, tmp_path: Path) -> None:
+    lines = worked(
+        script(
+            f"""
+            import raynforce
+            small = {SMALL}
+            raynforce.train("my_envs:make", out="run", **small | dict(runtime="inline"))
+            run = raynforce.resume("run", steps=128, runtime="process", progress="quiet")
+            whole = raynforce.train("my_envs:make", out="whole", **small | dict(runtime="inline", steps=128))
+            print(run.result.runtime, run.result.steps, run.result.weights_sha256 == whole.result.weights_sha256)
+            """,
+            my_envs=ENV,
+        )
+    )
+    assert lines == ["process 128 True"]
+
+
+def test_what_a_neighbour_prints_or_breaks_is_said_once(script: Script) -> None:
+    """An environment that breaks in a process: one error, with where it was raised."""
+    broken = textwrap.dedent(ENV).replace("self.t += 1", "raise RuntimeError('no licence')")
+    done = script(
+        f"""
+        import raynforce
+        raynforce.train("my_envs:make", out="run", **{SMALL})
+        """,
+        my_envs=broken,
+    )
+    assert done.returncode == 1
+    assert "sampler 0: " in done.stderr.splitlines()[-1]
+    assert "no licence" in done.stderr.splitlines()[-1]
+    assert 'my_envs.py", line' in done.stderr, "the traceback leads into the user's file"
