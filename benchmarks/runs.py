@@ -126,6 +126,8 @@ class Process:
     """`driver`, `learner`, `sampler 0`, …, `evaluator`, or the name of a process of Ray's own."""
     megabytes: float
     """Its proportional set size: memory shared by n processes counts 1/n in each."""
+    own: float
+    """The part of it that is no file: what it allocates, and its share of shared memory."""
     torch: bool
     """Whether torch's library is in its address space."""
 
@@ -138,14 +140,14 @@ def processes(driver: int, samplers: int = 1) -> list[Process]:
         try:
             role = "driver" if pid == driver else _role(_read(pid, "cmdline").split("\0"))
             torch = "libtorch" in _read(pid, "maps")
-            megabytes = _pss(pid)
-        except (OSError, StopIteration):
+            megabytes, files = _pss(pid)
+        except (OSError, KeyError):  # it has ended
             continue
         if role == "worker":
             role = "learner" if torch else f"sampler {order}" if order < samplers else "evaluator"
             order += role != "learner"
         if role:
-            found.append(Process(pid, role, megabytes, torch))
+            found.append(Process(pid, role, megabytes, megabytes - files, torch))
     return found
 
 
@@ -211,9 +213,11 @@ def _family(pid: int) -> list[int]:
     return [pid, *(descendant for child in sorted(children) for descendant in _family(child))]
 
 
-def _pss(pid: int) -> float:
-    line = next(line for line in _read(pid, "smaps_rollup").splitlines() if line.startswith("Pss:"))
-    return int(line.split()[1]) * 1024 / 1e6
+def _pss(pid: int) -> tuple[float, float]:
+    """Megabytes of the proportional set size, and those of mapped files in it."""
+    lines = dict(line.split(":", 1) for line in _read(pid, "smaps_rollup").splitlines() if ":" in line)
+    whole, files = (int(lines[name].split()[0]) * 1024 / 1e6 for name in ("Pss", "Pss_File"))
+    return whole, files
 
 
 def _read(pid: int, file: str) -> str:

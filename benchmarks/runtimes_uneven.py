@@ -49,9 +49,14 @@ def _train(runtime: str, topology: str, slow: bool) -> Trained:
         "ray.sampler_cpus": 0.1,  # it sleeps
         "log_every": SAMPLERS * FRAGMENT,
     }
-    steps = int(rate * SECONDS[topology])
-    where = {"algo": "impala", "runtime": runtime, "topology": topology}
-    return train("benchmarks.envs:Sleeping", steps=steps, settings=settings, **where)
+    return train(
+        "benchmarks.envs:Sleeping",
+        steps=int(rate * SECONDS[topology]),
+        algo="impala",
+        runtime=runtime,
+        topology=topology,
+        settings=settings,
+    )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ LOCAL = {
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
     "RAY_raylet_client_num_connect_attempts": "500",
 }
-NOT_SHIPPED = [".*", "__pycache__", "*.pyc", "venv", "runs", "checkpoints", "*.pem", "*.key", "auth_token"]
+NOT_SHIPPED = [".?*", "__pycache__", "*.pyc", "venv", "runs", "checkpoints", "*.pem", "*.key", "auth_token"]
 
 # Sleeps until the pipe closes that only the driver holds open. Then workers end by themselves, but Ray's agents wait a
 # minute for the dead. An agent is told from a later process with its id by when it began, the 22nd field.
@@ -66,7 +66,7 @@ class Cluster:
         self.address = address
         self.places = places
         self.folder = folder
-        """Where our own Ray keeps its files; None if it is not ours."""
+        """Where our own Ray keeps its files, in `r`; None if it is not ours."""
         self.shipped = shipped
         """Whether code was sent to the nodes, which then do not look for it where the driver has it."""
         self._at_close = ExitStack()
@@ -142,7 +142,7 @@ def _start(config: Config, say: Say) -> Cluster:
                     log_to_driver=False,
                     logging_level=logging.CRITICAL,
                     job_config=_job(),
-                    _temp_dir=str(folder),
+                    _temp_dir=str(folder / "r"),
                     _skip_env_hook=True,
                 )
             except Exception as error:
@@ -196,8 +196,8 @@ def _own_token() -> dict[str, str]:
 def _own_folder(stack: ExitStack) -> tuple[Path, Callable[[Sequence[_Process]], None]]:
     """A private directory that is gone afterwards, even if this process is killed; and whom to end with it."""
     base = tempfile.gettempdir()
-    base = base if len(base) <= 20 else "/tmp"  # a socket's path may have 107 bytes, Ray adds 75
-    folder = Path(tempfile.mkdtemp(prefix="rnf-", dir=base))
+    base = base if len(base) <= 18 else "/tmp"  # a socket's path may have 107 bytes, Ray adds 75
+    folder = Path(tempfile.mkdtemp(prefix="rnf-", dir=base))  # Ray opens its own directory to all, so it gets an inner
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     janitor = subprocess.Popen(
         ["/bin/sh", "-c", JANITOR, str(folder)],
@@ -261,8 +261,9 @@ def _end_own(node: Any) -> None:
     """End Ray and wait until its processes are gone."""
     workers = _workers(node)
     _ray().shutdown()
-    if getattr(node, "all_processes", None):
+    if getattr(node, "all_processes", None):  # it was not up yet
         node.kill_all_processes(check_alive=False, allow_graceful=False)
+        _kill(workers)
     deadline = time.monotonic() + 1.0
     while (left := [process for process in workers if process.alive()]) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -72,8 +72,13 @@ def settle(threads: int, nice: int, path: Sequence[str]) -> None:
 
 
 def said_by(name: str, error: RaynforceError, trace: str) -> RaynforceError:
-    """The same error with the role's name in front; its traceback travels along as `trace`."""
-    named = type(error)(f"{name}: {error}")
+    """The same error with the role's name in front; its traceback travels along as `trace`.
+
+    A class of the user's own becomes the one of ours that it is derived from: the other process may not be able to
+    import it, or to build it from one text.
+    """
+    kind = next(k for k in type(error).__mro__ if k.__module__.startswith("raynforce."))
+    named: RaynforceError = kind(f"{name}: {error}")
     named.trace = trace
     return named
 

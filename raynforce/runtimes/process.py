@@ -24,6 +24,7 @@ from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime
 from raynforce.runtimes.wire import Packed, pack, receive, send
 
 GRACE = 3.0  # seconds a role has to close before it is killed
+LAST_WORDS = 300  # characters of what a role said last that are worth repeating
 
 
 class _Answer(Pending):
@@ -83,7 +84,7 @@ class _Worker(Handle):
         guard, self._guard = os.pipe()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "raynforce.runtimes.worker", str(theirs.fileno()), str(guard)],
+                [sys.executable, "-P", "-u", "-m", "raynforce.runtimes.worker", str(theirs.fileno()), str(guard)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -114,9 +115,11 @@ class _Worker(Handle):
         self.flush()
         return answer
 
-    def flush(self) -> None:
-        """Send what can be sent, in order."""
+    def flush(self) -> bool:
+        """Send what can be sent, in order; whether there was anything."""
+        some = False
         while self.queue and not self.queue[0].waits:
+            some = True
             call = self.queue.popleft()
             broken = next((a.error for a in call.args if isinstance(a, _Answer) and a.error is not None), None)
             if broken is not None:
@@ -131,6 +134,7 @@ class _Worker(Handle):
                     send(self.socket, (self._count, call.method), [v for v in values if v is not None])
             else:
                 call.answer.error = self.reason
+        return some
 
     def hear(self) -> None:
         """Take an answer, or notice the end."""
@@ -141,16 +145,18 @@ class _Worker(Handle):
         (number, ok), (packed,) = message
         self.sent.pop(number).settle(ok, packed)
 
-    def read(self, say: Callable[[str], None]) -> None:
-        """Pass on what the role has printed."""
+    def read(self, say: Callable[[str], None], *, over: bool = False) -> None:
+        """Pass on what the role has printed; if it is `over`, also the line that has not ended."""
         try:
             chunk = os.read(self.output.fileno(), 65536)
         except BlockingIOError:
-            return
+            if not over:
+                return
+            chunk = b""
         if not chunk:
             self._runtime.forget(self.output)
         *lines, self.words = (self.words + chunk).split(b"\n")
-        if self.words and (not chunk or len(self.words) > 65536):
+        if self.words and (over or not chunk or len(self.words) > 65536):
             lines, self.words = [*lines, self.words], b""
         for line in lines:
             text = line.decode(errors="replace").rstrip()
@@ -172,7 +178,7 @@ class _Worker(Handle):
             os.killpg(self.process.pid, signal.SIGKILL)
         if code is None:
             code = self.process.wait()
-        self.read(self._runtime.say)
+        self.read(self._runtime.say, over=True)
         self.reason = RoleDied(f"{self.name} {_how(code)}{self._last_line()}")
         for answer in [*self.sent.values(), *(call.answer for call in self.queue)]:
             answer.error = self.reason
@@ -181,7 +187,7 @@ class _Worker(Handle):
 
     def _last_line(self) -> str:
         said = [line for line in self.last_words if line.strip()]
-        return f"; the last it said: {said[-1].strip()}" if said else ""
+        return f"; the last it said: {said[-1].strip()[-LAST_WORDS:]}" if said else ""
 
     def close(self) -> None:
         self.end()
@@ -228,8 +234,8 @@ class ProcessRuntime(Runtime):
     def _pump(self, timeout: float | None) -> None:
         """Read everything that has come, and send what waited for it."""
         self._read(timeout)
-        for worker in self._workers:
-            worker.flush()
+        while any([worker.flush() for worker in self._workers]):  # a failed call may fail others in turn
+            pass
 
     def _read(self, timeout: float | None) -> None:
         for key, _ in self._selector.select(timeout):

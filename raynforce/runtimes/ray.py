@@ -263,7 +263,7 @@ def _tail(stack: ExitStack, folder: Path, say: Callable[[str], None]) -> None:
                 say(f"{names[path]}: {line}")
 
     def read_all() -> None:
-        for path in folder.glob("session_latest/logs/worker-*"):
+        for path in folder.glob("r/session_latest/logs/worker-*"):
             with suppress(OSError):
                 read(path)
 

@@ -7,6 +7,7 @@ no name either, and the kernel frees it with its last reader, however that ends.
 from __future__ import annotations
 
 import array
+import errno
 import mmap
 import os
 import pickle
@@ -26,8 +27,9 @@ class Packed:
     held: ClassVar[int] = 0
     """Bytes of shared memory that this process keeps alive."""
 
-    def __init__(self, data: bytes, sizes: Sequence[int] = (), fd: int = -1) -> None:
+    def __init__(self, data: bytes, small: Sequence[bytes] = (), sizes: Sequence[int] = (), fd: int = -1) -> None:
         self.data = data
+        self.small = small  # arrays that are not worth shared memory; as bytes, so that they too arrive read-only
         self.sizes = sizes
         self.fd = fd
         Packed.held += self.nbytes
@@ -37,9 +39,9 @@ class Packed:
         return sum(_padded(size) for size in self.sizes)
 
     def value(self) -> Any:
-        """Unpack it. Arrays that came through shared memory are views of it: read-only, and never copied."""
+        """Unpack it. Arrays are views of what came: read-only, and those in shared memory never copied."""
         if self.fd < 0:
-            return pickle.loads(self.data)
+            return pickle.loads(self.data, buffers=self.small)
         flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0)
         memory = memoryview(mmap.mmap(self.fd, self.nbytes, flags=flags, prot=mmap.PROT_READ))
         buffers, start = [], 0
@@ -59,11 +61,9 @@ def pack(value: Any) -> Packed:
     found: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=found.append)
     buffers = [buffer.raw() for buffer in found]
-    if not buffers:
-        return Packed(data)
     if sum(b.nbytes for b in buffers) < LARGE:
-        return Packed(pickle.dumps(value, protocol=5))
-    return Packed(data, [b.nbytes for b in buffers], _write(buffers))
+        return Packed(data, [bytes(b) for b in buffers])
+    return Packed(data, sizes=[b.nbytes for b in buffers], fd=_write(buffers))
 
 
 def _padded(size: int) -> int:
@@ -99,7 +99,7 @@ def _write_all(fd: int, parts: list[memoryview | bytes]) -> None:
 def send(connection: socket.socket, head: tuple[Any, ...], values: Sequence[Packed]) -> None:
     """Send a small header and any number of values as one message (of several packets if need be)."""
     fds = [v.fd for v in values if v.fd >= 0]
-    packet = pickle.dumps((head, len(fds), [(v.data, v.sizes, v.fd >= 0) for v in values]), protocol=5)
+    packet = pickle.dumps((head, len(fds), [(v.data, v.small, v.sizes, v.fd >= 0) for v in values]), protocol=5)
     spilled = -1
     if len(packet) > LONGEST:
         spilled = _write([packet])
@@ -128,10 +128,12 @@ def receive(connection: socket.socket) -> tuple[tuple[Any, ...], list[Packed]] |
     while len(fds) < count:
         more = _receive(connection)
         if not more[0]:
+            for fd in fds:
+                os.close(fd)
             return None
         fds += more[1]
     left = iter(fds)
-    return head, [Packed(data, sizes, next(left) if has_fd else -1) for data, sizes, has_fd in described]
+    return head, [Packed(*arrays, next(left) if has_fd else -1) for *arrays, has_fd in described]
 
 
 def _send(connection: socket.socket, packet: bytes, fds: Sequence[int]) -> None:
@@ -141,12 +143,13 @@ def _send(connection: socket.socket, packet: bytes, fds: Sequence[int]) -> None:
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     fds = array.array("i")
+    how = 2 * LONGEST, socket.CMSG_SPACE(4 * (FDS + 1)), socket.MSG_CMSG_CLOEXEC
     try:
-        packet, rights, _, _ = connection.recvmsg(
-            2 * LONGEST, socket.CMSG_SPACE(4 * (FDS + 1)), socket.MSG_CMSG_CLOEXEC
-        )
-    except ConnectionError:  # it died with an answer of ours unread
-        return b"", []
+        packet, rights, flags, _ = connection.recvmsg(*how)
+    except ConnectionError:  # said once if it died with messages of ours unread; those that it had sent come after it
+        packet, rights, flags, _ = connection.recvmsg(*how)
+    if flags & socket.MSG_CTRUNC:  # the rest of the descriptors is lost, and the message with them
+        raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}; raise the limit (ulimit -n) or use fewer samplers")
     for _, kind, data in rights:
         if kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])

@@ -21,7 +21,7 @@ def main() -> None:
     """Build the role, then answer calls until the driver hangs up."""
     connection, guard = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     die_with_driver(guard)
-    os.environ.pop("RAYNFORCE_WORKER", None)
+    forget_home()
     host = Host()
     while (message := receive(connection)) is not None:
         (number, method), values = message
@@ -42,6 +42,13 @@ def _answer(host: Host, method: str, values: list[Packed]) -> tuple[bool, Packed
         return False, pack(error)
     except Exception as error:  # an answer that cannot be packed
         return False, pack(RoleError(f"{host.name}: {summary(error)}"))
+
+
+def forget_home() -> None:
+    """Take our first entry out of PYTHONPATH: it led here, and is not for a program that the role may start."""
+    _, _, rest = os.environ.pop("PYTHONPATH").partition(os.pathsep)
+    if rest:
+        os.environ["PYTHONPATH"] = rest
 
 
 def die_with_driver(guard: int) -> None:

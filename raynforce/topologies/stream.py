@@ -98,16 +98,19 @@ class Stream:
     def async_(self) -> Iterator[Round]:
         """Lag as it comes: whoever is ready makes the next batch; who is late joins a later one with an old version.
 
-        Samplers are kept busy while at most one batch waits beside the one being learned from, so that a slow learner
-        does not fill the memory or learn from the distant past. What one very slow sampler sends may still be older
-        than `max_lag` versions: it is dropped, and counted.
+        Samplers are kept busy while at most one batch (or one fragment of each sampler, if that is more) is there or
+        coming beside the one being learned from, so that a slow learner does not fill the memory or learn from the
+        distant past. What one very slow sampler sends may still be older than `max_lag` versions: it is dropped, and
+        counted.
         """
+        most = self._batch + max(self._batch, len(self._samplers))  # so that the slow ones can never take all turns
         learning: _Learning | None = None
         began = sampled = time.monotonic()
         while True:
             busy = {sample.sampler for sample in self._coming}
             idle = [s for s in self._turns if s not in busy]
-            for sampler in idle[: max(0, 2 * self._batch - len(self._held) - len(self._coming))]:
+            alive = len(self._held) + len(self._coming) + (self._batch if learning else 0)
+            for sampler in idle[: max(0, most - alive)]:
                 self._turns.remove(sampler)  # who was asked last is asked last
                 self._turns.append(sampler)
                 self._coming.append(self._sample(sampler))

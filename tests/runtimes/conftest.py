@@ -77,14 +77,18 @@ class Head:
 @pytest.fixture(scope="session")
 def head() -> Iterator[Head]:
     folder = Path(tempfile.mkdtemp(prefix="rnt-", dir="/tmp"))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHONPATH"))}
     environment |= {"HOME": str(folder), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     words = ["start", "--head", "--block", "--port=0", "--num-cpus=4", "--resources", '{"simulator": 1}']
     words += ["--include-dashboard=false", "--object-store-memory=200000000", f"--temp-dir={folder}"]
     log = folder / "start.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ray.scripts.scripts", *words], env=environment, stdout=output, stderr=output
+            [sys.executable, "-m", "ray.scripts.scripts", *words],
+            cwd=folder,  # it shall not find this package by itself
+            env=environment,
+            stdout=output,
+            stderr=output,
         )
     try:
         deadline = time.monotonic() + 60

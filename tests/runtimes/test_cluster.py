@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -174,14 +175,13 @@ def test_joining_uses_the_cluster_and_leaves_it_as_it_was(
     assert capfd.readouterr() == ("", "")
 
     began = time.monotonic()
-    again = connect(config(token, samplers=3), said.append)  # the user's own connection, from here on
-    while ray.available_resources().get("CPU") != 4:
-        assert time.monotonic() - began < 10, "roles still hold CPUs"
-        time.sleep(0.05)
-    with RayRuntime(config(samplers=3), said.append) as adopted:
-        assert adopted.spawn("roles_for_tests:Mirror", name="guest").call("nice").result() >= 0
-    assert ray.is_initialized(), "what the user has connected stays so"
-    again.close()
+    with closing(connect(config(token, samplers=3), said.append)):  # as if a script had called ray.init
+        while ray.available_resources().get("CPU") != 4:
+            assert time.monotonic() - began < 10, "roles still hold CPUs"
+            time.sleep(0.05)
+        with RayRuntime(config(samplers=3), said.append) as adopted:
+            assert adopted.spawn("roles_for_tests:Mirror", name="guest").call("nice").result() >= 0
+        assert ray.is_initialized(), "a connection that is not ours stays"
 
 
 def test_shipped_code_is_what_runs(token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,28 +221,25 @@ def test_our_own_is_private_and_can_be_started_again(
 
     before, said = dict(os.environ), []
     handler = signal.getsignal(signal.SIGTERM)
-    own = connect(config(samplers=40, sampler_cpus=0.01), said.append)
-    assert own.folder is not None
-    assert own.folder.stat().st_mode & 0o777 == 0o700
-    assert signal.getsignal(signal.SIGTERM) is handler
-    assert own.address.startswith("127.0.0.1:")
-    assert _reachable_from_outside(own) == []
-    token = os.environ["RAY_AUTH_TOKEN"]
-    assert not (tmp_path / ".ray").exists(), "the token is in no file"
-    assert token not in _words_of_all_processes()
-    own.close()
+    with closing(connect(config(samplers=40, sampler_cpus=0.01), said.append)) as own:
+        assert own.folder is not None
+        assert own.folder.stat().st_mode & 0o777 == 0o700
+        assert signal.getsignal(signal.SIGTERM) is handler
+        assert own.address.startswith("127.0.0.1:")
+        assert _reachable_from_outside() == []
+        assert not (tmp_path / ".ray").exists(), "the token is in no file"
+        assert os.environ["RAY_AUTH_TOKEN"] not in _words_of_all_processes()
     assert not own.folder.exists()
     assert dict(os.environ) == before
 
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # the second start has another token: none
-    second = connect(config(), said.append)
-    assert "RAY_AUTH_TOKEN" not in os.environ
-    assert ray.get(ray.remote(lambda: 7).remote()) == 7
-    second.close()
+    with closing(connect(config(), said.append)):
+        assert "RAY_AUTH_TOKEN" not in os.environ
+        assert ray.get(ray.remote(lambda: 7).remote()) == 7
     assert capfd.readouterr() == ("", "")
 
 
-def _reachable_from_outside(own: cluster.Cluster) -> list[str]:
+def _reachable_from_outside() -> list[str]:
     """Ports on which processes of this Ray listen beyond the loopback interface."""
     import ray._private.worker as worker
 

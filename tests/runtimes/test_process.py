@@ -477,3 +477,37 @@ def test_a_sampler_imports_no_torch(runtime: ProcessRuntime) -> None:
     modules = set(role.call("modules").result())
     assert "raynforce.roles.sampler" in modules
     assert not {"torch", "ray", "rich"} & modules
+
+
+FEW = """
+    import resource, signal
+    import numpy as np
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    signal.alarm(20)
+    from raynforce.runtimes.process import ProcessRuntime
+    with ProcessRuntime({}, lambda text: None) as runtime:
+        role = runtime.spawn("roles_for_tests:Notebook", name="notebook")
+        MANY
+"""
+
+
+@pytest.mark.parametrize(
+    "many",
+    [
+        "[call.result() for call in [role.call('array', 5000) for _ in range(100)]]",
+        "role.call('total', *[part for part in [runtime.share(np.ones(5000)) for _ in range(25)] * 4]).result()",
+    ],
+)
+def test_too_few_descriptors_are_an_error_and_no_silence(many: str) -> None:
+    """In the driver, and in a role."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FEW).replace("MANY", many)],
+        env={**os.environ, "PYTHONPATH": PATH},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "Too many open files" in last or "ulimit -n" in last

@@ -1,0 +1,371 @@
+"""Ends that nobody planned: Ctrl-C, SIGTERM and `kill -9` of a run with processes of its own leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import random
+import signal
+import subprocess
+import sys
+import termios
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import raynforce
+from raynforce.runs import checkpoint
+
+ROOT = Path(raynforce.__file__).parents[1]
+DEADLINE = 60.0
+# The quick cells first; `all_cells` are for `make slow`. A runtime is added by its name.
+RUNTIMES = ["process"]
+TOPOLOGIES = ["sync", "overlap", "async"]
+SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "terminal": 130}
+
+ENV = """
+import os, pathlib, subprocess, time
+import gymnasium, numpy as np
+from gymnasium import spaces
+
+class Slow(gymnasium.Env):
+    '''Takes its time: a signal finds it in the middle of a fragment. Has a child, as a simulator would.'''
+
+    observation_space, action_space = spaces.Box(0, 10, (1,)), spaces.Discrete(2)
+
+    def __init__(self, seconds=0.01, child=True):
+        self.seconds = seconds
+        self.child = subprocess.Popen(["sleep", "1000"]) if child else None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        pathlib.Path("steps").touch()
+        time.sleep(self.seconds)
+        self.t += 1
+        return np.full(1, self.t, np.float32), 1.0, self.t >= 5, False, {}
+
+    def close(self):
+        if self.child:
+            self.child.kill()
+            self.child.wait()
+"""
+
+
+class Command:
+    """One `raynforce` command with everything that it starts, known by a mark in the environment."""
+
+    def __init__(self, where: Path, *words: str, terminal: bool = False) -> None:
+        self.mark = f"RNF_TEST_MARK={uuid.uuid4().hex}"
+        name, value = self.mark.split("=")
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", name: value}
+        environ.pop("PYTHONUNBUFFERED", None)
+        self.memory = shared_memory()
+        self.output = where / f"output-{value}"
+        self.master: int | None = None
+        command = [sys.executable, "-m", "raynforce", *words]
+        if terminal:
+            self.master, slave = pty.openpty()
+            self.process = subprocess.Popen(
+                command,
+                cwd=where,
+                env=environ,
+                stdin=slave,
+                stdout=slave,
+                stderr=slave,
+                start_new_session=True,
+                preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            )
+            os.close(slave)
+            os.set_blocking(self.master, False)
+        else:
+            with self.output.open("w") as file:
+                self.process = subprocess.Popen(command, cwd=where, env=environ, stdout=file, stderr=file)
+
+    def read(self) -> None:
+        """Keep the terminal from filling up."""
+        if self.master is not None:
+            with contextlib.suppress(BlockingIOError, OSError):
+                with self.output.open("ab") as file:
+                    file.write(os.read(self.master, 1 << 16))
+
+    @property
+    def said(self) -> str:
+        self.read()
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+    def send(self, how: str) -> None:
+        if how == "terminal":
+            assert self.master is not None
+            os.write(self.master, b"\x03")
+        else:
+            self.process.send_signal(getattr(signal, how))
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while not condition():
+            assert time.monotonic() < deadline, self.said
+            assert self.process.poll() is None, self.said
+            self.read()
+            time.sleep(0.01)
+
+    def ended(self) -> int:
+        deadline = time.monotonic() + DEADLINE
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.said
+            self.read()
+            time.sleep(0.01)
+        return self.process.returncode
+
+    def alive(self) -> list[int]:
+        """All processes that carry the mark, zombies left out: they have no environment any more."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    if self.mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+        return found
+
+    def nothing_left(self, seconds: float = 15.0) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := self.alive()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert [(pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in left] == []
+        assert shared_memory() <= self.memory
+        assert self.mark.split("=")[1] not in Path("/proc/net/unix").read_text()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for _ in range(50):
+            for pid in self.alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not self.alive():
+                break
+            time.sleep(0.02)
+        if self.master is not None:
+            os.close(self.master)
+
+
+def shared_memory() -> set[str]:
+    """Names that a run could have left; others may be at work on this machine."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "sem.", "raynforce", "torch_"))}
+
+
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start commands in a directory of their own; whatever of them still runs at the end is killed."""
+    (tmp_path / "slow_env.py").write_text(ENV)
+    commands: list[Command] = []
+
+    def run(*words: str, terminal: bool = False) -> Command:
+        commands.append(Command(tmp_path, *words, terminal=terminal))
+        return commands[-1]
+
+    yield run
+    for command in commands:
+        command.kill()
+
+
+def train(runtime: str, topology: str, *more: str, steps: str = "1e9", samplers: int = 2) -> list[str]:
+    small = ["sampling.fragment=16", "log_every=1", "eval.every=0", "eval.episodes=1", "eval.final_episodes=0"]
+    words = ["train", "ppo", "slow_env:Slow", "--runtime", runtime, "--topology", topology, "--steps", steps]
+    words += ["--samplers", str(samplers), "--envs", "2", "--out", "run", "--no-preset", *more]
+    return [*words, *(word for setting in small for word in ("--set", setting))]
+
+
+def trains(run: Path) -> Callable[[], bool]:
+    """Whether the first line of metrics is there: rounds of learning follow each other."""
+    return lambda: (run / "metrics.jsonl").is_file() and (run / "metrics.jsonl").stat().st_size > 0
+
+
+def events(run: Path) -> list[str]:
+    return [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
+
+
+def resume_works(start: Start, run: Path, runtime: str) -> None:
+    """It goes on where it stood, counted from the checkpoint."""
+    before = checkpoint.manifest(run / "last")["step"]
+    resumed = start("resume", "run", "--steps", str(before + 64), "--runtime", runtime, "--json")
+    assert resumed.ended() == 0, resumed.said
+    result = json.loads(resumed.said.splitlines()[-1])
+    assert result["stopped"] == "steps done"
+    assert before + 64 <= result["steps"] <= before + 64 + 6 * 32
+    resumed.nothing_left(1)
+
+
+# -- one signal ---------------------------------------------------------------------------------------------
+
+QUICK = [("sync", "SIGINT"), ("overlap", "SIGTERM"), ("async", "terminal")]
+ALL = [(topology, how) for topology in TOPOLOGIES for how in SIGNALS]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(
+    ("topology", "how"), [c if c in QUICK else pytest.param(*c, marks=pytest.mark.slow) for c in ALL]
+)
+def test_one_signal_ends_the_run_with_a_checkpoint(
+    start: Start, tmp_path: Path, runtime: str, topology: str, how: str
+) -> None:
+    run = tmp_path / "run"
+    command = start(*train(runtime, topology), terminal=how == "terminal")
+    command.until(trains(run))
+    steps = tmp_path / "steps"
+    steps.unlink()
+    command.until(steps.exists)  # in the middle of a fragment
+    command.send(how)
+    assert command.ended() == SIGNALS[how], command.said
+    assert "Traceback" not in command.said
+    assert "stopping after this round" in command.said
+    command.nothing_left(1)
+    assert events(run) == ["started", "stopped"]
+    saved = checkpoint.manifest(run / "last")["step"]
+    assert saved == json.loads((run / "events.jsonl").read_text().splitlines()[-1])["steps"] > 0
+    resume_works(start, run, runtime)
+
+
+# -- two signals --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(
+    ("topology", "how"),
+    [("async", "terminal"), *(pytest.param(t, h, marks=pytest.mark.slow) for t, h in ALL if (t, h) != ("async", "terminal"))],
+)
+def test_the_second_signal_ends_at_once(start: Start, tmp_path: Path, runtime: str, topology: str, how: str) -> None:
+    """The environment hangs, so the round never ends."""
+    hanging = ["--set", "env_args.seconds=1000"]
+    command = start(*train(runtime, topology, *hanging), terminal=how == "terminal")
+    command.until((tmp_path / "steps").exists)
+    command.send(how)
+    command.until(lambda: "stopping after this round" in command.said)
+    time.sleep(0.2)
+    assert command.process.poll() is None
+    began = time.monotonic()
+    command.send(how)
+    assert command.ended() == SIGNALS[how], command.said
+    assert time.monotonic() - began < 2
+    assert "Traceback" not in command.said
+    command.nothing_left(1)
+    checkpoint.load(tmp_path / "run" / "last")  # of the beginning
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_many_signals_change_nothing(start: Start, tmp_path: Path, runtime: str) -> None:
+    """A finger that stays on Ctrl-C."""
+    command = start(*train(runtime, "async"), terminal=True)
+    command.until(trains(tmp_path / "run"))
+    for _ in range(30):
+        with contextlib.suppress(OSError):
+            command.send("terminal")
+        time.sleep(0.02)
+    assert command.ended() == 130, command.said
+    assert "Traceback" not in command.said
+    command.nothing_left(1)
+    resume_works(start, tmp_path / "run", runtime)
+
+
+# -- kill -9 ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(
+    "topology", ["async", pytest.param("sync", marks=pytest.mark.slow), pytest.param("overlap", marks=pytest.mark.slow)]
+)
+def test_kill_9_leaves_nothing_and_can_be_resumed(start: Start, tmp_path: Path, runtime: str, topology: str) -> None:
+    run = tmp_path / "run"
+    command = start(*train(runtime, topology, "--set", "checkpoint.every=64"))
+    command.until(lambda: (run / "last").exists() and checkpoint.manifest(run / "last")["step"] > 0)
+    assert len(command.alive()) >= 4 + 4, "driver, learner, two samplers, and a child of each environment"
+    command.process.kill()
+    command.process.wait()
+    command.nothing_left(15)
+    resume_works(start, run, runtime)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("victim", ["learner", "sampler 1"])
+def test_a_killed_role_ends_the_run_with_one_line(start: Start, tmp_path: Path, runtime: str, victim: str) -> None:
+    """And with what was saved: the run can be resumed."""
+    run = tmp_path / "run"
+    command = start(*train(runtime, "async", "--set", "checkpoint.every=64"))
+    command.until(lambda: (run / "last").exists() and checkpoint.manifest(run / "last")["step"] > 0)
+    has_torch = {
+        pid: "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+        for pid in command.alive()
+        if pid != command.process.pid and b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    }
+    pid = max(pid for pid, torch in has_torch.items() if torch == (victim == "learner"))
+    os.kill(pid, signal.SIGKILL)
+    assert command.ended() == 1
+    last = command.said.splitlines()[-1]
+    assert last.startswith(f"raynforce: {victim} was killed by SIGKILL"), command.said
+    command.nothing_left(1)
+    assert events(run)[-1] == "failed"
+    resume_works(start, run, runtime)
+
+
+# -- start-up -----------------------------------------------------------------------------------------------
+
+
+def ends_cleanly(start: Start, runtime: str, how: str, moment: float) -> None:
+    command = start(*train(runtime, "async"), terminal=how == "terminal")
+    deadline = time.monotonic() + moment
+    while time.monotonic() < deadline:
+        command.read()
+        time.sleep(0.001)
+    command.send(how)
+    code = command.ended()
+    number = SIGNALS[how] - 128
+    # Before our first line runs, Python and the kernel answer: a shell shows the same code for both.
+    assert code in (SIGNALS[how], -number), (moment, code, command.said)
+    if code > 0:
+        assert "Traceback" not in command.said, (moment, command.said)
+    command.nothing_left(2)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(("how", "moment"), [("SIGINT", 0.5), ("SIGTERM", 0.9), ("terminal", 1.3)])
+def test_a_signal_while_starting(start: Start, runtime: str, how: str, moment: float) -> None:
+    ends_cleanly(start, runtime, how, moment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("how", SIGNALS)
+def test_a_signal_at_any_moment_of_the_start(start: Start, tmp_path: Path, runtime: str, how: str) -> None:
+    source = random.Random(how)
+    for _ in range(25):
+        ends_cleanly(start, runtime, how, source.uniform(0.05, 2.0))
+        if (run := tmp_path / "run").exists():
+            run.rename(tmp_path / f"run-{time.monotonic()}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_kill_9_at_any_moment_of_the_start(start: Start, tmp_path: Path, runtime: str) -> None:
+    source = random.Random(0)
+    for _ in range(25):
+        command = start(*train(runtime, "async"))
+        time.sleep(source.uniform(0.05, 2.0))
+        command.process.kill()
+        command.process.wait()
+        command.nothing_left(15)
+        if (run := tmp_path / "run").exists():
+            run.rename(tmp_path / f"run-{time.monotonic()}")
