@@ -1,12 +1,24 @@
 """`python -m benchmarks`: all benchmarks with their default sizes, one after the other."""
 
-from benchmarks import startup
+from benchmarks import (
+    runtimes_calls,
+    runtimes_flat,
+    runtimes_memory,
+    runtimes_overlap,
+    runtimes_startup,
+    runtimes_uneven,
+    startup,
+)
 from benchmarks.measure import Table, command
+
+RUNTIMES = (runtimes_startup, runtimes_memory, runtimes_overlap, runtimes_uneven, runtimes_calls, runtimes_flat)
 
 
 def everything() -> list[Table]:
     """Start-up first: its child processes are started by a small parent."""
     tables = startup.measure()
+    for benchmark in RUNTIMES:
+        tables += benchmark.measure()
     from benchmarks import ppo_vs_sb3
 
     tables += ppo_vs_sb3.measure()

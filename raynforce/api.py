@@ -63,12 +63,12 @@ def train(
 ) -> Run:
     """Train an agent and return where the run is and how it ended.
 
-    `env` is a gymnasium id or `module:factory`, `algo` is `ppo`, `dqn` or your own `module:Class`. `settings` are
-    dotted (`{"algorithm.learning_rate": 1e-3}`) and win over `config`, a YAML file or nested mapping, which wins
+    `env` is a gymnasium id or `module:factory`, `algo` is `ppo`, `dqn`, `impala` or your own `module:Class`. `settings`
+    are dotted (`{"algorithm.learning_rate": 1e-3}`) and win over `config`, a YAML file or nested mapping, which wins
     over the preset. `runtime` (`inline`, `process`, `ray`) says where the roles live, `topology` (`sync`, `overlap`,
-    `async`) who waits for whom. A callback is a `Callback`, or a function that is called with the `Status` after every round.
-    In Python, `env` may also be the factory itself, `algo` the class, and `network.factory` the function, if another
-    process could import them by name. Ctrl-C raises `Interrupted`, whose `run` can be resumed.
+    `async`) who waits for whom. A callback is a `Callback`, or a function that is called with the `Status` after every
+    round. In Python, `env` may also be the factory itself, `algo` the class, and `network.factory` the function, if
+    another process could import them by name. Ctrl-C raises `Interrupted`, whose `run` can be resumed.
     """
     _not_while_imported()
     given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
@@ -127,8 +127,8 @@ def resume(
     """Continue a run from its last checkpoint as if it had never stopped.
 
     `settings` (dotted) may change how far and how it goes on: `steps`, `target` (None removes it), learning rate and
-    other numbers of the algorithm, evaluation, checkpoints, and where it runs (`runtime`, `topology`). What the saved state was made with is refused:
-    environment, algorithm, seed, network, samplers and their environments.
+    other numbers of the algorithm, evaluation, checkpoints, and where it runs (`runtime`, `topology`). What the saved
+    state was made with is refused: environment, algorithm, seed, network, samplers and their environments.
     """
     _not_while_imported()
     directory = RunDirectory.open(Path(run))
@@ -200,8 +200,8 @@ def _not_while_imported() -> None:
     """A script that names its own functions is imported by name to find them, and must not start a run each time."""
     if importing:
         raise UsageError(
-            f"module {importing[-1]!r} starts a run when it is imported: put what others need into a module of its own, "
-            "or the start of the run under if __name__ == '__main__':"
+            f"module {importing[-1]!r} starts a run when it is imported: put what others need into a module of its "
+            "own, or the start of the run under if __name__ == '__main__':"
         )
 
 

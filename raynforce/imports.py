@@ -10,7 +10,6 @@ from typing import Any
 
 from raynforce.errors import UsageError, nearest, summary
 
-
 importing: list[str] = []
 """The modules that are being imported for the user right now."""
 

@@ -157,9 +157,12 @@ class Training:
 
     def _wait_for(self, calls: Sequence[Pending]) -> list[Any]:
         """The answers of roles that may still be starting; a wait that a user would notice is explained."""
-        while (ready := self._runtime.wait(calls, None, PATIENCE))[1]:
-            missing = ", ".join(sorted({pending.name for pending in ready[1]}))
-            self._progress.message(f"waiting for {missing}{self._runtime.excuse()}")
+        patience = PATIENCE
+        while late := self._runtime.wait(calls, None, patience)[1]:
+            names = sorted({pending.name for pending in late})
+            who = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+            self._progress.message(f"waiting for {who}{self._runtime.excuse()}")
+            patience = min(60.0, 2 * patience)
         return [call.result() for call in calls]
 
     def _check_sampling(self, counts: Tree) -> None:
@@ -453,8 +456,8 @@ def _lag_bound(config: Config, tolerated: int | None) -> int:
     """How old fragments may be; refuses a topology whose fragments are older than the algorithm can learn from."""
     if config.topology != "sync" and tolerated == 0:
         raise UsageError(
-            f"topology = {config.topology!r} learns from older policy versions, and {config.algo} from the newest alone "
-            "(its max_lag is 0): use --topology sync"
+            f"topology = {config.topology!r} learns from older policy versions, and {config.algo} from the newest "
+            "alone (its max_lag is 0): use --topology sync"
         )
     return config.stream.max_lag if tolerated is None else min(tolerated, config.stream.max_lag)
 

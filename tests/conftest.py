@@ -1,36 +1,79 @@
-"""What many tests share: one Ray, started when the first of them asks for it."""
+"""What many tests share: one Ray, started when the first of them asks for it, and a cluster to join."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from rays import TOKEN, Head, SharedRay
+
+from raynforce.config import Config
+from raynforce.runtimes.base import Runtime
 
 
 @pytest.fixture(scope="session")
-def shared_ray() -> Iterator[None]:
-    """A Ray that this process is connected to, in a directory of its own; runs on `ray` use it as they find it."""
-    import ray
+def one_ray() -> Iterator[SharedRay]:
+    shared = SharedRay()
+    yield shared
+    shared.close()
 
-    folder = tempfile.mkdtemp(prefix="rnft-", dir="/tmp")  # short: a socket's path may have 107 bytes
-    mine = {"HOME": folder, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in mine.items():
-            patch.setenv(name, value)
-        patch.delenv("RAY_ADDRESS", raising=False)
-        ray.init(
-            "local",
-            num_cpus=8,
-            object_store_memory=200_000_000,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            _temp_dir=folder,
+
+@pytest.fixture
+def shared_ray(one_ray: SharedRay) -> None:
+    """This process is connected to a Ray, which runs on `ray` use as they find it."""
+    one_ray.open()
+
+
+@pytest.fixture
+def make_ray(shared_ray: None) -> Callable[[], Runtime]:
+    """Makes ray runtimes that share one Ray."""
+    from raynforce.runtimes.ray.runtime import RayRuntime
+
+    return lambda: RayRuntime(Config(env="CartPole-v1", runtime="ray"), lambda text: None)
+
+
+@pytest.fixture
+def no_ray(one_ray: SharedRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This process is not connected to any Ray, has no settings of Ray, and a home of its own."""
+    one_ray.close()
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture(scope="session")
+def head() -> Iterator[Head]:
+    folder = Path(tempfile.mkdtemp(prefix="rnt-", dir="/tmp"))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHONPATH"))}
+    environment |= {"HOME": str(folder), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    words = ["start", "--head", "--block", "--port=0", "--num-cpus=4", "--resources", '{"simulator": 1}']
+    words += ["--include-dashboard=false", "--object-store-memory=200000000", f"--temp-dir={folder}"]
+    log = folder / "start.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ray.scripts.scripts", *words],
+            cwd=folder,  # it shall not find this package by itself
+            env=environment,
+            stdout=output,
+            stderr=output,
         )
-    yield
-    ray.shutdown()
-    os.environ.pop("RAY_AUTH_MODE", None)  # which Ray leaves behind
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not (found := re.search(r"--address='([^']+)'", log.read_text())):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        yield Head(found[1], folder)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=30)
+        shutil.rmtree(folder, ignore_errors=True)

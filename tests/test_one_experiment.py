@@ -55,9 +55,7 @@ def runtime(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("topology", ["sync", "overlap"])
 @pytest.mark.parametrize("algo", ALGOS)
-def test_every_runtime_gives_the_same_run(
-    algo: str, topology: str, runtime: str, base: Path, tmp_path: Path
-) -> None:
+def test_every_runtime_gives_the_same_run(algo: str, topology: str, runtime: str, base: Path, tmp_path: Path) -> None:
     expected = reference(base, algo, topology)
     run = train(tmp_path / "run", algo, runtime=runtime, topology=topology)
     assert run.result.weights_sha256 == expected.result.weights_sha256

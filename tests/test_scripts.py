@@ -121,6 +121,7 @@ def test_a_function_of_the_script_itself_is_refused(script: Script) -> None:
     assert "put it into a module" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_guarded_script_may_name_its_own_functions(script: Script) -> None:
     lines = worked(
         script(
@@ -169,6 +170,7 @@ def test_two_runs_one_of_them_in_a_thread_and_the_directory_changed(script: Scri
     assert (elsewhere / "first" / "last").exists()
 
 
+@pytest.mark.slow
 def test_resuming_in_other_processes(script: Script, tmp_path: Path) -> None:
     lines = worked(
         script(

@@ -311,7 +311,9 @@ def test_the_algorithm_s_section_has_the_algorithm_s_type() -> None:
 
 
 def test_unknown_algorithm() -> None:
-    assert complaint({"algo": "dqm"}).startswith("unknown algorithm 'dqm' (did you mean 'dqn'?): known are dqn, impala, ppo")
+    assert complaint({"algo": "dqm"}).startswith(
+        "unknown algorithm 'dqm' (did you mean 'dqn'?): known are dqn, impala, ppo"
+    )
     assert "not a subclass" in complaint({"algo": "raynforce.config:Config"})
 
 

@@ -24,7 +24,7 @@ from raynforce.runs import checkpoint
 
 ROOT = Path(raynforce.__file__).parents[1]
 DEADLINE = 60.0
-# The quick cells first; `all_cells` are for `make slow`. A runtime is added by its name.
+# Another is tested by adding its name; `pytest.param("ray", marks=pytest.mark.slow)` leaves its cells to `make slow`.
 RUNTIMES = ["process"]
 TOPOLOGIES = ["sync", "overlap", "async"]
 SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "terminal": 130}
@@ -94,9 +94,8 @@ class Command:
     def read(self) -> None:
         """Keep the terminal from filling up."""
         if self.master is not None:
-            with contextlib.suppress(BlockingIOError, OSError):
-                with self.output.open("ab") as file:
-                    file.write(os.read(self.master, 1 << 16))
+            with contextlib.suppress(OSError), self.output.open("ab") as file:
+                file.write(os.read(self.master, 1 << 16))
 
     @property
     def said(self) -> str:
@@ -210,7 +209,7 @@ def resume_works(start: Start, run: Path, runtime: str) -> None:
 
 # -- one signal ---------------------------------------------------------------------------------------------
 
-QUICK = [("sync", "SIGINT"), ("overlap", "SIGTERM"), ("async", "terminal")]
+QUICK = [("overlap", "SIGTERM"), ("async", "terminal")]
 ALL = [(topology, how) for topology in TOPOLOGIES for how in SIGNALS]
 
 
@@ -244,7 +243,10 @@ def test_one_signal_ends_the_run_with_a_checkpoint(
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(
     ("topology", "how"),
-    [("async", "terminal"), *(pytest.param(t, h, marks=pytest.mark.slow) for t, h in ALL if (t, h) != ("async", "terminal"))],
+    [
+        ("async", "terminal"),
+        *(pytest.param(t, h, marks=pytest.mark.slow) for t, h in ALL if (t, h) != ("async", "terminal")),
+    ],
 )
 def test_the_second_signal_ends_at_once(start: Start, tmp_path: Path, runtime: str, topology: str, how: str) -> None:
     """The environment hangs, so the round never ends."""
@@ -274,7 +276,7 @@ def test_many_signals_change_nothing(start: Start, tmp_path: Path, runtime: str)
         with contextlib.suppress(OSError):
             command.send("terminal")
         time.sleep(0.02)
-    assert command.ended() == 130, command.said
+    assert command.ended() in (130, -signal.SIGINT), command.said  # the latter if Python itself was already ending
     assert "Traceback" not in command.said
     command.nothing_left(1)
     resume_works(start, tmp_path / "run", runtime)

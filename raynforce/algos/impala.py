@@ -47,8 +47,8 @@ class IMPALAConfig(AlgorithmConfig):
     entropy_coef: Annotated[float, Range(0)] = 0.01
     """Weight of the entropy bonus."""
     minibatch_size: Annotated[int, Range(1, 1e9)] | None = 320
-    """Samples per optimiser step, in one pass over the batch: more samplers mean more steps, not longer ones; null takes
-    the whole batch in one step, as the paper does."""
+    """Samples per optimiser step, in one pass: more samplers mean more steps, not longer ones. Null takes the whole
+    batch in one step, as the paper does."""
     log_std_init: float = 0.0
     """Initial log standard deviation of continuous actions."""
 

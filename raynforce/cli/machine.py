@@ -16,7 +16,9 @@ NEEDED = ("numpy", "torch", "gymnasium", "pyyaml", "safetensors", "rich", "ray")
 
 def check_machine() -> Report:
     """Look at Python, the packages, cores, memory, disk and accelerators."""
-    return Report("this machine", [_python(), *_packages(), _cores(), _memory(), _shared_memory(), _disk(), _accelerator()])
+    return Report(
+        "this machine", [_python(), *_packages(), _cores(), _memory(), _shared_memory(), _disk(), _accelerator()]
+    )
 
 
 def _python() -> Finding:
@@ -56,7 +58,9 @@ def _shared_memory() -> Finding:
     except OSError:
         return Finding("ok", "shared memory", "no /dev/shm; Ray uses files instead")
     if free < 0.2:
-        return Finding("warning", "shared memory", f"{free:.2f} GB free in /dev/shm; --runtime ray wants 0.2 GB or more")
+        return Finding(
+            "warning", "shared memory", f"{free:.2f} GB free in /dev/shm; --runtime ray wants 0.2 GB or more"
+        )
     return Finding("ok", "shared memory", f"{free:.1f} GB free in /dev/shm")
 
 

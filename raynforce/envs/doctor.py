@@ -346,7 +346,7 @@ class _Checkup:
         elif mean < _SLOW:
             advice = "middling: --runtime process --topology overlap steps it while the learner learns"
         else:
-            advice = "slow: nearly all of the time will go into it; --runtime process with more --samplers steps side by side"
+            advice = "slow: it takes nearly all of the time; --runtime process with more --samplers steps side by side"
         if p99 > 10 * p50 and p99 > _SLOW:
             advice += "; uneven: with --topology async a slow step holds up nobody else"
         detail = (

@@ -53,7 +53,7 @@ class Runtime(ABC):
     """What the roles of this run ask for, by kind: `sampler`, `learner`, `evaluator`."""
 
     @abstractmethod
-    def spawn(self, role: str, *args: Any, name: str, place: Place = Place()) -> Handle:
+    def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> Handle:
         """Start `role`, a class given as `module:Class`, with these arguments.
 
         Returns at once. If the role cannot be built, every call of it fails with the reason.

@@ -12,7 +12,7 @@ from raynforce.runtimes.placing import place_roles, require_room
 def open_runtime(config: Config, say: Callable[[str], None]) -> Runtime:
     """The runtime that the config names, ready to spawn roles; `say` is told what a user should know."""
     if config.runtime == "ray":
-        from raynforce.runtimes.ray import RayRuntime  # imports ray
+        from raynforce.runtimes.ray.runtime import RayRuntime  # imports ray
 
         return RayRuntime(config, say)
     places, _ = place_roles(config, None)

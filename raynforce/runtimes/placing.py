@@ -1,16 +1,10 @@
-"""What each role asks of its machine, whether the machines there are can give it, and what code goes along."""
+"""What each role asks of its machine, and whether the machines there are can give it."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
-import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.machinery import PathFinder
 from itertools import chain, repeat
-from pathlib import Path
 
 from raynforce.config import Config
 from raynforce.errors import UsageError
@@ -77,24 +71,6 @@ def total_needs(places: Mapping[str, Place], samplers: int) -> dict[str, float]:
         for name, amount in asked.items():
             total[name] = total.get(name, 0.0) + amount
     return total
-
-
-def code_roots(config: Config) -> list[Path]:
-    """Directories from which the user's own modules are imported, found without importing them."""
-    package = Path(__file__).parents[1]
-    installed = [Path(path).resolve() for path in {*sysconfig.get_paths().values(), str(package)}]
-    roots: dict[Path, None] = {}
-    for name in (config.env, config.algo, config.network.factory or ""):
-        module, colon, _ = name.partition(":")
-        top = module.partition(".")[0]
-        spec = PathFinder.find_spec(top, [os.getcwd(), *sys.path]) or importlib.util.find_spec(top) if colon else None
-        places = [*(spec.submodule_search_locations or ()), spec.origin] if spec else [None]
-        if places[0] is None:
-            continue  # not a module, or one whose import will say what is wrong
-        path = Path(places[0]).resolve()
-        if not any(path.is_relative_to(place) for place in installed):
-            roots[path.parent] = None
-    return list(roots)
 
 
 def _asked(config: Config) -> dict[str, Place]:

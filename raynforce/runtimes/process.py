@@ -234,7 +234,7 @@ class ProcessRuntime(Runtime):
     def _pump(self, timeout: float | None) -> None:
         """Read everything that has come, and send what waited for it."""
         self._read(timeout)
-        while any([worker.flush() for worker in self._workers]):  # a failed call may fail others in turn
+        while sum(worker.flush() for worker in self._workers):  # a failed call may fail others in turn
             pass
 
     def _read(self, timeout: float | None) -> None:

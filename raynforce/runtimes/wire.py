@@ -133,7 +133,7 @@ def receive(connection: socket.socket) -> tuple[tuple[Any, ...], list[Packed]] |
             return None
         fds += more[1]
     left = iter(fds)
-    return head, [Packed(*arrays, next(left) if has_fd else -1) for *arrays, has_fd in described]
+    return head, [Packed(data, small, sizes, next(left) if has_fd else -1) for data, small, sizes, has_fd in described]
 
 
 def _send(connection: socket.socket, packet: bytes, fds: Sequence[int]) -> None:

@@ -11,7 +11,8 @@ import pytest
 from raynforce.config import Config, LearnerConfig, NetworkConfig, RayConfig, SamplingConfig
 from raynforce.errors import UsageError
 from raynforce.runtimes import placing
-from raynforce.runtimes.placing import code_roots, needs, place_roles, require_room, total_needs
+from raynforce.runtimes.placing import needs, place_roles, require_room, total_needs
+from raynforce.runtimes.ray.shipping import code_roots
 
 
 def config(samplers: int = 1, learner: LearnerConfig | None = None, runtime: Any = "ray", **ray: Any) -> Config:

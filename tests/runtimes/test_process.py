@@ -16,13 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 from roles_for_tests import descriptors
 
 import raynforce
 from raynforce.config import Config
 from raynforce.experiment import resolve
 from raynforce.runtimes import process
-from raynforce.runtimes.base import Handle, Place, RoleDied, RoleError
+from raynforce.runtimes.base import Handle, Place, RoleDied, RoleError, Runtime
 from raynforce.runtimes.open import open_runtime
 from raynforce.runtimes.placing import BACKGROUND
 from raynforce.runtimes.process import ProcessRuntime
@@ -31,6 +32,7 @@ from raynforce.runtimes.wire import Packed
 HERE = Path(__file__).parent
 PATH = os.pathsep.join([str(Path(raynforce.__file__).parents[1]), str(HERE)])
 DEADLINE = 15.0
+HERE_TOO = Place()
 
 
 @pytest.fixture
@@ -39,13 +41,17 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def runtime(said: list[str]) -> Iterator[ProcessRuntime]:
+def runtime(said: list[str]) -> Iterator[Runtime]:
     with ProcessRuntime({}, said.append) as opened:
         yield opened
 
 
-def spawn(runtime: ProcessRuntime, role: str, *args: object, place: Place | None = None) -> Handle:
+def spawn(runtime: Runtime, role: str, *args: object, place: Place = HERE_TOO) -> Handle:
     return runtime.spawn(f"roles_for_tests:{role}", *args, name=role.lower(), place=place)
+
+
+def slow(*cell: object) -> ParameterSet:
+    return pytest.param(*cell, marks=pytest.mark.slow)
 
 
 def until(condition: Callable[[], bool], seconds: float = DEADLINE) -> bool:
@@ -87,7 +93,7 @@ def shared_memory() -> list[str]:
         ("abort", "assertion failed\n", "mortal was killed by SIGABRT; the last it said: assertion failed"),
     ],
 )
-def test_the_reason_of_a_death_is_one_line(runtime: ProcessRuntime, how: str, words: str, reason: str) -> None:
+def test_the_reason_of_a_death_is_one_line(runtime: Runtime, how: str, words: str, reason: str) -> None:
     role = spawn(runtime, "Mortal")
     calls = [role.call("pids"), role.call("die", how, words), role.call("pids"), role.call("hang", "loop")]
     began = time.monotonic()
@@ -100,27 +106,27 @@ def test_the_reason_of_a_death_is_one_line(runtime: ProcessRuntime, how: str, wo
         assert str(caught.value) == reason
 
 
-def test_endless_last_words_are_cut(runtime: ProcessRuntime) -> None:
+def test_endless_last_words_are_cut(runtime: Runtime) -> None:
     role = spawn(runtime, "Mortal")
     with pytest.raises(RoleDied, match="mortal ended with exit code 3; the last it said: ") as caught:
         role.call("die", "exit", "x" * 30_000).result()
     assert len(str(caught.value)) < 600
 
 
-def test_exit_in_a_role_says_why(runtime: ProcessRuntime) -> None:
+def test_exit_in_a_role_says_why(runtime: Runtime) -> None:
     role = runtime.spawn("roles_for_tests:Failing", name="failing")
     with pytest.raises((RoleDied, RoleError), match="licence has expired"):
         role.call("fail", "exit").result()
 
 
-def test_memory_error_is_an_answer_and_the_role_goes_on(runtime: ProcessRuntime) -> None:
+def test_memory_error_is_an_answer_and_the_role_goes_on(runtime: Runtime) -> None:
     role = runtime.spawn("roles_for_tests:Failing", name="failing")
     with pytest.raises(RoleError, match=r"^failing: MemoryError: cannot allocate 1 EB$"):
         role.call("fail", "memory").result()
     assert role.call("fine").result() == "fine"
 
 
-def test_a_death_fails_only_what_needs_the_dead(runtime: ProcessRuntime) -> None:
+def test_a_death_fails_only_what_needs_the_dead(runtime: Runtime) -> None:
     dead, alive = spawn(runtime, "Mortal"), spawn(runtime, "Notebook")
     held = dead.call("pids")
     lost = dead.call("die", "kill")
@@ -131,7 +137,7 @@ def test_a_death_fails_only_what_needs_the_dead(runtime: ProcessRuntime) -> None
         calls[1].result()
 
 
-def test_a_death_while_a_long_message_is_on_its_way(runtime: ProcessRuntime) -> None:
+def test_a_death_while_a_long_message_is_on_its_way(runtime: Runtime) -> None:
     dead = spawn(runtime, "Mortal")
     dead.call("die", "kill")
     calls = [dead.call("pids", "x" * 30_000, np.zeros(10_000)) for _ in range(100)]
@@ -140,7 +146,7 @@ def test_a_death_while_a_long_message_is_on_its_way(runtime: ProcessRuntime) -> 
         calls[-1].result()
 
 
-def test_an_answer_given_before_death_is_kept(runtime: ProcessRuntime) -> None:
+def test_an_answer_given_before_death_is_kept(runtime: Runtime) -> None:
     role = spawn(runtime, "Notebook")
     large = role.call("array", 100_000)
     runtime.wait([large])
@@ -153,16 +159,18 @@ def test_an_answer_given_before_death_is_kept(runtime: ProcessRuntime) -> None:
 
 def test_a_worker_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with ProcessRuntime({}, lambda text: None) as runtime:
-        with pytest.raises(RoleDied, match="notebook ended with exit code 1"):
-            spawn(runtime, "Notebook").call("read").result()
+    with (
+        ProcessRuntime({}, lambda text: None) as runtime,
+        pytest.raises(RoleDied, match="notebook ended with exit code 1"),
+    ):
+        spawn(runtime, "Notebook").call("read").result()
 
 
 # -- children -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["kill", "exit", "segfault"])
-def test_children_die_with_their_worker(runtime: ProcessRuntime, how: str) -> None:
+@pytest.mark.parametrize("how", ["kill", slow("exit"), slow("segfault")])
+def test_children_die_with_their_worker(runtime: Runtime, how: str) -> None:
     role = spawn(runtime, "Mortal", True)
     worker, child = role.call("pids").result()
     assert not gone(child)
@@ -171,11 +179,16 @@ def test_children_die_with_their_worker(runtime: ProcessRuntime, how: str) -> No
     assert until(lambda: gone(worker, child), 2)
 
 
-@pytest.mark.parametrize("busy", ["", "loop", "c", "sleep"])
-@pytest.mark.parametrize("now", [False, True])
-def test_children_die_with_close(
-    runtime: ProcessRuntime, busy: str, now: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("busy", "now"),
+    [
+        ("", False),
+        ("c", False),
+        ("loop", True),
+        *(slow(*cell) for cell in (("", True), ("c", True), ("loop", False), ("sleep", False), ("sleep", True))),
+    ],
+)
+def test_children_die_with_close(runtime: Runtime, busy: str, now: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "GRACE", 0.4)
     role = spawn(runtime, "Mortal", True)
     worker, child = role.call("pids").result()
@@ -204,7 +217,7 @@ DRIVER = """
 """
 
 
-@pytest.mark.parametrize("busy", ["", "loop", "c", "sleep"])
+@pytest.mark.parametrize("busy", [slow(""), slow("loop"), "c", slow("sleep")])
 def test_nothing_outlives_kill_9_of_the_driver(busy: str) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(DRIVER), busy],
@@ -231,7 +244,7 @@ def test_nothing_outlives_kill_9_of_the_driver(busy: str) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_a_terminals_ctrl_c_is_not_for_workers(runtime: ProcessRuntime) -> None:
+def test_a_terminals_ctrl_c_is_not_for_workers(runtime: Runtime) -> None:
     role = spawn(runtime, "Notebook")
     pid = role.call("pid").result()
     assert os.getpgid(pid) == pid != os.getpgrp()
@@ -242,7 +255,7 @@ def test_a_terminals_ctrl_c_is_not_for_workers(runtime: ProcessRuntime) -> None:
 # -- what roles print ---------------------------------------------------------------------------------------
 
 
-def test_what_roles_print_arrives_with_their_name(runtime: ProcessRuntime, said: list[str]) -> None:
+def test_what_roles_print_arrives_with_their_name(runtime: Runtime, said: list[str]) -> None:
     role = spawn(runtime, "Talker")
     role.call("say", "hello\n\nworld").result()
     role.call("complain", "careful").result()
@@ -255,7 +268,7 @@ def test_what_roles_print_arrives_with_their_name(runtime: ProcessRuntime, said:
     assert said[4].endswith(" broken")
 
 
-def test_a_line_that_has_not_ended_waits_for_its_end(runtime: ProcessRuntime, said: list[str]) -> None:
+def test_a_line_that_has_not_ended_waits_for_its_end(runtime: Runtime, said: list[str]) -> None:
     role = spawn(runtime, "Talker")
     role.call("raw", b"half ").result()
     runtime.wait([], timeout=0.1)
@@ -306,7 +319,7 @@ def test_a_role_that_prints_for_ever_can_be_closed(monkeypatch: pytest.MonkeyPat
     assert time.monotonic() - began < 2
 
 
-def test_nobody_types_for_a_role(runtime: ProcessRuntime) -> None:
+def test_nobody_types_for_a_role(runtime: Runtime) -> None:
     assert spawn(runtime, "Mirror").call("stdin").result() == ""
 
 
@@ -334,7 +347,7 @@ def test_nothing_is_left_after_close() -> None:
         assert (descriptors(), shared_memory(), Packed.held) == (fds, memory, held)
 
 
-def test_values_are_given_back_while_a_run_goes_on(runtime: ProcessRuntime) -> None:
+def test_values_are_given_back_while_a_run_goes_on(runtime: Runtime) -> None:
     """Neither driver nor workers gather descriptors or memory."""
     maker, user = spawn(runtime, "Notebook"), runtime.spawn("roles_for_tests:Mirror", name="user")
     for _ in range(3):
@@ -349,7 +362,7 @@ def test_values_are_given_back_while_a_run_goes_on(runtime: ProcessRuntime) -> N
     assert user.call("held").result() == 0
 
 
-def test_workers_see_no_descriptors_of_the_driver(runtime: ProcessRuntime) -> None:
+def test_workers_see_no_descriptors_of_the_driver(runtime: Runtime) -> None:
     """Otherwise one that lives would keep another's pipe open, and its death would go unnoticed."""
     for _ in range(3):
         role = spawn(runtime, "Mirror")
@@ -361,16 +374,15 @@ def test_workers_see_no_descriptors_of_the_driver(runtime: ProcessRuntime) -> No
 def test_a_failed_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fds = descriptors()
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with ProcessRuntime({}, lambda text: None) as runtime:
-        with pytest.raises(FileNotFoundError):
-            spawn(runtime, "Notebook")
+    with ProcessRuntime({}, lambda text: None) as runtime, pytest.raises(FileNotFoundError):
+        spawn(runtime, "Notebook")
     assert descriptors() == fds
 
 
 # -- where roles live ---------------------------------------------------------------------------------------
 
 
-def test_threads_and_priority_are_as_asked(runtime: ProcessRuntime) -> None:
+def test_threads_and_priority_are_as_asked(runtime: Runtime) -> None:
     role = spawn(runtime, "Mirror", place=Place(threads=3, nice=7))
     environ = role.call("environ").result()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
@@ -379,7 +391,7 @@ def test_threads_and_priority_are_as_asked(runtime: ProcessRuntime) -> None:
     assert spawn(runtime, "Mirror").call("nice").result() == os.getpriority(os.PRIO_PROCESS, 0)
 
 
-def test_a_role_sees_the_users_environment(runtime: ProcessRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_role_sees_the_users_environment(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulator that it starts with another Python must not find our packages."""
     monkeypatch.setenv("RNF_MINE", "1")
     environ = spawn(runtime, "Mirror").call("environ").result()
@@ -388,17 +400,15 @@ def test_a_role_sees_the_users_environment(runtime: ProcessRuntime, monkeypatch:
     assert not [name for name in environ if name.startswith("RAYNFORCE")]
 
 
-def test_the_search_path_is_the_drivers(
-    runtime: ProcessRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_path_is_the_drivers(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "found_at_run_time.py").write_text("class Role:\n    def answer(self):\n        return 42\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     assert runtime.spawn("found_at_run_time:Role", name="role").call("answer").result() == 42
 
 
-@pytest.mark.parametrize("name", ["random", "queue", "token", "select"])
+@pytest.mark.parametrize("name", ["token", "select"])
 def test_files_of_the_current_directory_do_not_hide_the_standard_library(
-    runtime: ProcessRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """They do not for the driver, when it is the `raynforce` command or a script elsewhere."""
     (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong module')")
@@ -413,7 +423,7 @@ def small(**settings: object) -> Config:
 
 def test_the_placing_of_a_run() -> None:
     with open_runtime(small(), lambda text: None) as runtime:
-        roles = {kind: spawn(runtime, "Mirror", place=place) for kind, place in runtime.places.items()}  # type: ignore[arg-type]
+        roles = {kind: spawn(runtime, "Mirror", place=place) for kind, place in runtime.places.items()}
         nice = {kind: role.call("nice").result() for kind, role in roles.items()}
         threads = {kind: role.call("environ").result()["OMP_NUM_THREADS"] for kind, role in roles.items()}
     assert nice == {"learner": os.getpriority(os.PRIO_PROCESS, 0), "sampler": BACKGROUND, "evaluator": BACKGROUND}
@@ -468,7 +478,7 @@ def test_only_the_learner_has_torch(tmp_path: Path) -> None:
     assert [line for line in lines if line.startswith("driver")] == ["driver False False"] * 2
 
 
-def test_a_sampler_imports_no_torch(runtime: ProcessRuntime) -> None:
+def test_a_sampler_imports_no_torch(runtime: Runtime) -> None:
     """A process begins with next to nothing, and the sampler's and evaluator's modules bring no torch with them."""
     role = spawn(runtime, "Mirror")
     assert not {"torch", "ray", "gymnasium", "yaml", "rich"} & set(role.call("modules").result())

@@ -14,8 +14,8 @@ import pytest
 from raynforce.config import Config, SamplingConfig
 from raynforce.errors import EnvError
 from raynforce.runtimes.base import Handle, RoleDied, Runtime
-from raynforce.runtimes.cluster import _workers
-from raynforce.runtimes.ray import RayRuntime
+from raynforce.runtimes.ray.processes import workers
+from raynforce.runtimes.ray.runtime import RayRuntime
 
 MIRROR, NOTEBOOK = "roles_for_tests:Mirror", "roles_for_tests:Notebook"
 
@@ -102,7 +102,7 @@ def test_a_runtime_of_its_own_leaves_nothing_and_passes_on_what_roles_print(
         talker.call("say", "to stdout").result()
         talker.call("complain", "to stderr").result()
         busy = mortal(runtime, "busy")
-        pids = [busy.call("pids").result()[0], *(process.pid for process in _workers()), *_processes(folder)]
+        pids = [busy.call("pids").result()[0], *(process.pid for process in workers()), *_processes(folder)]
         assert len(pids) > 7, "two workers ahead, one more, two agents, gcs, raylet, janitor"
         busy.call("hang", "c")
         time.sleep(0.2)

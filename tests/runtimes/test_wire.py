@@ -25,10 +25,10 @@ from raynforce.runtimes.wire import LARGE, LONGEST, Packed, pack, receive, send
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     """Every test gives back its shared memory and its descriptors."""
-    gc.collect()
     held, fds = Packed.held, descriptors()
     yield
-    gc.collect()
+    if descriptors() != fds:  # unless something is part of a cycle, nothing has to be collected
+        gc.collect()
     assert Packed.held == held
     assert descriptors() == fds
 
@@ -49,8 +49,9 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, np.ndarray):
-        equal = (lambda x: x.tolist()) if a.dtype == object else (lambda x: x.tobytes())
-        return (a.dtype, a.shape) == (b.dtype, b.shape) and equal(a) == equal(b)
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            return False
+        return bool(a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes())
     return bool(a == b or (a != a and b != b))
 
 
@@ -134,7 +135,7 @@ leaves = st.one_of(
 trees = st.recursive(leaves, lambda t: st.one_of(st.lists(t, max_size=4), st.dictionaries(st.text(max_size=5), t)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(trees)
 def test_any_tree(tree: Any) -> None:
     assert same(pack(tree).value(), tree)

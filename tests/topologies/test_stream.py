@@ -149,7 +149,7 @@ def role(runtime: Runtime, kind: str, name: str, *args: Any) -> Handle:
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[ProcessRuntime]:
+def processes() -> Iterator[Runtime]:
     with ProcessRuntime({}, print) as opened:
         yield opened
 
@@ -184,7 +184,7 @@ def test_overlap_is_one_version_behind(runtime: Runtime) -> None:
     stage.check_nothing_lost(held)
 
 
-def test_overlap_overlaps(processes: ProcessRuntime) -> None:
+def test_overlap_overlaps(processes: Runtime) -> None:
     stage = Stage(processes, (0.15, 0.15), learner=0.15)
     stage.turn("overlap", 1)
     began = time.monotonic()
@@ -221,7 +221,7 @@ def test_async_inline_is_deterministic_and_loses_nothing(runtime: Runtime) -> No
 
 
 @pytest.mark.parametrize("learner", [0.0, 0.06])
-def test_async_learns_each_fragment_once(processes: ProcessRuntime, learner: float) -> None:
+def test_async_learns_each_fragment_once(processes: Runtime, learner: float) -> None:
     stage = Stage(processes, (0.0, 0.01, 0.05), learner=learner, max_lag=100)
     rounds = stage.turn("async", 12)
     assert [r.learned.number for r in rounds] == list(range(1, 13)), "versions in order"
@@ -234,7 +234,7 @@ def test_async_learns_each_fragment_once(processes: ProcessRuntime, learner: flo
         assert sequence == sorted(sequence), "the fragments of one sampler in order"
 
 
-def test_async_keeps_late_fragments(processes: ProcessRuntime) -> None:
+def test_async_keeps_late_fragments(processes: Runtime) -> None:
     stage = Stage(processes, (0.0, 0.0, 0.25), batch=2, max_lag=10_000)
     stage.turn("async", 20)
     until_late(stage)
@@ -251,7 +251,7 @@ def until_late(stage: Stage, seconds: float = 10.0) -> None:
         stage.turn("async", 5)
 
 
-def test_async_drops_and_counts_what_is_too_old(processes: ProcessRuntime) -> None:
+def test_async_drops_and_counts_what_is_too_old(processes: Runtime) -> None:
     stage = Stage(processes, (0.0, 0.0, 0.2), batch=2, max_lag=3)
     rounds: list[Round] = []
     deadline = time.monotonic() + 10
@@ -266,7 +266,7 @@ def test_async_drops_and_counts_what_is_too_old(processes: ProcessRuntime) -> No
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
-def test_a_slow_sampler_does_not_hold_the_others(processes: ProcessRuntime, batch: int) -> None:
+def test_a_slow_sampler_does_not_hold_the_others(processes: Runtime, batch: int) -> None:
     stage = Stage(processes, (0.8, 0.0, 0.0, 0.0), batch=batch, max_lag=1000)
     began = time.monotonic()
     stage.turn("async", 10)
@@ -275,7 +275,7 @@ def test_a_slow_sampler_does_not_hold_the_others(processes: ProcessRuntime, batc
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_two_slow_samplers_do_not_hold_the_others(processes: ProcessRuntime, batch: int) -> None:
+def test_two_slow_samplers_do_not_hold_the_others(processes: Runtime, batch: int) -> None:
     stage = Stage(processes, (0.8, 0.8, 0.0, 0.0), batch=batch, max_lag=1000)
     began = time.monotonic()
     stage.turn("async", 8)
@@ -283,7 +283,7 @@ def test_two_slow_samplers_do_not_hold_the_others(processes: ProcessRuntime, bat
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_every_sampler_is_kept_busy(processes: ProcessRuntime, batch: int) -> None:
+def test_every_sampler_is_kept_busy(processes: Runtime, batch: int) -> None:
     """Three that take the same time, and a quick learner: three times the fragments of one."""
     stage = Stage(processes, (0.1, 0.1, 0.1), batch=batch, max_lag=1000)
     began = time.monotonic()
@@ -294,9 +294,7 @@ def test_every_sampler_is_kept_busy(processes: ProcessRuntime, batch: int) -> No
 
 
 @pytest.mark.parametrize(("samplers", "batch"), [(3, None), (2, 4), (4, 2)])
-def test_a_slow_learner_does_not_fill_the_memory(
-    processes: ProcessRuntime, samplers: int, batch: int | None
-) -> None:
+def test_a_slow_learner_does_not_fill_the_memory(processes: Runtime, samplers: int, batch: int | None) -> None:
     """One batch is being learned from, one waits (or one fragment of each sampler), and no more are sampled."""
     size = batch or samplers
     stage = Stage(processes, (0.0,) * samplers, learner=0.15, batch=batch, max_lag=1000)
@@ -374,16 +372,14 @@ def test_a_failing_sampler_ends_the_round_with_its_error(runtime: Runtime, prese
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_who_is_waited_for_is_said(processes: ProcessRuntime, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_waited_for_is_said(processes: Runtime, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "PATIENCE", 0.1)
     stage = Stage(processes, (0.35,))
     stage.turn(preset, 1)
     assert stage.said[0] == "sampler 0"
 
 
-def test_fragments_do_not_pass_through_the_driver(
-    processes: ProcessRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fragments_do_not_pass_through_the_driver(processes: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     from raynforce.runtimes.wire import Packed
 
     stage = Stage(processes, max_lag=1000)
@@ -399,5 +395,3 @@ def test_fragments_do_not_pass_through_the_driver(
         stage.turn(preset, 2)
     assert opened
     assert not [one for one in opened if isinstance(one, Fragment)]
-
-

@@ -1,0 +1,54 @@
+"""The Ray that a run is connected to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from raynforce.config import Config
+from raynforce.runtimes.base import Place
+from raynforce.runtimes.placing import needs, place_roles
+from raynforce.runtimes.ray.processes import kill, workers
+from raynforce.runtimes.ray.state import ray_module
+
+Say = Callable[[str], None]
+
+
+class Cluster:
+    """The Ray that this process is connected to; `close` leaves nothing behind that was started here."""
+
+    def __init__(self, address: str, places: Mapping[str, Place], *, folder: Path | None, shipped: bool) -> None:
+        self.address = address
+        self.places = places
+        self.folder = folder
+        """Where our own Ray keeps its files, in `r`; None if it is not ours."""
+        self.shipped = shipped
+        """Whether code was sent to the nodes, which then do not look for it where the driver has it."""
+        self.at_close = ExitStack()
+
+    @property
+    def started(self) -> bool:
+        """Whether it is ours, and ends with the run."""
+        return self.folder is not None
+
+    def waiting_for(self) -> str:
+        """One sentence on why roles may not have started yet."""
+        ray = ray_module()
+        total, free = ray.cluster_resources(), ray.available_resources()
+        names = sorted({name for place in self.places.values() for name in needs(place)})
+        shares = [f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}{'s' * (len(name) == 3)}" for name in names]
+        return f"the cluster has {' and '.join(shares) or 'room'} free"
+
+    def close(self, *, now: bool = False) -> None:
+        """Leave the cluster, or end it if it was started here; `now` kills roles that are busy."""
+        if now and self.started:
+            kill(workers())
+        self.at_close.close()
+
+
+def placed(config: Config, nodes: Sequence[Mapping[str, float]], say: Say) -> dict[str, Place]:
+    places, notes = place_roles(config, nodes)
+    for note in notes:
+        say(note)
+    return places

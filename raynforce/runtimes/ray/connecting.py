@@ -1,0 +1,35 @@
+"""Which Ray: one already in use in this process, one to join, or our own."""
+
+from __future__ import annotations
+
+import os
+
+from raynforce.config import Config
+from raynforce.errors import UsageError
+from raynforce.runtimes.ray.cluster import Cluster, Say, placed
+from raynforce.runtimes.ray.joining import join
+from raynforce.runtimes.ray.starting import start
+from raynforce.runtimes.ray.state import own_signals, ray_module
+
+
+def connect(config: Config, say: Say) -> Cluster:
+    """Connect this process to the Ray that the settings name: one already in use here, one to join, or our own."""
+    try:
+        ray = ray_module()
+    except ImportError as error:
+        raise UsageError("the ray runtime needs Ray: pip install 'ray[default]', or use --runtime process") from error
+    if ray.is_initialized():
+        return _adopt(config, say)
+    named = os.environ.get("RAY_ADDRESS")
+    address = config.ray.address or named or "local"
+    if address == "auto" and named:
+        address = named
+    with own_signals():
+        return start(config, say) if address == "local" else join(config, address, say)
+
+
+def _adopt(config: Config, say: Say) -> Cluster:
+    """The user's script has called `ray.init` itself, and will call `ray.shutdown` itself."""
+    ray = ray_module()
+    places = placed(config, [node["Resources"] for node in ray.nodes() if node["Alive"]], say)
+    return Cluster(ray.get_runtime_context().gcs_address, places, folder=None, shipped=False)

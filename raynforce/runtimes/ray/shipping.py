@@ -1,0 +1,51 @@
+"""Sending the user's modules and this package to the nodes of a cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from contextlib import ExitStack
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from raynforce.config import Config
+from raynforce.runtimes.ray.state import PACKAGE
+
+NOT_SHIPPED = [".?*", "__pycache__", "*.pyc", "venv", "runs", "checkpoints", "*.pem", "*.key", "auth_token"]
+
+
+def shipment(config: Config, stack: ExitStack) -> dict[str, Any]:
+    """A runtime environment with this package and the directories that the user's modules live in."""
+    roots = code_roots(config)
+    if not roots:  # without a directory of its own, Ray would put the driver's current one first
+        roots = [Path(tempfile.mkdtemp(prefix="rnf-"))]
+        stack.callback(shutil.rmtree, roots[0], ignore_errors=True)
+    first, *others = roots
+    modules = [path for root in others for path in root.iterdir() if path.suffix == ".py" or _is_package(path)]
+    return {"working_dir": str(first), "py_modules": [*map(str, [PACKAGE, *modules])], "excludes": NOT_SHIPPED}
+
+
+def _is_package(path: Path) -> bool:
+    return (path / "__init__.py").exists()
+
+
+def code_roots(config: Config) -> list[Path]:
+    """Directories from which the user's own modules are imported, found without importing them."""
+    installed = [Path(path).resolve() for path in {*sysconfig.get_paths().values(), str(PACKAGE)}]
+    roots: dict[Path, None] = {}
+    for name in (config.env, config.algo, config.network.factory or ""):
+        module, colon, _ = name.partition(":")
+        top = module.partition(".")[0]
+        spec = PathFinder.find_spec(top, [os.getcwd(), *sys.path]) or importlib.util.find_spec(top) if colon else None
+        places = [*(spec.submodule_search_locations or ()), spec.origin] if spec else [None]
+        if places[0] is None:
+            continue  # not a module, or one whose import will say what is wrong
+        path = Path(places[0]).resolve()
+        if not any(path.is_relative_to(place) for place in installed):
+            roots[path.parent] = None
+    return list(roots)

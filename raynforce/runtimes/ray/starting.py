@@ -1,0 +1,208 @@
+"""Starting a Ray for one run: loopback only, with a token and a directory of its own, and nothing left of it after."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from raynforce.config import Config
+from raynforce.errors import UsageError, summary
+from raynforce.experience.memory import available_bytes
+from raynforce.runtimes.host import THREADS
+from raynforce.runtimes.placing import place_roles, require_room, total_needs
+from raynforce.runtimes.ray.cluster import Cluster, Say
+from raynforce.runtimes.ray.processes import Process, kill, workers
+from raynforce.runtimes.ray.state import AUTH, DRIVER, environment, job, ray_module, token_file, unchanged
+
+TRIED = "2.60."  # the Ray whose insides are known well enough to leave parts of it out
+SMALLEST_STORE = 200_000_000
+BYTES_PER_STEP = 32_768  # of one environment, generous: most observations are far smaller
+SHARED_MEMORY = "/dev/shm"
+LOCAL = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's name for: listen on the loopback interface alone
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's 15 would make learner and samplers alike; each role sets its own
+    # The raylet looks for its object store once a second, which is there after some milliseconds.
+    "RAY_raylet_client_connect_timeout_milliseconds": "20",
+    "RAY_raylet_client_num_connect_attempts": "500",
+}
+
+# Sleeps until the pipe closes that only the driver holds open. Then workers end by themselves, but Ray's agents wait a
+# minute for the dead. An agent is told from a later process with its id by when it began, the 22nd field.
+JANITOR = """
+read agents; while read _; do :; done; sleep 2
+for agent in $agents; do
+    [ "$(cut -d' ' -f22 /proc/${agent%:*}/stat)" = "${agent#*:}" ] && kill -9 "${agent%:*}"
+done
+rm -rf "$0"; sleep 3; rm -rf "$0"
+"""
+
+
+def start(config: Config, say: Say) -> Cluster:
+    """A Ray of this run's own: loopback only, with a token of its own, in a directory of its own."""
+    require_room(config)
+    store = _store_bytes(config)
+    places, _ = place_roles(config, None)
+    asked = total_needs(places, config.sampling.samplers)
+    cpus, gpus = max(1, -int(-asked.pop("CPU", 1.0) // 1)), asked.pop("GPU", 0.0)
+    if cpus > (cores := _cores()):
+        say(f"{config.sampling.samplers + 1} roles share {cores} core{'s' * (cores > 1)}")
+
+    ray = ray_module()
+    with ExitStack() as stack:
+        folder, watch = _own_folder(stack)
+        stack.enter_context(environment({**unchanged(), **DRIVER, **LOCAL, **_own_token()}))
+        with environment(dict.fromkeys(THREADS, "1")), _few_processes(stack):
+            try:
+                ray.init(
+                    "local",
+                    num_cpus=cpus,  # as many workers are started ahead
+                    resources=asked,
+                    object_store_memory=store,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.CRITICAL,
+                    job_config=job(),
+                    _temp_dir=str(folder / "r"),
+                    _skip_env_hook=True,
+                )
+            except Exception as error:
+                raise UsageError(f"Ray did not start: {summary(error)}; --runtime process needs no Ray") from error
+        watch(workers())
+        if gpus > ray.cluster_resources().get("GPU", 0.0):
+            place_roles(config, [ray.cluster_resources()])  # says what there is
+        cluster = Cluster(ray.get_runtime_context().gcs_address, places, folder=folder, shipped=False)
+        cluster.at_close = stack.pop_all()
+        return cluster
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _store_bytes(config: Config) -> int:
+    """Room for a few fragments of each sampler; refuses a /dev/shm in which Ray cannot live."""
+    sampling = config.sampling
+    wanted = 4 * sampling.samplers * sampling.envs * sampling.fragment * BYTES_PER_STEP
+    limits = [0.3 * memory for memory in [available_bytes()] if memory is not None]
+    free = _shared_memory_bytes()
+    if free is not None:
+        limits.append(0.5 * free)
+        if free < SMALLEST_STORE:
+            raise UsageError(
+                f"Ray needs {SMALLEST_STORE / 1e6:.0f} MB of shared memory, {SHARED_MEMORY} has {free / 1e6:.0f} MB "
+                "free: in docker use --shm-size=1g, or use --runtime process, which needs none"
+            )
+    return max(SMALLEST_STORE, int(min([wanted, *limits])))
+
+
+def _shared_memory_bytes() -> int | None:
+    """Free bytes for shared memory; None where Ray does not use it."""
+    try:
+        status = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize
+
+
+def _own_token() -> dict[str, str]:
+    """Authentication is on with a token that only this process and its children know, unless the user has set it."""
+    mode, token, path = (os.environ.get(name) for name in AUTH)
+    if mode is not None and mode.lower() != "token":
+        return {}
+    own = token is None and path is None and not (mode and token_file().exists())
+    return {"RAY_AUTH_MODE": "token", **({"RAY_AUTH_TOKEN": secrets.token_hex(32)} if own else {})}
+
+
+def _own_folder(stack: ExitStack) -> tuple[Path, Callable[[Sequence[Process]], None]]:
+    """A private directory that is gone afterwards, even if this process is killed; and whom to end with it."""
+    base = tempfile.gettempdir()
+    base = base if len(base) <= 18 else "/tmp"  # a socket's path may have 107 bytes, Ray adds 75
+    folder = Path(tempfile.mkdtemp(prefix="rnf-", dir=base))  # Ray opens its own directory to all, so it gets an inner
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    janitor = subprocess.Popen(
+        ["/bin/sh", "-c", JANITOR, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # spared from Ctrl-C
+    )
+    stack.callback(janitor.communicate)
+    stack.callback(janitor.kill)
+
+    def watch(processes: Sequence[Process]) -> None:
+        assert janitor.stdin is not None
+        janitor.stdin.write(" ".join(f"{process.pid}:{process.began}" for process in processes) + "\n")
+        janitor.stdin.flush()
+
+    return folder, watch
+
+
+@contextmanager
+def _few_processes(stack: ExitStack) -> Iterator[None]:
+    """Start Ray without what a run on one machine has no use for: autoscaler, dashboard, its agent, log monitor.
+
+    Each is a Python process of its own, and Ray waits for them: 8 s instead of 2. This needs Ray's private parts, so a
+    Ray that was not tried starts in full.
+    """
+    if not ray_module().__version__.startswith(TRIED):
+        stack.callback(ray_module().shutdown)
+        yield
+        return
+    node, constants, utils = (
+        ray_module("_private.node"),
+        ray_module("_private.ray_constants"),
+        ray_module("_private.utils"),
+    )
+
+    class Node(node.Node):  # type: ignore[misc, name-defined]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            stack.callback(_end_own, self)  # also if it is interrupted in the middle of starting
+            super().__init__(*args, **kwargs)
+
+        def start_monitor(self) -> None: ...
+
+        def start_log_monitor(self) -> None: ...
+
+        def start_api_server(self, **_: Any) -> None:
+            self._webui_url = ""
+
+    def missing() -> ImportError:
+        return ImportError("the dashboard is not wanted")
+
+    patches = [
+        (node, "Node", Node),
+        (utils, "get_dashboard_dependency_error", missing),
+        (constants, "ENABLE_RAY_CLUSTER", False),  # Ray may have been imported before its variable was set
+    ]
+    before = [(module, name, getattr(module, name)) for module, name, _ in patches]
+    for module, name, value in patches:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+def _end_own(node: Any) -> None:
+    """End Ray and wait until its processes are gone."""
+    started = workers(node)
+    ray_module().shutdown()
+    if getattr(node, "all_processes", None):  # it was not up yet
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+        kill(started)
+    deadline = time.monotonic() + 1.0
+    while (left := [process for process in started if process.alive()]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    kill(left)
