@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import raynforce
+from raynforce import signals
 from raynforce.runs import checkpoint
 
 ROOT = Path(raynforce.__file__).parents[1]
@@ -371,3 +372,59 @@ def test_kill_9_at_any_moment_of_the_start(start: Start, tmp_path: Path, runtime
         command.nothing_left(15)
         if (run := tmp_path / "run").exists():
             run.rename(tmp_path / f"run-{time.monotonic()}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_signals_while_resuming_do_no_harm(start: Start, tmp_path: Path, runtime: str) -> None:
+    run, source = tmp_path / "run", random.Random(1)
+    command = start(*train(runtime, "async"))
+    command.until(trains(run))
+    command.send("SIGTERM")
+    assert command.ended() == 143, command.said
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL) * 3:
+        before = checkpoint.manifest(run / "last")["step"]
+        resumed = start("resume", "run")
+        time.sleep(source.uniform(0.3, 3.0))
+        resumed.process.send_signal(number)
+        assert resumed.ended() in (128 + number, -number), resumed.said
+        resumed.nothing_left(15)
+        assert checkpoint.manifest(run / "last")["step"] >= before
+    resume_works(start, run, runtime)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_terminal_that_is_closed_leaves_nothing(start: Start, tmp_path: Path, runtime: str) -> None:
+    """An ssh connection that breaks: SIGHUP, and nowhere to print to."""
+    command = start(*train(runtime, "async", "--set", "checkpoint.every=64"), terminal=True)
+    command.until(trains(tmp_path / "run"))
+    assert command.master is not None
+    os.close(command.master)
+    command.master = None
+    command.process.wait(DEADLINE)
+    command.nothing_left(15)
+    resume_works(start, tmp_path / "run", runtime)
+
+
+# -- the request itself -------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_end_that_got_lost_can_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python drops what is raised in `__del__`, and a signal may come just there."""
+    monkeypatch.setattr(signals, "AGAIN", 0.05, raising=False)
+
+    class Swallows:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0)
+
+    request = signals.StopRequest(lambda: None)
+    with request.watching(at_once=True):
+        Swallows()
+        os.kill(os.getpid(), signal.SIGINT)  # too soon: everything is being ended
+        time.sleep(0.1)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)

@@ -44,10 +44,11 @@ def join(config: Config, address: str, say: Say) -> Cluster:
         try:
             ray.init(address, log_to_driver=True, logging_level=logging.CRITICAL, **code)
         except Exception as error:
-            raise UsageError(
-                f"joining Ray at {address} failed: {summary(error.__cause__ or error)}; run this on a node of the "
-                "cluster, or submit it with `ray job submit`"
-            ) from error
+            fix = "run this on a node of the cluster, or submit it with `ray job submit`"
+            if shipped:
+                folder = code["runtime_env"]["working_dir"]
+                fix = f"{folder} was to be sent: keep large files out of where your modules are"
+            raise UsageError(f"joining Ray at {address} failed: {summary(error.__cause__ or error)}; {fix}") from error
         cluster = Cluster(address, places, folder=None, shipped=shipped)
         cluster.at_close = stack.pop_all()
         return cluster

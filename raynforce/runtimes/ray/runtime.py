@@ -70,10 +70,10 @@ class RayRuntime(Runtime):
         self._cluster = connect(config, say)
         self.places = self._cluster.places
         self._actor: Any = ray_module().remote(RayHost)
-        self._listening = ExitStack()
-        hear(self._listening, say)
+        self._hearing, self._reading = ExitStack(), ExitStack()
+        hear(self._hearing, say)
         if self._cluster.folder is not None:
-            tail(self._listening, self._cluster.folder, say)
+            tail(self._reading, self._cluster.folder, say)
         self._expected: dict[Any, str] = {}  # roles that had not found room when we last looked
         self._handles: list[RayHandle] = []
         self._names: dict[str, str] = {}  # of roles, by their actor's id
@@ -140,8 +140,10 @@ class RayRuntime(Runtime):
             for handle in handles:
                 ray.kill(handle.actor)
         finally:
-            self._listening.close()
+            self._store.close()
+            self._reading.close()
             self._cluster.close(now=now)
+            self._hearing.close()  # last: Ray prints what has come late as it closes
 
 
 def _ours(error: Any, name: str, names: dict[str, str]) -> BaseException:

@@ -9,13 +9,16 @@ import sys
 import sysconfig
 import tempfile
 from contextlib import ExitStack
+from fnmatch import fnmatch
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from raynforce.config import Config
+from raynforce.errors import UsageError
 from raynforce.runtimes.ray.state import PACKAGE
 
+LARGEST = 256 << 20  # bytes; Ray takes twice that
 NOT_SHIPPED = [".?*", "__pycache__", "*.pyc", "venv", "runs", "checkpoints", "*.pem", "*.key", "auth_token"]
 
 
@@ -25,6 +28,8 @@ def shipment(config: Config, stack: ExitStack) -> dict[str, Any]:
     if not roots:  # without a directory of its own, Ray would put the driver's current one first
         roots = [Path(tempfile.mkdtemp(prefix="rnf-"))]
         stack.callback(shutil.rmtree, roots[0], ignore_errors=True)
+    for root in roots:
+        _require_small(root)
     first, *others = roots
     modules = [path for root in others for path in root.iterdir() if path.suffix == ".py" or _is_package(path)]
     return {"working_dir": str(first), "py_modules": [*map(str, [PACKAGE, *modules])], "excludes": NOT_SHIPPED}
@@ -32,6 +37,23 @@ def shipment(config: Config, stack: ExitStack) -> dict[str, Any]:
 
 def _is_package(path: Path) -> bool:
     return (path / "__init__.py").exists()
+
+
+def _require_small(root: Path) -> None:
+    """Ray packs for minutes before it says that a directory is too large."""
+    if (root / ".gitignore").exists():  # which Ray heeds, and we cannot
+        return
+    total = 0
+    for folder, names, files in os.walk(root):
+        names[:] = [name for name in names if not any(fnmatch(name, pattern) for pattern in NOT_SHIPPED)]
+        for file in files:
+            path = Path(folder, file)
+            total += path.lstat().st_size if path.is_file() else 0
+        if total > LARGEST:
+            raise UsageError(
+                f"{root}, where your modules are, holds more than {LARGEST >> 20} MB and would be sent to the cluster: "
+                f"keep large files elsewhere, name them in {root / '.gitignore'}, or set ray.ship_code=never"
+            )
 
 
 def code_roots(config: Config) -> list[Path]:

@@ -57,6 +57,7 @@ def start(config: Config, say: Say) -> Cluster:
     if cpus > (cores := _cores()):
         say(f"{config.sampling.samplers + 1} roles share {cores} core{'s' * (cores > 1)}")
 
+    say("starting Ray")
     ray = ray_module()
     with ExitStack() as stack:
         folder, watch = _own_folder(stack)

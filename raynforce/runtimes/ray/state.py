@@ -66,13 +66,15 @@ def silent() -> Iterator[None]:
 
 @contextmanager
 def own_signals() -> Iterator[None]:
-    """`ray.init` takes over SIGTERM; give it back."""
+    """`ray.init` takes over SIGTERM, and exits on it in its own way; give it back."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
+    except SystemExit as ended:
+        raise KeyboardInterrupt(signal.SIGTERM) if ended.code == signal.SIGTERM else ended from None
     finally:
         signal.signal(signal.SIGTERM, before)
 

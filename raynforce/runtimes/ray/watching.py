@@ -21,6 +21,7 @@ class ObjectStore:
         self._looked = -HEALTH_EVERY
         self._used: int | None = None
         self._stub: Any = None
+        self._channel: Any = None
 
     def used_bytes(self) -> int | None:
         if time.monotonic() - self._looked >= HEALTH_EVERY:
@@ -34,12 +35,17 @@ class ObjectStore:
     def _ask(self) -> int:
         if self._stub is None:
             node = ray_module("_private.worker")._global_node
-            channel = ray_module("_private.grpc_utils").init_grpc_channel(
+            self._channel = ray_module("_private.grpc_utils").init_grpc_channel(
                 f"{node.node_ip_address}:{node.node_manager_port}"
             )
-            self._stub = ray_module("core.generated.node_manager_pb2_grpc").NodeManagerServiceStub(channel)
+            self._stub = ray_module("core.generated.node_manager_pb2_grpc").NodeManagerServiceStub(self._channel)
         request = ray_module("core.generated.node_manager_pb2").GetNodeStatsRequest(include_memory_info=False)
         return int(self._stub.GetNodeStats(request, timeout=0.5).store_stats.object_store_bytes_used)
+
+    def close(self) -> None:
+        """Before Ray ends: an open channel would complain on stderr."""
+        if self._channel is not None:
+            self._channel.close()
 
 
 def hear(stack: ExitStack, say: Callable[[str], None]) -> None:
@@ -66,7 +72,7 @@ def hear(stack: ExitStack, say: Callable[[str], None]) -> None:
     def undo() -> None:
         worker.print_to_stdstream = printer
         dispatcher.remove_handler("raynforce")
-        for handler in handlers:
+        for handler in handlers if ray_module().is_initialized() else ():
             dispatcher.add_handler("ray_print_logs", handler)
 
     stack.callback(undo)
