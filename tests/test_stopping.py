@@ -415,16 +415,18 @@ def test_an_end_that_got_lost_can_be_asked_for_again(monkeypatch: pytest.MonkeyP
     """Python drops what is raised in `__del__`, and a signal may come just there."""
     monkeypatch.setattr(signals, "AGAIN", 0.05, raising=False)
 
+    def ctrl_c() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+
     class Swallows:
         def __del__(self) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0)
+            ctrl_c()
 
     request = signals.StopRequest(lambda: None)
     with request.watching(at_once=True):
         Swallows()
-        os.kill(os.getpid(), signal.SIGINT)  # too soon: everything is being ended
+        ctrl_c()  # too soon: everything is being ended
         time.sleep(0.1)
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(1)
+            ctrl_c()

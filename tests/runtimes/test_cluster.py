@@ -167,7 +167,7 @@ def test_joining_uses_the_cluster_and_leaves_it_as_it_was(token: str, capfd: pyt
         while "sampler 2: from afar" not in said or not runtime.excuse():
             assert time.monotonic() < deadline, said
             time.sleep(0.05)
-        assert runtime.excuse() == ": the cluster has 0 of 4 CPUs free"
+        assert runtime.excuse() == " to start or to find room: the cluster has 0 of 4 CPUs free"
         assert runtime.wait([late], timeout=0)[1] == [late]
     assert not ray.is_initialized()
     assert dict(os.environ) == before

@@ -118,7 +118,7 @@ class RayRuntime(Runtime):
 
     def excuse(self) -> str:
         waiting = self._without_room()
-        return f": {self._cluster.waiting_for()}" if waiting else ""
+        return f" to start or to find room: {self._cluster.waiting_for()}" if waiting else ""
 
     def _without_room(self) -> list[str]:
         """Roles for which the cluster has not found room yet."""
