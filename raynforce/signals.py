@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+AGAIN = 5.0  # seconds after which an end that was asked for must have happened
 
 
 class StopRequest:
     """Remembers the first SIGINT or SIGTERM; the second raises `KeyboardInterrupt` wherever the program is.
 
-    Later ones change nothing: by then everything is being ended as fast as it can.
+    Later ones change nothing, as by then everything is being ended as fast as it can; unless seconds have passed:
+    Python drops what is raised in a `__del__`, and the second may have come just there.
     """
 
     def __init__(self, announce: Callable[[], None]) -> None:
         self.number: int | None = None
         self._announce = announce
         self._at_once = False
-        self._ending = False
+        self._ending_since = -math.inf
+        self._newest: int = signal.SIGINT
 
     @property
     def name(self) -> str | None:
@@ -35,14 +41,16 @@ class StopRequest:
         before = {number: signal.signal(number, self._received) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
+        except KeyboardInterrupt:  # which a library may have caught and raised again without the number
+            raise KeyboardInterrupt(self._newest) from None
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     def _received(self, number: int, frame: Any) -> None:
         if self._at_once or self.number is not None:
-            if not self._ending:
-                self._ending = True
+            if time.monotonic() - self._ending_since > AGAIN:
+                self._ending_since, self._newest = time.monotonic(), number
                 raise KeyboardInterrupt(number)
             return
         self.number = number

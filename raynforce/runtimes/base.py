@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from raynforce.errors import RaynforceError
 
@@ -84,7 +84,7 @@ class Runtime(ABC):
     def close(self, *, now: bool = False) -> None:
         """End all roles: after their own `close` (within a few seconds), or with `now` at once."""
 
-    def __enter__(self) -> Runtime:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

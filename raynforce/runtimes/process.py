@@ -287,7 +287,8 @@ def _first_on_path(directory: Path) -> str:
 
 
 def _allow_many_files() -> None:
-    """Each worker takes three descriptors and each fragment on its way one: ask for all the system gives."""
+    """Each worker takes three descriptors and each fragment on its way one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    enough = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+    if soft < enough:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))

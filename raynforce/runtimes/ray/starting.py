@@ -30,6 +30,7 @@ SHARED_MEMORY = "/dev/shm"
 LOCAL = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's name for: listen on the loopback interface alone
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_task_events_report_interval_ms": "0",  # for the dashboard, which is not there: they fill the control store
     "RAY_worker_niceness": "0",  # Ray's 15 would make learner and samplers alike; each role sets its own
     # The raylet looks for its object store once a second, which is there after some milliseconds.
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
