@@ -25,14 +25,13 @@ SETTINGS = {
     "sampling.fragment": FRAGMENT,
     "algorithm.epochs": 10,
     "algorithm.minibatch_size": 256,
-    "log_every": 1,  # a line of metrics for every round
 }
 PARTS = ("sample", "learn")
 SIDES = (("inline", "sync"), ("process", "overlap"), ("process", "sync"), ("ray", "overlap"))
 LOOP = "from time import monotonic as t; from benchmarks.envs import burn; a = t(); burn(30_000_000); print(t() - a)"
 
 
-def measure(repeats: int = 3, rounds: int = 80) -> list[Table]:
+def measure(repeats: int = 5, rounds: int = 80) -> list[Table]:
     """Find the work of a step, then train with each side in turn."""
     work = calibrate()
     loops: list[float] = []

@@ -236,6 +236,10 @@ def test_one_signal_ends_the_run_with_a_checkpoint(
     resume_works(start, run, runtime)
 
 
+def test_ctrl_c_in_a_terminal_on_ray(start: Start, tmp_path: Path) -> None:
+    test_one_signal_ends_the_run_with_a_checkpoint(start, tmp_path, "ray", "overlap", "terminal")
+
+
 # -- two signals --------------------------------------------------------------------------------------------
 
 

@@ -15,8 +15,8 @@ from raynforce.runtimes.base import Handle, Pending, RemoteTraceback, RoleError,
 from raynforce.runtimes.inline import InlineRuntime
 from raynforce.runtimes.process import ProcessRuntime
 
-# Another kind is tested by adding its name, with a fixture `make_NAME` (here or in conftest.py) that gives a `Make`.
-KINDS = ["inline", "process"]
+# A kind is made by the fixture `make_NAME`, here or in conftest.py.
+KINDS = ["inline", "process", pytest.param("ray", marks=pytest.mark.slow)]
 Make = Callable[[], Runtime]
 DEADLINE = 15.0
 
@@ -290,8 +290,8 @@ def test_unusual_errors_arrive_too(runtime: Runtime, kind: str, how: str) -> Non
 
 
 def test_an_answer_that_cannot_travel(runtime: Runtime, kind: str) -> None:
-    if kind == "inline":
-        pytest.skip("nothing travels")
+    if kind != "process":
+        pytest.skip("nothing travels, or Ray carries even what has no name")
     role = failing(runtime)
     with pytest.raises(RaynforceError, match="pickle"):
         role.call("unpicklable").result()
@@ -299,8 +299,8 @@ def test_an_answer_that_cannot_travel(runtime: Runtime, kind: str) -> None:
 
 
 def test_an_argument_that_cannot_travel(runtime: Runtime, kind: str) -> None:
-    if kind == "inline":
-        pytest.skip("nothing travels")
+    if kind != "process":
+        pytest.skip("nothing travels, or Ray carries even what has no name")
     role = notebook(runtime)
     with pytest.raises(Exception, match="pickle"):
         role.call("echo", lambda: None).result()
