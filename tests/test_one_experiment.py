@@ -71,8 +71,13 @@ def test_overlap_is_another_run_than_sync_and_one_version_behind(base: Path) -> 
     assert lags == {(1.0, 1.0)}  # the first round, whose lag is 0, is before the first line
 
 
-@pytest.mark.parametrize("topology", ["sync", "overlap"])
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize(
+    ("algo", "topology"),
+    [
+        ("ppo", "overlap"),
+        *(pytest.param(*c, marks=slow) for c in (("ppo", "sync"), ("dqn", "sync"), ("dqn", "overlap"))),
+    ],
+)
 def test_a_run_goes_from_runtime_to_runtime_and_ends_as_one_that_never_moved(
     algo: str, topology: str, base: Path, tmp_path: Path, shared_ray: None
 ) -> None:
@@ -93,7 +98,7 @@ def stop_at(steps: int) -> Callable[[raynforce.Status], None]:
     return lambda status: status.stop() if status.steps >= steps else None
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", ["ppo", pytest.param("dqn", marks=slow)])
 def test_async_learns_on_every_runtime(algo: str, runtime: str, tmp_path: Path) -> None:
     run = train(tmp_path / "run", algo, runtime=runtime, topology="async")
     assert run.result.steps >= STEPS
