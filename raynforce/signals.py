@@ -45,7 +45,7 @@ class StopRequest:
             raise KeyboardInterrupt(self._newest) from None
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, handler or signal.SIG_DFL)  # None: installed by a library in C
 
     def _received(self, number: int, frame: Any) -> None:
         if self._at_once or self.number is not None:

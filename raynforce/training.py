@@ -110,7 +110,7 @@ class Training:
             held=held,
             batch=config.stream.batch,
             max_lag=self._max_lag,
-            waiting=lambda who: self._show(f"waiting for {who}"),
+            waiting=lambda who: self._show(f"waiting for {who}{self._runtime.excuse()}"),
         )
         if saved is not None:
             self._run.write_config(config.to_yaml())

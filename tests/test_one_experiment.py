@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -63,6 +66,46 @@ def test_every_runtime_gives_the_same_run(algo: str, topology: str, runtime: str
     assert metrics(run) == metrics(expected)
 
 
+def test_threads_do_not_change_what_is_learned(tmp_path: Path) -> None:
+    """A wide product rounds otherwise on two threads, and a script's own process may have been given many."""
+    script = (
+        "import raynforce\n"
+        "settings = {'preset': 'none', 'sampling.envs': 7, 'sampling.fragment': 8, 'network.hidden': [500, 64]}\n"
+        "settings |= {'eval.episodes': 1, 'eval.final_episodes': 0}\n"
+        "for runtime in ('inline', 'process'):\n"
+        "    run = raynforce.train('wide:Wide', steps=112, runtime=runtime, settings=settings, progress='quiet')\n"
+        "    print(run.result.weights_sha256)\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    (tmp_path / "wide.py").write_text(
+        "import gymnasium, numpy as np\n"
+        "class Wide(gymnasium.Env):\n"
+        "    observation_space, action_space = gymnasium.spaces.Box(-5, 5, (1000,)), gymnasium.spaces.Discrete(3)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        super().reset(seed=seed)\n"
+        "        return self.np_random.normal(size=1000).astype(np.float32), {}\n"
+        "    def step(self, action):\n"
+        "        over = self.np_random.random() < 0.1\n"
+        "        return self.np_random.normal(size=1000).astype(np.float32), float(action), over, False, {}\n"
+    )
+    environ = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    environ |= {"OPENBLAS_NUM_THREADS": "2", "PYTHONPATH": str(Path(raynforce.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    inline, process = done.stdout.split()
+    assert inline == process
+
+
+def test_resuming_elsewhere_says_nothing_strange(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "run", "dqn", steps=200)
+    capfd.readouterr()
+    raynforce.resume(tmp_path / "run", steps=400, runtime="process", progress="plain")
+    out, err = capfd.readouterr()
+    assert [line for line in (out + err).splitlines() if line.startswith(("learner", "sampler"))] == []
+
+
 def test_overlap_is_another_run_than_sync_and_one_version_behind(base: Path) -> None:
     sync, overlap = reference(base, "ppo", "sync"), reference(base, "ppo", "overlap")
     assert sync.result.weights_sha256 != overlap.result.weights_sha256
@@ -104,7 +147,7 @@ def test_async_learns_on_every_runtime(algo: str, runtime: str, tmp_path: Path) 
     assert run.result.steps >= STEPS
     assert run.result.dropped_steps == 0
     lags = [line["lag/max"] for line in metrics(run) if "lag/max" in line]
-    assert max(lags) <= 32
+    assert max(lags) >= 1  # somebody sampled while the learner learned
 
 
 @pytest.mark.parametrize(

@@ -217,8 +217,13 @@ ALL = [(topology, how) for topology in TOPOLOGIES for how in SIGNALS]
     ("topology", "how"), [c if c in QUICK else pytest.param(*c, marks=pytest.mark.slow) for c in ALL]
 )
 def test_one_signal_ends_the_run_with_a_checkpoint(
-    start: Start, tmp_path: Path, runtime: str, topology: str, how: str, resume: str = ""
+    start: Start, tmp_path: Path, runtime: str, topology: str, how: str
 ) -> None:
+    one_signal(start, tmp_path, runtime, topology, how)
+    resume_works(start, tmp_path / "run", runtime)
+
+
+def one_signal(start: Start, tmp_path: Path, runtime: str, topology: str, how: str) -> None:
     run = tmp_path / "run"
     command = start(*train(runtime, topology), terminal=how == "terminal")
     command.until(trains(run))
@@ -233,11 +238,11 @@ def test_one_signal_ends_the_run_with_a_checkpoint(
     assert events(run) == ["started", "stopped"]
     saved = checkpoint.manifest(run / "last")["step"]
     assert saved == json.loads((run / "events.jsonl").read_text().splitlines()[-1])["steps"] > 0
-    resume_works(start, run, resume or runtime)
 
 
 def test_ctrl_c_in_a_terminal_on_ray(start: Start, tmp_path: Path) -> None:
-    test_one_signal_ends_the_run_with_a_checkpoint(start, tmp_path, "ray", "overlap", "terminal", resume="process")
+    one_signal(start, tmp_path, "ray", "overlap", "terminal")
+    resume_works(start, tmp_path / "run", "process")
 
 
 # -- two signals --------------------------------------------------------------------------------------------

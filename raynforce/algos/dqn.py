@@ -205,6 +205,6 @@ class DQN(Algorithm[DQNConfig]):
         return {"target": self.target.cpu().numpy().copy(), "replay": self.replay.state(copy=False), **counts}
 
     def load(self, tree: Tree) -> None:
-        self.target.copy_(torch.from_numpy(tree["target"]))
+        self.target.copy_(torch.tensor(tree["target"]))
         self.replay.load(tree["replay"])
         self._inserted, self._updates, self._due = tree["inserted"], tree["updates"], tree["due"]

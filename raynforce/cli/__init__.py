@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 from raynforce.cli.parser import parse
 from raynforce.errors import RaynforceError, summary
+from raynforce.threads import cap_threads
 
-# Before numpy is imported: its threads gain nothing on small networks and fight over the cores.
-for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_variable, "1")
+cap_threads()  # before numpy is imported
 
 
 def main(argv: Sequence[str] | None = None) -> int:

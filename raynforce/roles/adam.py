@@ -60,6 +60,6 @@ class Adam:
         }
 
     def load(self, tree: Tree) -> None:
-        self._first.copy_(torch.from_numpy(tree["first"]))
-        self._second.copy_(torch.from_numpy(tree["second"]))
+        self._first.copy_(torch.tensor(tree["first"]))
+        self._second.copy_(torch.tensor(tree["second"]))
         self._count.fill_(tree["count"])

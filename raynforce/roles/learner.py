@@ -142,7 +142,7 @@ class Learner:
 
     def load(self, tree: Tree) -> None:
         with torch.no_grad():
-            self._net.flat.copy_(torch.from_numpy(tree["params"]))
+            self._net.flat.copy_(torch.tensor(tree["params"]))
             self._adam.load(tree["adam"])
             self._algo.load(tree["algo"])
         load_rng(self._rng, tree["rng"])

@@ -11,13 +11,12 @@ from typing import Any
 
 from raynforce.errors import RaynforceError, summary
 from raynforce.runtimes.base import Place, RemoteTraceback, RoleError
-
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+from raynforce.threads import cap_threads
 
 
 def pack(role: str, args: Sequence[Any], name: str, place: Place, path: Sequence[str] | None = None) -> bytes:
     """All that a host needs to build a role; modules are looked for on `path`, by default as they are here."""
-    settings = (role, name, place.threads, place.nice, sys.path if path is None else path)
+    settings = (role, name, place.threads, place.nice, [os.path.abspath(p) for p in sys.path] if path is None else path)
     return pickle.dumps((settings, pickle.dumps(args, protocol=5)), protocol=5)
 
 
@@ -64,8 +63,7 @@ class Host:
 
 def settle(threads: int, nice: int, path: Sequence[str]) -> None:
     """Cap threads, step back in priority, find the user's code. Before numpy is imported: it reads its caps once."""
-    for variable in THREADS:
-        os.environ[variable] = str(threads)
+    cap_threads(threads)
     if nice > 0:
         os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
     sys.path[:] = [*path, *(p for p in sys.path if p not in path)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from raynforce.imports import load_object
 from raynforce.runtimes.base import Handle, Pending, Place, Runtime
+from raynforce.threads import capped_threads
 
 
 class _Answer(Pending):
@@ -53,6 +55,8 @@ class InlineRuntime(Runtime):
     def __init__(self, places: Mapping[str, Place]) -> None:
         self.places = places
         self._roles: list[_Inline] = []
+        self._opened = ExitStack()
+        self._opened.enter_context(capped_threads())  # as in processes of their own
 
     def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> Handle:
         self._roles.append(_Inline(name, lambda: load_object(role)(*args)))
@@ -67,5 +71,6 @@ class InlineRuntime(Runtime):
         return _Answer("shared", lambda: value)
 
     def close(self, *, now: bool = False) -> None:
-        while self._roles:
-            self._roles.pop().close()
+        with self._opened:
+            while self._roles:
+                self._roles.pop().close()

@@ -33,7 +33,7 @@ def place_roles(config: Config, nodes: Sequence[Resources] | None) -> tuple[dict
         smaller = {role: replace(place, cpus=cpus) if role in free else place for role, place in places.items()}
         if free and _fits(smaller, samplers, nodes):
             who = f"{free[0]} asks for {cpus:g}" if len(free) == 1 else f"sampler and learner ask for {cpus:g} each"
-            note = f"the cluster has {_count(_total(nodes, 'CPU'), 'CPU')}: {who}"
+            note = f"the cluster has {count(_total(nodes, 'CPU'), 'CPU')}: {who}"
             return smaller, [note]
     raise UsageError(_shortage(places, samplers, nodes))
 
@@ -134,10 +134,10 @@ def _shortage(places: Mapping[str, Place], samplers: int, nodes: Sequence[Resour
     short = {name: amount - _total(nodes, name) for name, amount in asked.items()}
     name = max(short, key=lambda n: short[n])
     per_sampler, per_learner = needs(places["sampler"]).get(name, 0.0), needs(places["learner"]).get(name, 0.0)
-    parts = [f"{samplers} sampler{'s' * (samplers > 1)} with {_count(per_sampler, name)} each"] if per_sampler else []
-    parts += [f"a learner with {_count(per_learner, name)}"] if per_learner else []
+    parts = [f"{samplers} sampler{'s' * (samplers > 1)} with {count(per_sampler, name)} each"] if per_sampler else []
+    parts += [f"a learner with {count(per_learner, name)}"] if per_learner else []
     has = _total(nodes, name)
-    line = f"{' and '.join(parts)} ask for {_count(asked[name], name)}; the cluster has {has:g}"
+    line = f"{' and '.join(parts)} ask for {count(asked[name], name)}; the cluster has {has:g}"
     if short[name] > 1e-6:
         line += f", {short[name]:g} short"
     else:
@@ -160,7 +160,7 @@ def _fix(places: Mapping[str, Place], samplers: int, nodes: Sequence[Resources])
     else:
         smaller = {role: replace(place, cpus=min(place.cpus, 0.5)) for role, place in places.items()}
         if _fits(smaller, samplers, nodes):
-            ways.append("--sampler-cpus 0.5 --set ray.learner_cpus=0.5")
+            ways.append("--sampler-cpus 0.5 --learner-cpus 0.5")
     return " or ".join([*ways, "add nodes"])
 
 
@@ -176,7 +176,7 @@ def _total(nodes: Sequence[Resources], name: str) -> float:
     return sum(node.get(name, 0.0) for node in nodes)
 
 
-def _count(amount: float, name: str) -> str:
+def count(amount: float, name: str) -> str:
     return f"{amount:g} {name}{'s' * (amount != 1 and name in ('CPU', 'GPU'))}"
 
 

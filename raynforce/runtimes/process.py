@@ -76,7 +76,7 @@ class _Worker(Handle):
         self.alive = True
         self.queue: deque[_Call] = deque()  # not sent yet: an argument of the first one is not there
         self.sent: dict[int, _Answer] = {}
-        self.last_words: deque[str] = deque(maxlen=20)
+        self.last_words = ""
         self.words = b""  # of a line that has not ended yet
         self._runtime = runtime
         self._count = 0
@@ -100,6 +100,7 @@ class _Worker(Handle):
             theirs.close()
             os.close(guard)
         self.socket = ours
+        self.death = os.pidfd_open(self.process.pid)  # a child that it has forked may hold its end of the socket open
         assert self.process.stdout is not None
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
@@ -145,6 +146,14 @@ class _Worker(Handle):
         (number, ok), (packed,) = message
         self.sent.pop(number).settle(ok, packed)
 
+    def died(self) -> None:
+        """Take the answers that it gave before, then notice the end."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        while self.alive and poll.poll(0):
+            self.hear()
+        self.end()
+
     def read(self, say: Callable[[str], None], *, over: bool = False) -> None:
         """Pass on what the role has printed; if it is `over`, also the line that has not ended."""
         try:
@@ -160,8 +169,8 @@ class _Worker(Handle):
             lines, self.words = [*lines, self.words], b""
         for line in lines:
             text = line.decode(errors="replace").rstrip()
-            self.last_words.append(text)
-            if text:
+            if text.strip():
+                self.last_words = text.strip()[-LAST_WORDS:]
                 say(f"{self.name}: {text}")
 
     def end(self) -> None:
@@ -170,6 +179,7 @@ class _Worker(Handle):
             return
         self.alive = False
         self._runtime.forget(self.socket)
+        self._runtime.forget(self.death)
         try:
             code = self.process.wait(0.5)  # let it end by itself, so that we can say how it did
         except subprocess.TimeoutExpired:
@@ -179,21 +189,19 @@ class _Worker(Handle):
         if code is None:
             code = self.process.wait()
         self.read(self._runtime.say, over=True)
-        self.reason = RoleDied(f"{self.name} {_how(code)}{self._last_line()}")
+        said = f"; the last it said: {self.last_words}" if self.last_words else ""
+        self.reason = RoleDied(f"{self.name} {_how(code)}{said}")
         for answer in [*self.sent.values(), *(call.answer for call in self.queue)]:
             answer.error = self.reason
         self.sent.clear()
         self.queue.clear()
-
-    def _last_line(self) -> str:
-        said = [line for line in self.last_words if line.strip()]
-        return f"; the last it said: {said[-1].strip()[-LAST_WORDS:]}" if said else ""
 
     def close(self) -> None:
         self.end()
         self._runtime.forget(self.output)
         self.socket.close()
         self.output.close()
+        os.close(self.death)
         os.close(self._guard)
 
 
@@ -213,6 +221,7 @@ class ProcessRuntime(Runtime):
         worker = _Worker(self, name)
         self._workers.append(worker)
         self._selector.register(worker.socket, selectors.EVENT_READ, worker.hear)
+        self._selector.register(worker.death, selectors.EVENT_READ, worker.died)
         self._selector.register(worker.output, selectors.EVENT_READ, lambda: worker.read(self.say))
         worker.ask("build", host.pack(role, args, name, place or Place()))
         return worker
@@ -263,17 +272,19 @@ class ProcessRuntime(Runtime):
     def close(self, *, now: bool = False) -> None:
         workers, self._workers = self._workers, []
         until = time.monotonic() + (0 if now else GRACE)
-        for worker in workers:
-            with contextlib.suppress(OSError):
-                worker.socket.shutdown(socket.SHUT_WR)  # it finishes its call, closes its role and ends
-        while any(w.process.poll() is None for w in workers) and time.monotonic() < until:
-            self._read(0.02)
-        for worker in workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(worker.process.pid, signal.SIGKILL)
-        for worker in workers:
-            worker.close()
-        self._selector.close()
+        try:
+            for worker in workers:
+                with contextlib.suppress(OSError):
+                    worker.socket.shutdown(socket.SHUT_WR)  # it finishes its call, closes its role and ends
+            while any(w.process.poll() is None for w in workers) and time.monotonic() < until:
+                self._read(0.02)
+        finally:  # also if a second Ctrl-C cuts their time short
+            for worker in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(worker.process.pid, signal.SIGKILL)
+            for worker in workers:
+                worker.close()
+            self._selector.close()
 
 
 def _how(code: int) -> str:

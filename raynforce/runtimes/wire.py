@@ -148,9 +148,11 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
         packet, rights, flags, _ = connection.recvmsg(*how)
     except ConnectionError:  # said once if it died with messages of ours unread; those that it had sent come after it
         packet, rights, flags, _ = connection.recvmsg(*how)
-    if flags & socket.MSG_CTRUNC:  # the rest of the descriptors is lost, and the message with them
-        raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}; raise the limit (ulimit -n) or use fewer samplers")
     for _, kind, data in rights:
         if kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    if flags & socket.MSG_CTRUNC:  # the rest of the descriptors is lost, and the message with them
+        for fd in fds:
+            os.close(fd)
+        raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}; raise the limit (ulimit -n) or use fewer samplers")
     return packet, list(fds)

@@ -20,17 +20,20 @@ _F_SETSIG = 10  # Linux; the fcntl module has no name for it before Python 3.12
 def main() -> None:
     """Build the role, then answer calls until the driver hangs up."""
     connection, guard = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    connection.set_inheritable(False)  # a simulator that the role starts must not keep them open
+    os.set_inheritable(guard, False)
     die_with_driver(guard)
     forget_home()
     host = Host()
     while (message := receive(connection)) is not None:
         (number, method), values = message
         ok, answer = _answer(host, method, values)
-        del message, values  # shared memory that only we still hold goes back now, not after the next call
+        del message, values
         try:
             send(connection, (number, ok), [answer])
         except ConnectionError:
             break
+        del answer  # shared memory that only we still hold goes back now, not after the next call
     host.close()
 
 
@@ -58,7 +61,9 @@ def die_with_driver(guard: int) -> None:
     the last writer dies. The kernel reports that with a signal, and we choose which one, and that our whole process
     group gets it: no thread has to be awake here, and no interpreter lock to be free.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's
+    # Ctrl-C and a batch system's SIGTERM are the driver's to answer. Programs that we start would inherit `SIG_IGN`.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
     fcntl.fcntl(guard, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(guard, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(guard, fcntl.F_SETFL, fcntl.fcntl(guard, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)

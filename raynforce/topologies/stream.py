@@ -115,7 +115,7 @@ class Stream:
                 self._turns.append(sampler)
                 self._coming.append(self._sample(sampler))
             if learning is None:
-                self._drop_old()
+                self._drop_old(self._max_lag)
                 if len(self._held) >= self._batch:
                     batch, self._held = self._held[: self._batch], self._held[self._batch :]
                     sampled, learning = time.monotonic(), self._learn(batch)
@@ -146,12 +146,15 @@ class Stream:
         return Round(learned, learning.version, sample_seconds, learn_seconds, dropped)
 
     def _take_held(self) -> list[_Sample]:
+        """What was sampled before, by this loop or before a checkpoint, whose topology may have let it grow older."""
+        self._drop_old(max(1, self._max_lag))
         held, self._held = self._held, []
         return held
 
-    def _drop_old(self) -> None:
-        old = [s for s in self._held if self._number - s.number > self._max_lag]
-        self._held = [s for s in self._held if self._number - s.number <= self._max_lag]
+    def _drop_old(self, max_lag: int) -> None:
+        """Give up what is too old to learn from; only to count its steps does the driver open a fragment."""
+        old = [s for s in self._held if self._number - s.number > max_lag]
+        self._held = [s for s in self._held if self._number - s.number <= max_lag]
         self._dropped += sum(s.pending.result().steps for s in old)
 
     def _until(self, *groups: Sequence[_Sample | _Learning]) -> list[float]:

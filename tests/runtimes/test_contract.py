@@ -226,6 +226,12 @@ def test_wait_for_some(runtime: Runtime, kind: str) -> None:
         assert time.monotonic() - began < 0.55
 
 
+def test_waiting_for_some_tells_of_all_that_are_there(runtime: Runtime) -> None:
+    one, two = notebook(runtime, "one").call("read"), notebook(runtime, "two").call("read")
+    answered(runtime, one, two)
+    assert runtime.wait([one, two], 1, DEADLINE) == ([one, two], [])
+
+
 def test_wait_not_longer_than_said(runtime: Runtime, kind: str) -> None:
     role = notebook(runtime)
     answered(runtime, role.call("read"))

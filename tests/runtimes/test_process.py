@@ -205,6 +205,13 @@ def test_children_die_with_close(runtime: Runtime, busy: str, now: bool, monkeyp
     assert until(lambda: gone(worker, child), 1)
 
 
+def test_a_death_is_noticed_though_a_forked_child_lives_on(runtime: Runtime) -> None:
+    began = time.monotonic()
+    with pytest.raises(RoleDied, match="was killed by SIGKILL"):
+        spawn(runtime, "Mortal").call("die", "forked").result()
+    assert time.monotonic() - began < 5
+
+
 DRIVER = """
     import sys, time
     from raynforce.runtimes.process import ProcessRuntime

@@ -61,6 +61,7 @@ def test_waiting_keeps_the_order_and_takes_any_count(runtime: Runtime) -> None:
     role = runtime.spawn(NOTEBOOK, name="notebook")
     one, two = role.call("echo", 1), role.call("echo", 2)
     assert runtime.wait([two, one, two], count=9) == ([two, one, two], [])
+    assert runtime.wait([two, one], count=1) == ([two, one], [])
     slow = role.call("sleep", 0.5)
     assert runtime.wait([slow, one], count=1) == ([one], [slow])
     assert runtime.wait([slow, one], count=0) == ([one], [slow])

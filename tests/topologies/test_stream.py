@@ -185,15 +185,11 @@ def test_overlap_is_one_version_behind(runtime: Runtime) -> None:
 
 
 def test_overlap_overlaps(processes: Runtime) -> None:
-    stage = Stage(processes, (0.15, 0.15), learner=0.15)
+    stage = Stage(processes, (0.3, 0.3), learner=0.3)
     stage.turn("overlap", 1)
     began = time.monotonic()
-    rounds = stage.turn("overlap", 4)
-    seconds = time.monotonic() - began
-    assert seconds < 4 * 0.25, "not one after the other"
-    for round_ in rounds:
-        assert 0.1 < round_.sample_seconds < 0.25
-        assert 0.1 < round_.learn_seconds < 0.25
+    stage.turn("overlap", 4)
+    assert time.monotonic() - began < 2.2, "one after the other takes 2.4 seconds"
 
 
 def test_sync_times_are_told_apart(runtime: Runtime) -> None:
@@ -330,6 +326,18 @@ def test_settle_brings_everyone_to_a_border_and_nothing_is_lost(runtime: Runtime
         again = stage.stream.settle()
         assert [(f.sampler, f.sequence) for f in again] == [(f.sampler, f.sequence) for f in held]
         assert stage.borders == borders
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_held_fragments_that_are_too_old_are_dropped_and_counted(runtime: Runtime, preset: str) -> None:
+    """As after an async run with a very slow sampler, resumed with whatever topology."""
+    columns = {"valid": np.ones((4, 2), bool), "reward": np.zeros((4, 2), np.float32)}
+    held = [Fragment(columns, 1, 0, 40), Fragment(columns, 6, 1, 41)]
+    stage = Stage(runtime, (0.0, 0.0), number=7, held=held, max_lag=3)
+    rounds = stage.turn(preset, 2)
+    assert sum(r.dropped for r in rounds) == 8
+    assert (1, 41, 6) in stage.batches[0]
+    assert all(fragment[:2] != (0, 40) for batch in stage.batches for fragment in batch)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

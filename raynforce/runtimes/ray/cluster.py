@@ -8,7 +8,7 @@ from pathlib import Path
 
 from raynforce.config import Config
 from raynforce.runtimes.base import Place
-from raynforce.runtimes.placing import needs, place_roles
+from raynforce.runtimes.placing import count, needs, place_roles
 from raynforce.runtimes.ray.processes import kill, workers
 from raynforce.runtimes.ray.state import ray_module
 
@@ -37,7 +37,7 @@ class Cluster:
         ray = ray_module()
         total, free = ray.cluster_resources(), ray.available_resources()
         names = sorted({name for place in self.places.values() for name in needs(place)})
-        shares = [f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}{'s' * (len(name) == 3)}" for name in names]
+        shares = [f"{free.get(name, 0):g} of {count(total.get(name, 0), name)}" for name in names]
         return f"the cluster has {' and '.join(shares) or 'room'} free"
 
     def close(self, *, now: bool = False) -> None:

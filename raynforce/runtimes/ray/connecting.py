@@ -31,5 +31,11 @@ def connect(config: Config, say: Say) -> Cluster:
 def _adopt(config: Config, say: Say) -> Cluster:
     """The user's script has called `ray.init` itself, and will call `ray.shutdown` itself."""
     ray = ray_module()
+    address, asked = ray.get_runtime_context().gcs_address, config.ray.address
+    if asked not in (None, "auto", address):
+        raise UsageError(
+            f"ray.address = {asked!r}, but this process uses Ray at {address} already: "
+            "leave the address out to use that one, or call ray.shutdown() first"
+        )
     places = placed(config, [node["Resources"] for node in ray.nodes() if node["Alive"]], say)
-    return Cluster(ray.get_runtime_context().gcs_address, places, folder=None, shipped=False)
+    return Cluster(address, places, folder=None, shipped=False)

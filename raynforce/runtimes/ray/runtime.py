@@ -68,16 +68,18 @@ class RayRuntime(Runtime):
 
     def __init__(self, config: Config, say: Callable[[str], None] = lambda _: None) -> None:
         self._cluster = connect(config, say)
-        self.places = self._cluster.places
-        self._actor: Any = ray_module().remote(RayHost)
-        self._hearing, self._reading = ExitStack(), ExitStack()
-        hear(self._hearing, say)
-        if self._cluster.folder is not None:
-            tail(self._reading, self._cluster.folder, say)
+        self._hearing, self._reading, self._store = ExitStack(), ExitStack(), ObjectStore()
+        with ExitStack() as undo:  # if the rest cannot be done
+            undo.callback(self._cluster.close, now=True)
+            self.places = self._cluster.places
+            self._actor: Any = ray_module().remote(RayHost)
+            hear(self._hearing, say)
+            if self._cluster.folder is not None:
+                tail(self._reading, self._cluster.folder, say)
+            undo.pop_all()
         self._expected: dict[Any, str] = {}  # roles that had not found room when we last looked
         self._handles: list[RayHandle] = []
         self._names: dict[str, str] = {}  # of roles, by their actor's id
-        self._store = ObjectStore()
 
     def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> RayHandle:
         place = place or Place()
@@ -103,6 +105,8 @@ class RayRuntime(Runtime):
         if wanted == 0:
             wanted, timeout = len(different), 0
         ready = set(ray.wait(different, num_returns=wanted, timeout=timeout, fetch_local=False)[0])
+        if len(ready) == wanted < len(different):  # Ray stops counting there, and there may be more
+            ready = set(ray.wait(different, num_returns=len(different), timeout=0, fetch_local=False)[0])
         there = [ref in ready for ref in refs]
         return (
             [pending for pending, is_there in zip(pendings, there, strict=True) if is_there],

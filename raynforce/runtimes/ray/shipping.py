@@ -19,7 +19,9 @@ from raynforce.errors import UsageError
 from raynforce.runtimes.ray.state import PACKAGE
 
 LARGEST = 256 << 20  # bytes; Ray takes twice that
-NOT_SHIPPED = [".?*", "__pycache__", "*.pyc", "venv", "runs", "checkpoints", "*.pem", "*.key", "auth_token"]
+NOT_SHIPPED = [".?*", "__pycache__", "*.pyc", "venv", "*.pem", "*.key", "auth_token"]
+# What runs leave, wherever they are.
+NOT_SHIPPED += ["step_[0-9]*", "best_[0-9]*", "metrics.jsonl", "events.out.tfevents*"]
 
 
 def shipment(config: Config, stack: ExitStack) -> dict[str, Any]:

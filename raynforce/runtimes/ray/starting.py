@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from typing import Any
 from raynforce.config import Config
 from raynforce.errors import UsageError, summary
 from raynforce.experience.memory import available_bytes
-from raynforce.runtimes.host import THREADS
 from raynforce.runtimes.placing import place_roles, require_room, total_needs
 from raynforce.runtimes.ray.cluster import Cluster, Say
-from raynforce.runtimes.ray.processes import Process, kill, workers
+from raynforce.runtimes.ray.processes import kill, workers
 from raynforce.runtimes.ray.state import AUTH, DRIVER, environment, job, ray_module, token_file, unchanged
+from raynforce.threads import VARIABLES
 
 TRIED = "2.60."  # the Ray whose insides are known well enough to leave parts of it out
 SMALLEST_STORE = 200_000_000
@@ -37,12 +37,13 @@ LOCAL = {
     "RAY_raylet_client_num_connect_attempts": "500",
 }
 
-# Sleeps until the pipe closes that only the driver holds open. Then workers end by themselves, but Ray's agents wait a
-# minute for the dead. An agent is told from a later process with its id by when it began, the 22nd field.
-JANITOR = """
-read agents; while read _; do :; done; sleep 2
-for agent in $agents; do
-    [ "$(cut -d' ' -f22 /proc/${agent%:*}/stat)" = "${agent#*:}" ] && kill -9 "${agent%:*}"
+MARK = "RAYNFORCE_RAY"  # in the environment of everything that this Ray starts, and that roles start on it
+# Sleeps until the pipe closes that only the driver holds open, gives everyone time to end by themselves (Ray's agents
+# would take a minute, and a simulator may never notice), ends who is left, and cleans up.
+JANITOR = f"""
+while read _; do :; done; sleep 2
+for place in $(grep -lsz "^{MARK}=$0\\$" /proc/[0-9]*/environ); do
+    place=${{place%/environ}}; kill -9 "${{place#/proc/}}"
 done
 rm -rf "$0"; sleep 3; rm -rf "$0"
 """
@@ -61,9 +62,9 @@ def start(config: Config, say: Say) -> Cluster:
     say("starting Ray")
     ray = ray_module()
     with ExitStack() as stack:
-        folder, watch = _own_folder(stack)
-        stack.enter_context(environment({**unchanged(), **DRIVER, **LOCAL, **_own_token()}))
-        with environment(dict.fromkeys(THREADS, "1")), _few_processes(stack):
+        folder = _own_folder(stack)
+        stack.enter_context(environment({**unchanged(), **DRIVER, **LOCAL, **_own_token(), MARK: str(folder)}))
+        with environment(dict.fromkeys(VARIABLES, "1")), _few_processes(stack):
             try:
                 ray.init(
                     "local",
@@ -79,7 +80,6 @@ def start(config: Config, say: Say) -> Cluster:
                 )
             except Exception as error:
                 raise UsageError(f"Ray did not start: {summary(error)}; --runtime process needs no Ray") from error
-        watch(workers())
         if gpus > ray.cluster_resources().get("GPU", 0.0):
             place_roles(config, [ray.cluster_resources()])  # says what there is
         cluster = Cluster(ray.get_runtime_context().gcs_address, places, folder=folder, shipped=False)
@@ -125,8 +125,8 @@ def _own_token() -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", **({"RAY_AUTH_TOKEN": secrets.token_hex(32)} if own else {})}
 
 
-def _own_folder(stack: ExitStack) -> tuple[Path, Callable[[Sequence[Process]], None]]:
-    """A private directory that is gone afterwards, even if this process is killed; and whom to end with it."""
+def _own_folder(stack: ExitStack) -> Path:
+    """A private directory that is gone afterwards with all that was started for it, even if this process is killed."""
     base = tempfile.gettempdir()
     base = base if len(base) <= 18 else "/tmp"  # a socket's path may have 107 bytes, Ray adds 75
     folder = Path(tempfile.mkdtemp(prefix="rnf-", dir=base))  # Ray opens its own directory to all, so it gets an inner
@@ -136,18 +136,11 @@ def _own_folder(stack: ExitStack) -> tuple[Path, Callable[[Sequence[Process]], N
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        text=True,
         start_new_session=True,  # spared from Ctrl-C
     )
     stack.callback(janitor.communicate)
     stack.callback(janitor.kill)
-
-    def watch(processes: Sequence[Process]) -> None:
-        assert janitor.stdin is not None
-        janitor.stdin.write(" ".join(f"{process.pid}:{process.began}" for process in processes) + "\n")
-        janitor.stdin.flush()
-
-    return folder, watch
+    return folder
 
 
 @contextmanager

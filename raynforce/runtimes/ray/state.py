@@ -76,7 +76,7 @@ def own_signals() -> Iterator[None]:
     except SystemExit as ended:
         raise KeyboardInterrupt(signal.SIGTERM) if ended.code == signal.SIGTERM else ended from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def job() -> Any:

@@ -60,8 +60,12 @@ def hear(stack: ExitStack, say: Callable[[str], None]) -> None:
 
     def pass_on(batch: Mapping[str, Any], **_: Any) -> None:
         name = batch.get("actor_name")
-        for line in batch["lines"] if name else ():
-            say(f"{name}: {line}")
+        if name:
+            for line in batch["lines"]:
+                say(f"{name}: {line}")
+            return
+        for handler in handlers if batch.get("task_name") else ():  # a task of the user's own
+            handler(batch)
 
     printer = worker.print_to_stdstream
     handlers = [handler for name, handler in dispatcher.handlers if name == "ray_print_logs"]
