@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from raynforce.algos.base import Algorithm, Arrays, Batch, Loss, advantages, concatenate, observations, rows
 from raynforce.config import AlgorithmConfig, Config
@@ -19,9 +19,11 @@ from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
 from raynforce.policies.distributions import head_size
 from raynforce.policies.torch_distributions import logp_entropy
-from raynforce.policies.torch_net import Network
 from raynforce.settings import Range
 from raynforce.spaces import EnvSpec
+
+if TYPE_CHECKING:  # it imports torch, which only the learner's process needs
+    from raynforce.policies.torch_net import Network
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,9 @@ def train(arguments: argparse.Namespace) -> int:
     if arguments.env in BUILT_IN and arguments.algo not in BUILT_IN:
         raise UsageError(f"ALGO comes before ENV: raynforce train {arguments.env} {arguments.algo}")
     config, preset = resolve(file, assigned, given)
+    for option, setting in WHERE.items():
+        if setting.startswith("ray.") and getattr(arguments, option) is not None and config.runtime != "ray":
+            raise UsageError(f"--{option.replace('_', '-')} is for --runtime ray, and the runtime is {config.runtime}")
     if arguments.print_config:
         print(config.to_yaml(explain=True), end="")
         return 0

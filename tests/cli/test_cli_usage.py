@@ -46,6 +46,10 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     # algorithms
     "algo": (["train", "pppo", "CartPole-v1"], ["'pppo'", "did you mean 'ppo'", "dqn, impala, ppo", "module:Class"]),
     "algo in capitals": (["train", "DQN", "CartPole-v1"], ["did you mean 'dqn'"]),
+    "an option for another runtime": (
+        ["train", "ppo", "CartPole-v1", "--runtime", "process", "--sampler-cpus", "2"],
+        ["--sampler-cpus", "--runtime ray", "process"],
+    ),
     "algo empty": (["train", "", "CartPole-v1"], ["''", "dqn, impala, ppo"]),
     "algo unicode": (["train", "日本", "CartPole-v1"], ["'日本'"]),
     "swapped": (["train", "CartPole-v1", "ppo"], ["ALGO comes before ENV", "raynforce train ppo CartPole-v1"]),

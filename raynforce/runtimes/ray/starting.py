@@ -39,11 +39,14 @@ LOCAL = {
 
 MARK = "RAYNFORCE_RAY"  # in the environment of everything that this Ray starts, and that roles start on it
 # Sleeps until the pipe closes that only the driver holds open, gives everyone time to end by themselves (Ray's agents
-# would take a minute, and a simulator may never notice), ends who is left, and cleans up.
+# would take a minute, and a simulator may never notice), ends who is left, and cleans up. Ray's own processes write
+# their titles over their environment, but have their logs open in the directory.
 JANITOR = f"""
 while read _; do :; done; sleep 2
-for place in $(grep -lsz "^{MARK}=$0\\$" /proc/[0-9]*/environ); do
-    place=${{place%/environ}}; kill -9 "${{place#/proc/}}"
+for place in /proc/[0-9]*; do
+    if grep -qsz "^{MARK}=$0\\$" $place/environ || ls -l $place/fd 2>/dev/null | grep -qF " -> $0/"; then
+        kill -9 "${{place#/proc/}}"
+    fi
 done
 rm -rf "$0"; sleep 3; rm -rf "$0"
 """
