@@ -23,6 +23,8 @@ class Place:
     """Threads of its numerical libraries."""
     nice: int = 0
     """How far it steps back for others when cores are scarce."""
+    awake: float = 0.0
+    """Seconds that a process stays awake for its next call before it sleeps."""
 
 
 class Pending(ABC):

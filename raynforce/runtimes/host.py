@@ -16,7 +16,14 @@ from raynforce.threads import cap_threads
 
 def pack(role: str, args: Sequence[Any], name: str, place: Place, path: Sequence[str] | None = None) -> bytes:
     """All that a host needs to build a role; modules are looked for on `path`, by default as they are here."""
-    settings = (role, name, place.threads, place.nice, [os.path.abspath(p) for p in sys.path] if path is None else path)
+    settings = (
+        role,
+        name,
+        place.threads,
+        place.nice,
+        place.awake,
+        [os.path.abspath(p) for p in sys.path] if path is None else path,
+    )
     return pickle.dumps((settings, pickle.dumps(args, protocol=5)), protocol=5)
 
 
@@ -27,10 +34,11 @@ class Host:
         self._role: Any = None
         self._failure: RaynforceError | None = None
         self.name = ""
+        self.awake = 0.0
 
     def build(self, packed: bytes) -> None:
         """Settle in this process, then build the role that `pack` described."""
-        (role, self.name, threads, nice, path), args = pickle.loads(packed)
+        (role, self.name, threads, nice, self.awake, path), args = pickle.loads(packed)
         settle(threads, nice, path)
         from raynforce.imports import load_object
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
@@ -12,6 +13,7 @@ from raynforce.experience.memory import available_bytes
 from raynforce.runtimes.base import Place
 
 Resources = Mapping[str, float]
+AWAKE = 0.005  # seconds; about as long as sampler and learner wait for each other where they are well balanced
 BACKGROUND = 5  # samplers and evaluator step back for the learner, whom all wait for
 SMALLER = (0.5, 0.25, 0.1, 0.05, 0.01)  # CPUs to try where one does not fit
 MEGABYTES = {"process": 45, "ray": 130}  # measured for a process with numpy and gymnasium
@@ -75,21 +77,30 @@ def total_needs(places: Mapping[str, Place], samplers: int) -> dict[str, float]:
 
 def _asked(config: Config) -> dict[str, Place]:
     ray = config.ray
+    spare = config.runtime == "process" and config.sampling.samplers + 1 <= cores()  # who waits awake harms nobody then
+    awake = AWAKE if spare else 0.0
     gpus = ray.learner_gpus or float(config.learner.device.startswith("cuda"))  # Ray hides GPUs nobody asked for
     return {
         "sampler": Place(
             cpus=1.0 if ray.sampler_cpus is None else ray.sampler_cpus,
             resources=dict(ray.sampler_resources),
             nice=BACKGROUND,
+            awake=awake,
         ),
         "learner": Place(
             cpus=1.0 if ray.learner_cpus is None else ray.learner_cpus,
             gpus=gpus,
             resources=dict(ray.learner_resources),
             threads=config.learner.threads,
+            awake=awake,
         ),
         "evaluator": Place(cpus=0.0, nice=BACKGROUND),  # training waits while it plays
     }
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _items(places: Mapping[str, Place], samplers: int) -> Iterator[dict[str, float]]:

@@ -8,6 +8,8 @@ import select
 import signal
 import socket
 import sys
+import time
+from typing import Any
 
 from raynforce.errors import RaynforceError, summary
 from raynforce.runtimes.base import RoleError
@@ -25,7 +27,7 @@ def main() -> None:
     die_with_driver(guard)
     forget_home()
     host = Host()
-    while (message := receive(connection)) is not None:
+    while (message := _next(connection, host.awake)) is not None:
         (number, method), values = message
         ok, answer = _answer(host, method, values)
         del message, values
@@ -35,6 +37,17 @@ def main() -> None:
             break
         del answer  # shared memory that only we still hold goes back now, not after the next call
     host.close()
+
+
+def _next(connection: socket.socket, awake: float) -> tuple[tuple[Any, ...], list[Packed]] | None:
+    """The next call. A core that has gone to sleep is slow for a while, so a short wait is spent awake."""
+    if awake:
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        until = time.monotonic() + awake
+        while not poll.poll(0) and time.monotonic() < until:
+            pass
+    return receive(connection)
 
 
 def _answer(host: Host, method: str, values: list[Packed]) -> tuple[bool, Packed]:

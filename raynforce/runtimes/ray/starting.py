@@ -17,6 +17,7 @@ from typing import Any
 from raynforce.config import Config
 from raynforce.errors import UsageError, summary
 from raynforce.experience.memory import available_bytes
+from raynforce.runtimes.placing import cores as machine_cores
 from raynforce.runtimes.placing import place_roles, require_room, total_needs
 from raynforce.runtimes.ray.cluster import Cluster, Say
 from raynforce.runtimes.ray.processes import kill, workers
@@ -59,7 +60,7 @@ def start(config: Config, say: Say) -> Cluster:
     places, _ = place_roles(config, None)
     asked = total_needs(places, config.sampling.samplers)
     cpus, gpus = max(1, -int(-asked.pop("CPU", 1.0) // 1)), asked.pop("GPU", 0.0)
-    if cpus > (cores := _cores()):
+    if cpus > (cores := machine_cores()):
         say(f"{config.sampling.samplers + 1} roles share {cores} core{'s' * (cores > 1)}")
 
     say("starting Ray")
@@ -88,10 +89,6 @@ def start(config: Config, say: Say) -> Cluster:
         cluster = Cluster(ray.get_runtime_context().gcs_address, places, folder=folder, shipped=False)
         cluster.at_close = stack.pop_all()
         return cluster
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _store_bytes(config: Config) -> int:
