@@ -41,8 +41,8 @@ class StopRequest:
         before = {number: signal.signal(number, self._received) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
-        except KeyboardInterrupt:  # which a library may have caught and raised again without the number
-            raise KeyboardInterrupt(self._newest) from None
+        except KeyboardInterrupt as interrupt:  # a library may have caught it and raised it again without the number
+            raise KeyboardInterrupt(*(interrupt.args or (self._newest,))) from None
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler or signal.SIG_DFL)  # None: installed by a library in C

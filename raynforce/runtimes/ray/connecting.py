@@ -24,8 +24,12 @@ def connect(config: Config, say: Say) -> Cluster:
     address = config.ray.address or named or "local"
     if address == "auto" and named:
         address = named
-    with own_signals():
-        return start(config, say) if address == "local" else join(config, address, say)
+    with own_signals() as received:
+        cluster = start(config, say) if address == "local" else join(config, address, say)
+    if received:
+        cluster.close()
+        raise KeyboardInterrupt(received[0])
+    return cluster
 
 
 def _adopt(config: Config, say: Say) -> Cluster:

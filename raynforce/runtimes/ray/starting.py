@@ -20,7 +20,7 @@ from raynforce.experience.memory import available_bytes
 from raynforce.runtimes.placing import cores as machine_cores
 from raynforce.runtimes.placing import place_roles, require_room, total_needs
 from raynforce.runtimes.ray.cluster import Cluster, Say
-from raynforce.runtimes.ray.processes import kill, workers
+from raynforce.runtimes.ray.processes import kill, kill_marked, workers
 from raynforce.runtimes.ray.state import AUTH, DRIVER, environment, job, ray_module, token_file, unchanged
 from raynforce.threads import VARIABLES
 
@@ -140,6 +140,7 @@ def _own_folder(stack: ExitStack) -> Path:
     )
     stack.callback(janitor.communicate)
     stack.callback(janitor.kill)
+    stack.callback(kill_marked, f"{MARK}={folder}")
     return folder
 
 

@@ -65,18 +65,31 @@ def silent() -> Iterator[None]:
 
 
 @contextmanager
-def own_signals() -> Iterator[None]:
-    """`ray.init` takes over SIGTERM, and exits on it in its own way; give it back."""
+def own_signals() -> Iterator[list[int]]:
+    """Keep Ctrl-C and SIGTERM from `ray.init`, which they crash, until it is over; a second one is urgent.
+
+    Gives the signals that came. Ray also takes SIGTERM over, to exit in its own way; that is kept from it too.
+    """
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield received
         return
-    before = signal.getsignal(signal.SIGTERM)
+
+    def note(number: int, frame: Any) -> None:
+        received.append(number)
+        if len(received) > 1:
+            raise KeyboardInterrupt(number)
+
+    utils = ray_module("_private.utils")
+    taking_over = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
-    except SystemExit as ended:
-        raise KeyboardInterrupt(signal.SIGTERM) if ended.code == signal.SIGTERM else ended from None
+        yield received
     finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        utils.set_sigterm_handler = taking_over
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def job() -> Any:
