@@ -83,10 +83,10 @@ class Stream:
     def overlap(self) -> Iterator[Round]:
         """Lag exactly 1: the learner trains on one batch while the next is sampled with the version before."""
         while True:
-            if not self._held:  # the very first batch
-                self._held = [self._sample(s) for s in self._samplers]
-                self._until(self._held)
             fragments = self._take_held()
+            if not fragments:  # the very first batch
+                fragments = [self._sample(s) for s in self._samplers]
+                self._until(fragments)
             began = time.monotonic()
             coming = [self._sample(s) for s in self._samplers]
             asked = time.monotonic()

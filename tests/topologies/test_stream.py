@@ -341,6 +341,15 @@ def test_held_fragments_that_are_too_old_are_dropped_and_counted(runtime: Runtim
 
 
 @pytest.mark.parametrize("preset", PRESETS)
+def test_held_fragments_that_are_all_too_old_leave_no_empty_batch(runtime: Runtime, preset: str) -> None:
+    columns = {"valid": np.ones((4, 2), bool), "reward": np.zeros((4, 2), np.float32)}
+    stage = Stage(runtime, (0.0, 0.0), number=7, held=[Fragment(columns, 1, 0, 40)], max_lag=3)
+    rounds = stage.turn(preset, 2)
+    assert sum(r.dropped for r in rounds) == 8
+    assert [len(batch) for batch in stage.batches] == [2, 2]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
 def test_held_fragments_are_learned_first(runtime: Runtime, preset: str) -> None:
     """As after a resume: two of sampler 1, made with version 6, when the learner stands at 7."""
     columns = {"valid": np.ones((4, 2), bool), "reward": np.zeros((4, 2), np.float32)}
