@@ -115,6 +115,29 @@ class StreamConfig:
 
 
 @dataclass(frozen=True)
+class FaultsConfig:
+    """What is done when an environment, a sampler or the learner fails."""
+
+    restarts: Annotated[int, Range(0, 1_000_000)] = 5
+    """How often in a row a role is restarted without having got any further; then it is given up."""
+    backoff: Annotated[float, Range(0, 3600)] = 0.5
+    """Seconds before the second restart in a row, doubled for each further one; the first one is immediate."""
+    quorum: Annotated[float, Range(0.001, 1)] = 0.5
+    """Share of the samplers without which the run stops; the others may be given up, or away."""
+    start_seconds: Annotated[float, Range(0.1, 1e9)] = 300.0
+    """A role that has not started by then (environments made and reset) is killed and replaced."""
+    sample_seconds: Annotated[float, Range(0.1, 1e9)] = 300.0
+    """A sampler that takes longer for one fragment hangs: it is killed and replaced."""
+    learn_seconds: Annotated[float, Range(0.1, 1e9)] = 1800.0
+    """A learner that takes longer for one batch hangs: it is killed and replaced."""
+    absent_seconds: Annotated[float, Range(0, 1e9)] = 20.0
+    """How long sync and overlap wait for a sampler that is being replaced before they go on without it."""
+    memory_mb: Annotated[float, Range(1, 1e9)] | None = None
+    """A sampler's process that has grown beyond this is replaced between two fragments, losing nothing; null is half
+    of this machine's memory divided by the samplers."""
+
+
+@dataclass(frozen=True)
 class RayConfig:
     """Which Ray cluster, and what each role asks of it."""
 
@@ -171,6 +194,8 @@ class Config:
     """Where and how it is trained."""
     stream: StreamConfig = field(default_factory=StreamConfig)
     """How async batches are put together."""
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    """What is done when something fails."""
     ray: RayConfig = field(default_factory=RayConfig)
     """Which Ray cluster, and what is asked of it."""
     eval: EvalConfig = field(default_factory=EvalConfig)

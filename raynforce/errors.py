@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class RaynforceError(Exception):
@@ -11,6 +12,12 @@ class RaynforceError(Exception):
     exit_code = 1
     trace: str | None = None
     """Where it was raised, if that was in another process."""
+    role: str | None = None
+    """Name of the role that it happened in, such as `sampler 3`."""
+    said: str = ""
+    """The last lines that this role has printed, if it is gone."""
+    facts: Mapping[str, Any] = {}
+    """What is known of it beyond its text, as JSON: for an environment's, those of `EnvFault`."""
 
 
 class UsageError(RaynforceError, ValueError):
@@ -21,6 +28,10 @@ class UsageError(RaynforceError, ValueError):
 
 class EnvError(RaynforceError):
     """The user's environment broke its contract while running."""
+
+
+class ContractError(EnvError):
+    """It broke it from the start, so trying again is of no use."""
 
 
 class CheckpointError(RaynforceError):

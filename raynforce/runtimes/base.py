@@ -43,9 +43,17 @@ class Handle(ABC):
 
     name: str
 
-    @abstractmethod
     def call(self, method: str, *args: Any) -> Pending:
         """Ask for a method to be called; any of `args` may be a `Pending`, whose value the method then gets."""
+        return self.call_parts(method, args, 1)[0]
+
+    @abstractmethod
+    def call_parts(self, method: str, args: Sequence[Any], parts: int) -> list[Pending]:
+        """The same for a method that returns a tuple of so many parts: each can go its own way."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """End it at once, whatever it is doing; calls that it has not answered fail."""
 
 
 class Runtime(ABC):
@@ -98,7 +106,7 @@ class RoleError(RaynforceError):
 
 
 class RoleDied(RaynforceError):
-    """The process that a role lived in is gone."""
+    """The process that a role lived in is gone, or an answer was lost with it."""
 
 
 class RemoteTraceback(Exception):

@@ -85,7 +85,7 @@ def said_by(name: str, error: RaynforceError, trace: str) -> RaynforceError:
     """
     kind = next(k for k in type(error).__mro__ if k.__module__.startswith("raynforce."))
     named: RaynforceError = kind(f"{name}: {error}")
-    named.trace = trace
+    named.trace, named.role, named.facts = trace, name, error.facts
     return named
 
 

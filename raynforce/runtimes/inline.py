@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 from raynforce.imports import load_object
-from raynforce.runtimes.base import Handle, Pending, Place, Runtime
+from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime
 from raynforce.threads import capped_threads
 
 
@@ -27,13 +28,21 @@ class _Answer(Pending):
         return self.value
 
 
+def _part(whole: Pending, index: int) -> Any:
+    return whole.result()[index]
+
+
+def _gone(name: str) -> Any:
+    raise RoleDied(f"{name} was ended")
+
+
 class _Inline(Handle):
     def __init__(self, name: str, build: Callable[[], Any]) -> None:
         self.name = name
         self._build = build
         self._role: _Answer | None = None  # built at its first call, so that mistakes in others show before torch loads
 
-    def call(self, method: str, *args: Any) -> Pending:
+    def call_parts(self, method: str, args: Sequence[Any], parts: int) -> list[Pending]:
         if self._role is None:
             self._role = _Answer(self.name, self._build)
         role = self._role
@@ -42,7 +51,13 @@ class _Inline(Handle):
             values = [a.result() if isinstance(a, Pending) else a for a in args]
             return getattr(role.result(), method)(*values)
 
-        return _Answer(self.name, work)
+        whole = _Answer(self.name, work)
+        return [whole] if parts == 1 else [_Answer(self.name, partial(_part, whole, i)) for i in range(parts)]
+
+    def end(self) -> None:
+        with suppress(Exception):  # what broke may not be able to close either
+            self.close()
+        self._role = _Answer(self.name, partial(_gone, self.name))
 
     def close(self) -> None:
         if self._role is not None and hasattr(self._role.value, "close"):

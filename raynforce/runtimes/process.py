@@ -24,7 +24,8 @@ from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime
 from raynforce.runtimes.wire import Packed, pack, receive, send
 
 GRACE = 3.0  # seconds a role has to close before it is killed
-LAST_WORDS = 300  # characters of what a role said last that are worth repeating
+LAST_WORDS = 300  # characters of what a role said last that are worth repeating in one line
+LAST_LINES = 40  # of what it said that are kept for the report
 
 
 class _Answer(Pending):
@@ -58,8 +59,8 @@ class _Answer(Pending):
 
 
 class _Call:
-    def __init__(self, answer: _Answer, method: str, args: Sequence[Packed | _Answer]) -> None:
-        self.answer = answer
+    def __init__(self, answers: Sequence[_Answer], method: str, args: Sequence[Packed | _Answer]) -> None:
+        self.answers = answers
         self.method = method
         self.args = args
 
@@ -75,8 +76,8 @@ class _Worker(Handle):
         self.name = name
         self.alive = True
         self.queue: deque[_Call] = deque()  # not sent yet: an argument of the first one is not there
-        self.sent: dict[int, _Answer] = {}
-        self.last_words = ""
+        self.sent: dict[int, Sequence[_Answer]] = {}
+        self.said: deque[str] = deque(maxlen=LAST_LINES)
         self.words = b""  # of a line that has not ended yet
         self._runtime = runtime
         self._count = 0
@@ -105,16 +106,19 @@ class _Worker(Handle):
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
 
-    def call(self, method: str, *args: Any) -> Pending:
-        return self.ask("call", method, *args)
+    def call_parts(self, method: str, args: Sequence[Any], parts: int) -> list[Pending]:
+        return self.ask("call", [method, *args], parts)
 
-    def ask(self, method: str, *args: Any) -> Pending:
+    def ask(self, method: str, args: Sequence[Any], parts: int = 1) -> list[Pending]:
         """Call a method of the host that the role lives in."""
-        answer = _Answer(self._runtime, self.name)
+        answers = [_Answer(self._runtime, self.name) for _ in range(parts)]
+        if not self.alive:
+            _fail(answers, self.reason)
+            return list(answers)
         packed = [a if isinstance(a, _Answer) else pack(a) for a in args]
-        self.queue.append(_Call(answer, method, packed))
+        self.queue.append(_Call(answers, method, packed))
         self.flush()
-        return answer
+        return list(answers)
 
     def flush(self) -> bool:
         """Send what can be sent, in order; whether there was anything."""
@@ -124,38 +128,44 @@ class _Worker(Handle):
             call = self.queue.popleft()
             broken = next((a.error for a in call.args if isinstance(a, _Answer) and a.error is not None), None)
             if broken is not None:
-                call.answer.error = broken
+                _fail(call.answers, broken)
                 continue
             values = [a.packed if isinstance(a, _Answer) else a for a in call.args]
-            if self.alive:
-                self._count += 1
-                self.sent[self._count] = call.answer
-                with contextlib.suppress(ConnectionError):  # it has died, and its end of the socket will tell
-                    self._runtime.read_until_writable(self.socket)
-                    send(self.socket, (self._count, call.method), [v for v in values if v is not None])
-            else:
-                call.answer.error = self.reason
+            self._count += 1
+            self.sent[self._count] = call.answers
+            with contextlib.suppress(ConnectionError):  # it has died, and its end of the socket will tell
+                if self._runtime.read_until_writable(self):
+                    head = (self._count, call.method, len(call.answers))
+                    send(self.socket, head, [v for v in values if v is not None])
         return some
 
     def hear(self) -> None:
         """Take an answer, or notice the end."""
+        if not self.alive:  # noticed a moment ago, by another sign
+            return
         message = receive(self.socket)
         if message is None:
-            self.end()
+            self._lost()
             return
-        (number, ok), (packed,) = message
-        self.sent.pop(number).settle(ok, packed)
+        (number, ok), values = message
+        answers = self.sent.pop(number)
+        for answer, packed in zip(answers, values if ok else values * len(answers), strict=True):
+            answer.settle(ok, packed)
 
     def died(self) -> None:
         """Take the answers that it gave before, then notice the end."""
+        if not self.alive:
+            return
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         while self.alive and poll.poll(0):
             self.hear()
-        self.end()
+        self._lost()
 
     def read(self, say: Callable[[str], None], *, over: bool = False) -> None:
         """Pass on what the role has printed; if it is `over`, also the line that has not ended."""
+        if not (self.alive or over):
+            return
         try:
             chunk = os.read(self.output.fileno(), 65536)
         except BlockingIOError:
@@ -163,23 +173,27 @@ class _Worker(Handle):
                 return
             chunk = b""
         if not chunk:
-            self._runtime.forget(self.output)
+            self._runtime.unlisten(self.output)
         *lines, self.words = (self.words + chunk).split(b"\n")
         if self.words and (over or not chunk or len(self.words) > 65536):
             lines, self.words = [*lines, self.words], b""
         for line in lines:
             text = line.decode(errors="replace").rstrip()
             if text.strip():
-                self.last_words = text.strip()[-LAST_WORDS:]
+                self.said.append(text)
                 say(f"{self.name}: {text}")
 
     def end(self) -> None:
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self._lost()
+
+    def _lost(self) -> None:
         """Kill what is left of it and its children, and fail every call that it has not answered."""
         if not self.alive:
             return
         self.alive = False
-        self._runtime.forget(self.socket)
-        self._runtime.forget(self.death)
         try:
             code = self.process.wait(0.5)  # let it end by itself, so that we can say how it did
         except subprocess.TimeoutExpired:
@@ -189,16 +203,14 @@ class _Worker(Handle):
         if code is None:
             code = self.process.wait()
         self.read(self._runtime.say, over=True)
-        said = f"; the last it said: {self.last_words}" if self.last_words else ""
+        said = f"; the last it said: {self.said[-1].strip()[-LAST_WORDS:]}" if self.said else ""
         self.reason = RoleDied(f"{self.name} {_how(code)}{said}")
-        for answer in [*self.sent.values(), *(call.answer for call in self.queue)]:
-            answer.error = self.reason
+        self.reason.role, self.reason.said = self.name, "\n".join(self.said)
+        for answers in [*self.sent.values(), *(call.answers for call in self.queue)]:
+            _fail(answers, self.reason)
         self.sent.clear()
         self.queue.clear()
-
-    def close(self) -> None:
-        self.end()
-        self._runtime.forget(self.output)
+        self._runtime.forget(self)
         self.socket.close()
         self.output.close()
         os.close(self.death)
@@ -223,7 +235,7 @@ class ProcessRuntime(Runtime):
         self._selector.register(worker.socket, selectors.EVENT_READ, worker.hear)
         self._selector.register(worker.death, selectors.EVENT_READ, worker.died)
         self._selector.register(worker.output, selectors.EVENT_READ, lambda: worker.read(self.say))
-        worker.ask("build", host.pack(role, args, name, place or Place()))
+        worker.ask("build", [host.pack(role, args, name, place or Place())])
         return worker
 
     def wait(
@@ -243,26 +255,39 @@ class ProcessRuntime(Runtime):
     def _pump(self, timeout: float | None) -> None:
         """Read everything that has come, and send what waited for it."""
         self._read(timeout)
-        while sum(worker.flush() for worker in self._workers):  # a failed call may fail others in turn
+        while sum(worker.flush() for worker in tuple(self._workers)):  # a failed call may fail others in turn
             pass
 
     def _read(self, timeout: float | None) -> None:
         for key, _ in self._selector.select(timeout):
             key.data()
 
-    def read_until_writable(self, connection: socket.socket) -> None:
-        """Before anything is sent: a worker that cannot get rid of its answers takes no calls either."""
+    def read_until_writable(self, worker: _Worker) -> bool:
+        """Before anything is sent: a worker that cannot get rid of its answers takes no calls either.
+
+        False if it has died meanwhile.
+        """
         poll = select.poll()
-        poll.register(connection, select.POLLOUT)
+        poll.register(worker.socket, select.POLLOUT)
         while not poll.poll(0):
             self._read(0.01)
+            if not worker.alive:
+                return False
+        return True
 
     def share(self, value: Any) -> Pending:
         answer = _Answer(self, "shared")
         answer.packed = pack(value)
         return answer
 
-    def forget(self, file: Any) -> None:
+    def forget(self, worker: _Worker) -> None:
+        """Do not listen to it any more; it is gone."""
+        for file in (worker.socket, worker.death, worker.output):
+            self.unlisten(file)
+        with contextlib.suppress(ValueError):
+            self._workers.remove(worker)
+
+    def unlisten(self, file: Any) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(file)
 
@@ -270,21 +295,27 @@ class ProcessRuntime(Runtime):
         return {"health/object_store_mb": Packed.held / 1e6}
 
     def close(self, *, now: bool = False) -> None:
-        workers, self._workers = self._workers, []
+        workers = tuple(self._workers)
         until = time.monotonic() + (0 if now else GRACE)
         try:
             for worker in workers:
                 with contextlib.suppress(OSError):
                     worker.socket.shutdown(socket.SHUT_WR)  # it finishes its call, closes its role and ends
-            while any(w.process.poll() is None for w in workers) and time.monotonic() < until:
+            while any(w.alive and w.process.poll() is None for w in workers) and time.monotonic() < until:
                 self._read(0.02)
         finally:  # also if a second Ctrl-C cuts their time short
             for worker in workers:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(worker.process.pid, signal.SIGKILL)
+                if worker.alive:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(worker.process.pid, signal.SIGKILL)
             for worker in workers:
-                worker.close()
+                worker.end()
             self._selector.close()
+
+
+def _fail(answers: Sequence[_Answer], error: Exception) -> None:
+    for answer in answers:
+        answer.error = error
 
 
 def _how(code: int) -> str:

@@ -28,11 +28,11 @@ def main() -> None:
     forget_home()
     host = Host()
     while (message := _next(connection, host.awake)) is not None:
-        (number, method), values = message
-        ok, answer = _answer(host, method, values)
+        (number, method, parts), values = message
+        ok, answer = _answer(host, method, values, parts)
         del message, values
         try:
-            send(connection, (number, ok), [answer])
+            send(connection, (number, ok), answer)
         except ConnectionError:
             break
         del answer  # shared memory that only we still hold goes back now, not after the next call
@@ -50,14 +50,15 @@ def _next(connection: socket.socket, awake: float) -> tuple[tuple[Any, ...], lis
     return receive(connection)
 
 
-def _answer(host: Host, method: str, values: list[Packed]) -> tuple[bool, Packed]:
+def _answer(host: Host, method: str, values: list[Packed], parts: int) -> tuple[bool, list[Packed]]:
     try:
         args = [value.value() for value in values]
-        return True, pack(getattr(host, method)(*args))
+        answer = getattr(host, method)(*args)
+        return True, [pack(answer)] if parts == 1 else [pack(part) for part in answer]
     except RaynforceError as error:
-        return False, pack(error)
+        return False, [pack(error)]
     except Exception as error:  # an answer that cannot be packed
-        return False, pack(RoleError(f"{host.name}: {summary(error)}"))
+        return False, [pack(RoleError(f"{host.name}: {summary(error)}"))]
 
 
 def forget_home() -> None:

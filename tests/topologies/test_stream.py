@@ -73,13 +73,16 @@ class Watched(Handle):
         self.name, self._handle, self._stage = handle.name, handle, stage
         self.last: Pending | None = None
 
-    def call(self, method: str, *args: Any) -> Pending:
+    def call_parts(self, method: str, args: Sequence[Any], parts: int) -> list[Pending]:
         if method == "sample":
             assert self.last is None or not self._stage.runtime.wait([self.last], timeout=0)[1], "asked twice at once"
-        pending = self._handle.call(method, *args)
+        pendings = self._handle.call_parts(method, args, parts)
         if method == "sample":
-            self.last = pending
-        return pending
+            self.last = pendings[0]
+        return pendings
+
+    def end(self) -> None:
+        self._handle.end()
 
 
 class Stage:

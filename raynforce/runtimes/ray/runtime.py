@@ -58,9 +58,14 @@ class RayHandle(Handle):
         self._names = names
         names[actor._actor_id.hex()] = name
 
-    def call(self, method: str, *args: Any) -> RayPending:
+    def call_parts(self, method: str, args: Sequence[Any], parts: int) -> list[Pending]:
         plain = [arg.ref if isinstance(arg, RayPending) else arg for arg in args]
-        return RayPending(self.actor.call.remote(method, *plain), self.name, self._names)
+        asked = self.actor.call if parts == 1 else self.actor.call.options(num_returns=parts)
+        answer = asked.remote(method, *plain)
+        return [RayPending(ref, self.name, self._names) for ref in ([answer] if parts == 1 else answer)]
+
+    def end(self) -> None:
+        ray_module().kill(self.actor)
 
 
 class RayRuntime(Runtime):

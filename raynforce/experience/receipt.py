@@ -1,0 +1,22 @@
+"""The receipt: what the driver is told of a fragment, which itself goes to the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Receipt(NamedTuple):
+    """Travels beside a fragment, to the driver."""
+
+    sampler: int
+    sequence: int
+    """Of the fragment; together with the sampler its name in the ledger."""
+    steps: int
+    """Environment steps in it: valid rows."""
+    seconds: Mapping[str, float]
+    """Where the sampler's time went: `env`, `policy`, `other`; they add up to the whole call."""
+    faults: Sequence[Mapping[str, Any]] = ()
+    """Environments that broke and were restarted on the way: `EnvFault.facts()` of each."""
+    memory: int = 0
+    """Bytes that the sampler's process has in memory."""
