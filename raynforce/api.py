@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from raynforce import settings
+from raynforce.auto import settle
 from raynforce.config import Config, EvalConfig
-from raynforce.envs.vector import probe
 from raynforce.errors import UsageError
 from raynforce.experiment import resolve
 from raynforce.imports import importing, name_of
 from raynforce.policy import Policy, load, read_policy
 from raynforce.runs.directory import RunDirectory, find_policy
 from raynforce.runs.metrics import Sink
-from raynforce.runs.progress import Mode
+from raynforce.runs.progress import Mode, make_progress
 from raynforce.status import Callback, Result, Status
 from raynforce.training import Training
 
@@ -36,6 +36,8 @@ class Run:
     path: Path
     config: Config
     result: Result
+    where_the_time_went: str = ""
+    """Each role's time in percent, what bound the run, and which setting to change, in a few lines."""
 
     def __repr__(self) -> str:
         return f"<Run {self.path}: {self.result.steps:,} steps, {self.result.stopped}>"
@@ -66,9 +68,9 @@ def train(
     `env` is a gymnasium id or `module:factory`, `algo` is `ppo`, `dqn`, `impala` or your own `module:Class`. `settings`
     are dotted (`{"algorithm.learning_rate": 1e-3}`) and win over `config`, a YAML file or nested mapping, which wins
     over the preset. `runtime` (`inline`, `process`, `ray`) says where the roles live, `topology` (`sync`, `overlap`,
-    `async`) who waits for whom. A callback is a `Callback`, or a function that is called with the `Status` after every
-    round. In Python, `env` may also be the factory itself, `algo` the class, and `network.factory` the function, if
-    another process could import them by name. Ctrl-C raises `Interrupted`, whose `run` can be resumed.
+    `async`) who waits for whom; `auto` chooses. A callback is a `Callback`, or a function that is called with the
+    `Status` after every round. In Python, `env` may also be the factory itself, `algo` the class, and `network.factory`
+    the function, if another process could import them by name. Ctrl-C raises `Interrupted`, whose `run` can be resumed.
     """
     _not_while_imported()
     given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
@@ -93,10 +95,10 @@ def start(
     stream = stream or sys.stdout
     directory = RunDirectory(Path(out).expanduser() if out is not None else _fresh(config))
     directory.must_be_new()
-    env = probe(config.env, config.env_args)
-    if preset and progress != "quiet":
-        tuned = ", ".join(f"{k}={json.dumps(v)}" for k, v in preset.items())
-        print(f"preset for {config.algo} on {config.env}: {tuned}", file=stream)
+    config, env, chosen = settle(config)
+    tuned = ", ".join(f"{k}={json.dumps(v)}" for k, v in preset.items())
+    _say(tuned and f"preset for {config.algo} on {config.env}: {tuned}", stream, progress)
+    _say(chosen, stream, progress)
     training = Training(
         config,
         env,
@@ -143,14 +145,17 @@ def resume(
     done = directory.last_step()
     if "steps" in changes and config.steps < done:
         raise UsageError(f"steps = {config.steps}, but {directory.path} has {done} already: give more, or leave it out")
+    config, env, chosen = settle(config)
+    stream = stream or sys.stdout
+    _say(chosen, stream, progress)
     training = Training(
         config,
-        probe(config.env, config.env_args),
+        env,
         directory,
         resume=True,
         callbacks=_callbacks(callbacks),
         sinks=_sinks(sinks),
-        stream=stream or sys.stdout,
+        stream=stream,
         progress=progress,
         began=began,
         title=f"resuming {directory.path}",
@@ -158,12 +163,19 @@ def resume(
     return _finished(training, directory, config)
 
 
+def _say(line: str, stream: Any, progress: Mode) -> None:
+    """Show a line before the view of the run begins, on a terminal that may be gone or know few characters."""
+    if line and progress != "quiet":
+        make_progress(stream, mode="plain").message(line)
+
+
 def _finished(training: Training, directory: RunDirectory, config: Config) -> Run:
     result = training.train()
     number = training.stop_request.number
+    run = Run(directory.path, config, result, training.where_the_time_went())
     if number is not None:
-        raise Interrupted(Run(directory.path, config, result), number)
-    return Run(directory.path, config, result)
+        raise Interrupted(run, number)
+    return run
 
 
 class Interrupted(KeyboardInterrupt):

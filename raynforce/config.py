@@ -133,8 +133,8 @@ class FaultsConfig:
     absent_seconds: Annotated[float, Range(0, 1e9)] = 20.0
     """How long sync and overlap wait for a sampler that is being replaced before they go on without it."""
     memory_mb: Annotated[float, Range(1, 1e9)] | None = None
-    """A sampler's process that has grown beyond this is replaced between two fragments, losing nothing; null is half
-    of this machine's memory divided by the samplers."""
+    """A sampler's own process (not inline) that grows beyond this is replaced between two fragments, losing nothing;
+    null is half of this machine's memory divided by the samplers."""
 
 
 @dataclass(frozen=True)
@@ -173,11 +173,13 @@ class Config:
     """Environment steps to train for."""
     target: float | None = None
     """Stop once an evaluation's mean return reaches this."""
-    runtime: Literal["inline", "process", "ray"] = "inline"
-    """Where the roles live: inline in this process, process in processes of this machine, ray in Ray actors."""
-    topology: Literal["sync", "overlap", "async"] = "sync"
+    runtime: Literal["auto", "inline", "process", "ray"] = "auto"
+    """Where the roles live: inline in this process, process in processes of this machine, ray in Ray actors; auto
+    chooses by what a step of the environment costs, and config.yaml has what it chose."""
+    topology: Literal["auto", "sync", "overlap", "async"] = "auto"
     """Who waits for whom: sync alternates sampling and learning; overlap learns from one batch while the next is
-    sampled; async learns from whoever is ready."""
+    sampled; async learns from whoever is ready; auto is overlap where sampling costs about as much as learning and the
+    algorithm allows it, else sync."""
     preset: Literal["auto", "none"] = "auto"
     """auto starts from tuned settings for this algorithm and environment where there are some; none does not."""
     log_every: Positive = 2_000

@@ -71,6 +71,12 @@ class Result:
     dropped_steps: int
     weights_sha256: str
     stopped: str
+    env_restarts: int = 0
+    """Environments that broke and were made anew."""
+    redone_updates: int = 0
+    """Optimiser steps that were taken again because the learner had died; `updates` counts them once."""
+    lost_steps: int = 0
+    """Steps at most of fragments that were lost with a sampler and not redone."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -12,7 +12,14 @@ import torch
 
 import raynforce
 
-SMALL = {"eval.episodes": 2, "eval.final_episodes": 0, "checkpoint.every": 0, "eval.every": 700, "log_every": 100}
+SMALL: dict[str, Any] = {
+    "eval.episodes": 2,
+    "eval.final_episodes": 0,
+    "checkpoint.every": 0,
+    "eval.every": 700,
+    "log_every": 100,
+}
+SMALL |= {"runtime": "inline", "topology": "sync"}  # where it runs is not chosen by this machine's speed today
 PPO = SMALL | {"sampling.envs": 4, "sampling.fragment": 32, "algorithm.minibatch_size": 64, "algorithm.epochs": 2}
 DQN = SMALL | {
     "sampling.envs": 4,

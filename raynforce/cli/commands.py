@@ -9,14 +9,21 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from raynforce import settings
 from raynforce.cli.parser import WHERE
 from raynforce.errors import UsageError
 from raynforce.runs.progress import number
 
+if TYPE_CHECKING:  # it imports numpy: not for `--version`
+    from raynforce.runs.directory import RunDirectory
+
 EPISODES = Annotated[int, settings.Range(1, 1_000_000)]
+EVIDENCE = Annotated[int, settings.Range(1, 1_000_000)]
+SECONDS = Annotated[float, settings.Range(0.1, 1e6)]
 SEED = Annotated[int, settings.Range(0, 2**63 - 1)]
 
 
@@ -57,7 +64,11 @@ def train(arguments: argparse.Namespace) -> int:
         raise UsageError(f"ALGO comes before ENV: raynforce train {arguments.env} {arguments.algo}")
     config, preset = resolve(file, assigned, given)
     for option, setting in WHERE.items():
-        if setting.startswith("ray.") and getattr(arguments, option) is not None and config.runtime != "ray":
+        if not setting.startswith("ray.") or getattr(arguments, option) is None:
+            continue
+        if config.runtime == "auto":
+            config = replace(config, runtime="ray")
+        if config.runtime != "ray":
             raise UsageError(f"--{option.replace('_', '-')} is for --runtime ray, and the runtime is {config.runtime}")
     if arguments.print_config:
         print(config.to_yaml(explain=True), end="")
@@ -99,13 +110,13 @@ def _train(arguments: argparse.Namespace, start: Any) -> int:
         run, code = interrupted.run, 128 + interrupted.number
     result = run.result
     if not arguments.quiet:
-        print(_summary(run.config.target, result), file=stream)
+        print(_summary(run.config.target, result, run.where_the_time_went), file=stream)
     if arguments.json:
         print(json.dumps(result.to_json()))
     return code
 
 
-def _summary(target: float | None, result: Any) -> str:
+def _summary(target: float | None, result: Any, time_block: str) -> str:
     lines = [""]
     if result.solved_steps is not None and target is not None:
         lines.append(f"solved: an evaluation met the target of {target:g} after {result.solved_steps:,} steps")
@@ -118,6 +129,10 @@ def _summary(target: float | None, result: Any) -> str:
     lines.append(f"trained: {result.steps:,} steps and {result.updates:,} updates; here {result.seconds:.1f} s{speed}")
     if result.eval_return is not None:
         lines.append(f"best policy: {number(result.eval_return)} mean return on fresh greedy episodes")
+    if result.restarts or result.env_restarts:
+        lines.append(_faults(result))
+    if time_block:
+        lines += ["", time_block, ""]
     run = shlex.quote(result.run)
     lines += [f"run: {result.run}", "", "what to type next:"]
     if result.stopped.startswith("SIG"):
@@ -127,6 +142,13 @@ def _summary(target: float | None, result: Any) -> str:
     lines.append(f"  {_me()} eval {run}")
     lines.append(f"  tensorboard --logdir {run}/tensorboard  # pip install tensorboard")
     return "\n".join(lines)
+
+
+def _faults(result: Any) -> str:
+    counts = {"role": result.restarts, "environment": result.env_restarts}
+    which = " and ".join(f"{n:,} restart{'s' * (n != 1)} of {what}s" for what, n in counts.items() if n)
+    lost = f", {result.lost_steps:,} steps lost" if result.lost_steps else ", no step lost"
+    return f"faults: {which}{lost}; `{_me()} doctor {shlex.quote(result.run)}` tells more"
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -154,6 +176,12 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
+    run = None if arguments.env is None else _as_run(arguments.env)
+    if run is not None:
+        return _doctor_of_run(arguments, run)
+    for option in ("replay", "debugger", "before", "seconds"):
+        if getattr(arguments, option) not in (None, False):
+            raise UsageError(f"--{option} is for a run: {_me()} doctor RUN --replay [N]")
     if arguments.env is None:
         from raynforce.cli.machine import check_machine
 
@@ -175,6 +203,48 @@ def doctor(arguments: argparse.Namespace) -> int:
             print(f"{marks[finding.level]}  {finding.title}" + (f": {finding.detail}" if finding.detail else ""))
         print("\nready to train" if report.ok else "\nfix the errors above, then ask the doctor again")
     return 0 if report.ok else 1
+
+
+def _as_run(text: str) -> RunDirectory | None:
+    """The run that a path stands for; None if it is the name of an environment."""
+    from raynforce.runs.directory import RunDirectory
+
+    path = Path(text)
+    if path.is_dir() and (path / "config.yaml").is_file():
+        return RunDirectory(path)
+    typed_as_path = text.startswith(("/", "./", "../", "~")) or text in (".", "..")
+    if ":" in text or not (typed_as_path or path.exists() or ("/" in text and path.parent.is_dir())):
+        return None  # `ALE/Pong-v5` has a slash too
+    if not typed_as_path:
+        import gymnasium
+
+        if text in gymnasium.registry:
+            return None
+    return RunDirectory.open(path)  # which says what is wrong with it
+
+
+def _doctor_of_run(arguments: argparse.Namespace, run: RunDirectory) -> int:
+    if arguments.set:
+        raise UsageError(f"--set is for an environment, and {run.path} is a run, which has its own settings")
+    if arguments.replay is None:
+        for option in ("debugger", "before", "seconds"):
+            if getattr(arguments, option) not in (None, False):
+                raise UsageError(f"--{option} goes with --replay")
+        from raynforce.cli.history import tell
+
+        return tell(run, me=_me(), as_json=arguments.json)
+    from raynforce.cli.replay import replay
+
+    wanted = settings.coerce(arguments.replay, EVIDENCE, "--replay") if arguments.replay else None
+    seconds = 30.0 if arguments.seconds is None else settings.coerce(arguments.seconds, SECONDS, "--seconds")
+    return replay(
+        run,
+        wanted,
+        seconds=seconds,
+        debugger=arguments.debugger or (not arguments.json and sys.stdin is not None and sys.stdin.isatty()),
+        before=arguments.before,
+        as_json=arguments.json,
+    )
 
 
 def _dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

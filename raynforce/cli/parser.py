@@ -20,6 +20,14 @@ examples:
   raynforce train ppo Pendulum-v1 --print-config > pendulum.yaml
 """
 
+DOCTOR_EXAMPLES = """\
+examples:
+  raynforce doctor                               this machine
+  raynforce doctor my_sims:make_arm              an environment, before it is trained on
+  raynforce doctor runs/mine                     a run: what went wrong, and what to do
+  raynforce doctor runs/mine --replay 2          see its second evidence break again
+"""
+
 
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose mistakes are one line, with the nearest thing that would have been right."""
@@ -99,11 +107,17 @@ def _parser() -> _Parser:
     evaluate.add_argument("--seed", metavar="S", help="play the same episodes each time")
     _output(evaluate, progress=False)
 
-    doctor = _command(commands, "doctor", "check this machine, or an environment, and explain what is wrong")
-    doctor.add_argument("env", nargs="?", metavar="ENV", help="a gymnasium id, or module:factory")
+    what = "check this machine, an environment or a run, and explain what is wrong"
+    doctor = _command(commands, "doctor", what, epilog=DOCTOR_EXAMPLES)
+    doctor.add_argument("env", nargs="?", metavar="ENV|RUN", help="an id or module:factory, or a run directory")
     doctor.add_argument(
-        "--set", metavar="env_args.K=V", dest="set", action="append", default=[], help="keyword arguments for it"
+        "--set", metavar="env_args.K=V", dest="set", action="append", default=[], help="keyword arguments for ENV"
     )
+    again = doctor.add_argument_group("see a fault of RUN again, in this process")
+    again.add_argument("--replay", nargs="?", const="", metavar="N", help="evidence N of the run (default the last)")
+    again.add_argument("--debugger", action="store_true", help="stop in pdb where it breaks; a terminal does so anyway")
+    again.add_argument("--before", action="store_true", help="stop in pdb right before the step that broke")
+    again.add_argument("--seconds", metavar="S", help="show the stack and end if it hangs this long (default 30)")
     _output(doctor, progress=False)
     return parser
 
@@ -136,12 +150,13 @@ def _where(parser: _Parser) -> None:
     group.add_argument(
         "--runtime",
         metavar="NAME",
-        help="inline (this process), process (processes of this machine) or ray (Ray actors)",
+        help="inline (this process), process (processes of this machine), ray (Ray actors) or auto (the default)",
     )
     group.add_argument(
         "--topology",
         metavar="NAME",
-        help="sync (sample, then learn), overlap (both at once, one version behind) or async (whoever is ready)",
+        help="sync (sample, then learn), overlap (both at once, one version behind), async (whoever is ready) or auto "
+        "(the default)",
     )
     group.add_argument("--address", metavar="HOST:PORT", help="with ray: a running cluster, or auto, or local")
     group.add_argument("--sampler-cpus", metavar="C", help="with ray: CPUs that each sampler asks for (default 1)")

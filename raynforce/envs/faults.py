@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+TRACE_LENGTH = 4000
 
 
 @dataclass(frozen=True)
@@ -17,11 +20,11 @@ class EnvFault:
     args: Mapping[str, Any]
     kind: str
     """`raised`, or `garbage`: a wrong shape, a wrong type, NaN or infinity."""
-    lane: int
-    seed: int
-    """Of the episode."""
+    lane: int | None
+    seed: int | None
+    """Of the episode. An env's own vector implementation has one random stream: there it is None, as the lane is."""
     step: int
-    """Steps taken in the episode; 0 if its reset broke."""
+    """Steps taken in the episode, the failing one included; 0 if its reset broke. Without a lane: of the vector."""
     cause: str
     """One line."""
     trace: str = ""
@@ -31,8 +34,18 @@ class EnvFault:
 
     def facts(self) -> dict[str, Any]:
         """As JSON, for the history of the run."""
-        facts: dict[str, Any] = {"env": self.env, "args": dict(self.args), "kind": self.kind, "lane": self.lane}
-        facts |= {"seed": self.seed, "step": self.step, "cause": self.cause, "trace": self.trace}
+        facts: dict[str, Any] = {"env": self.env, "args": dict(self.args), "kind": self.kind}
+        if self.lane is not None:
+            facts |= {"lane": self.lane, "seed": self.seed}
+        facts |= {"step": self.step, "cause": self.cause, "trace": self.trace}
         if self.actions is not None:
             facts |= {"actions": self.actions.tolist(), "dtype": str(self.actions.dtype)}
         return facts
+
+
+def trace_of(error: BaseException | None) -> str:
+    """The traceback below the frame that caught `error`, its last lines if it is long; empty for None."""
+    if error is None:
+        return ""
+    inner = error.__traceback__ and error.__traceback__.tb_next
+    return "".join(traceback.format_exception(type(error), error, inner))[-TRACE_LENGTH:]

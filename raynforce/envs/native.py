@@ -12,9 +12,10 @@ from gymnasium.vector import AutoresetMode
 
 from raynforce import trees
 from raynforce.envs.describe import describe, flatten_obs
+from raynforce.envs.faults import EnvFault, trace_of
 from raynforce.envs.make import locate, make
-from raynforce.envs.vector import Step, derive_seed
-from raynforce.errors import CheckpointError, EnvError, UsageError, summary
+from raynforce.envs.vector import Step, derive_seed, first_of_attempt
+from raynforce.errors import CheckpointError, ContractError, EnvError, UsageError, summary
 from raynforce.trees import Tree
 
 
@@ -92,19 +93,30 @@ def native_vector(
         with contextlib.suppress(Exception):
             vector.close()
         return None, f"env {env!r} is stepped in a loop: its vector implementation has no snapshot for exact resume"
-    return NativeVector(env, vector, seed=seed, sampler=sampler), ""
+    return NativeVector(env, vector, seed=seed, sampler=sampler, env_args=args), ""
 
 
 class NativeVector:
-    """A gymnasium `VectorEnv` of any autoreset mode. Its one random stream is seeded from (seed, sampler)."""
+    """A gymnasium `VectorEnv` of any autoreset mode. Its one random stream is seeded from (seed, sampler).
+
+    Its lanes cannot be restarted one by one: whatever breaks is an `EnvError`.
+    """
 
     def __init__(
-        self, env: str, vector: gymnasium.vector.VectorEnv[Any, Any, Any], *, seed: int, sampler: int = 0
+        self,
+        env: str,
+        vector: gymnasium.vector.VectorEnv[Any, Any, Any],
+        *,
+        seed: int,
+        sampler: int = 0,
+        env_args: Mapping[str, Any] | None = None,
     ) -> None:
         self.num_envs, self.note = vector.num_envs, ""
         self.spec = describe(env, vector.single_observation_space, vector.single_action_space)
         self.restarted: list[int] = []
         self._env, self._vector, self._seed, self._sampler = env, vector, seed, sampler
+        self._args = dict(env_args or {})
+        self._proven = False  # whether a step has gone well
         self._snapshot = snapshot_of(vector)
         self._mode = AutoresetMode(vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._action_shape = (self.num_envs, *self.spec.action.shape)
@@ -127,12 +139,20 @@ class NativeVector:
         self._resets += 1
         try:
             raw, _ = self._vector.reset(seed=stream)
-        except Exception as error:
-            raise self._broken(f"reset raised {summary(error)}") from error
+        except (Exception, SystemExit) as error:
+            raise self._broken(f"reset raised {summary(error)}", error) from error
         self._obs = self._take(raw)
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._resetting = False
         return self._obs
+
+    def begin_anew(self, attempt: int) -> dict[str, np.ndarray]:
+        self._resets = first_of_attempt(attempt)
+        self._proven = True  # in the first run
+        return self.reset()
+
+    def take_faults(self) -> list[EnvFault]:
+        return []
 
     def current(self) -> dict[str, np.ndarray]:
         self._must_be_reset()
@@ -146,11 +166,14 @@ class NativeVector:
         self._steps += 1
         try:
             raw, rewards, ends, cuts, infos = self._vector.step(action.astype(self._action_dtype, copy=False))
-        except Exception as error:
-            raise self._broken(f"step raised {summary(error)}") from error
+        except (Exception, SystemExit) as error:
+            raise self._broken(f"step raised {summary(error)}", error) from error
         obs = self._take(raw)
-        reward = np.array(rewards, np.float32)
-        terminated, truncated = np.array(ends, np.bool_), np.array(cuts, np.bool_)
+        try:
+            reward = np.array(rewards, np.float32)
+            terminated, truncated = np.array(ends, np.bool_), np.array(cuts, np.bool_)
+        except (TypeError, ValueError) as error:
+            raise self._broken(f"reward, terminated, truncated are no arrays of numbers: {summary(error)}") from error
         if not reward.shape == terminated.shape == truncated.shape == (self.num_envs,):
             came = f"{reward.shape}, {terminated.shape}, {truncated.shape}"
             raise self._broken(f"reward, terminated, truncated have shapes {came}; expected ({self.num_envs},)")
@@ -169,7 +192,8 @@ class NativeVector:
             final_lanes = np.flatnonzero(ended)
             final_obs = self._finish(obs, ended, final_lanes, infos)
         self._obs = obs
-        return Step(obs, reward, terminated, truncated, valid, final_lanes, final_obs)
+        self._proven = True
+        return Step(obs, reward, terminated, truncated, valid, final_lanes, final_obs, self._no_lanes)
 
     def state(self) -> Tree:
         self._must_be_reset()
@@ -194,6 +218,7 @@ class NativeVector:
         if shapes != expected:
             raise CheckpointError(f"env {self._env!r} was saved with observations {shapes}, now they are {expected}")
         self._resets, self._steps = int(tree["resets"]), int(tree["steps"])
+        self._proven = self._steps > 0
         self.restarted = []
         self.reset()  # also gives the env its buffers; the seed is one that was not used before
         if self._snapshot is None or "env" not in tree:
@@ -222,7 +247,10 @@ class NativeVector:
             raise self._broken(str(error)) from error
         obs = {}
         for path, dtype, shape in self._leaves:
-            array = obs[path] = np.array(values[path], dtype, order="C")
+            try:
+                array = obs[path] = np.array(values[path], dtype, order="C")
+            except (TypeError, ValueError) as error:
+                raise self._broken(f"the observation {path!r} is no array: {summary(error)}") from error
             if array.shape != shape:
                 raise self._broken(f"the observation {path!r} has shape {array.shape}; expected {shape}")
         return obs
@@ -235,8 +263,8 @@ class NativeVector:
             final = {path: array[lanes] for path, array in obs.items()}
             try:
                 raw, _ = self._vector.reset(options={"reset_mask": ended.copy()})
-            except Exception as error:
-                raise self._broken(f"reset raised {summary(error)}") from error
+            except (Exception, SystemExit) as error:
+                raise self._broken(f"reset raised {summary(error)}", error) from error
             for path, array in self._take(raw).items():
                 obs[path][lanes] = array[lanes]
             return final
@@ -253,5 +281,11 @@ class NativeVector:
         if not self._obs:
             raise UsageError(f"env {self._env!r} has no running episodes yet; call reset() or load() first")
 
-    def _broken(self, what: str) -> EnvError:
-        return EnvError(f"env {self._env!r} (its own vector implementation, step {self._steps}) broke: {what}")
+    def _broken(self, what: str, raised: BaseException | None = None) -> EnvError:
+        """The error to raise: for what it `raised`, or for garbage."""
+        kind = "garbage" if raised is None else "raised"
+        fault = EnvFault(self._env, self._args, kind, None, None, self._steps, what, trace_of(raised))
+        cls = ContractError if raised is None and not self._proven else EnvError
+        error = cls(f"env {self._env!r} (its own vector implementation, step {self._steps}) broke: {what}")
+        error.facts = fault.facts()
+        return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -11,13 +12,19 @@ import numpy as np
 from gymnasium import spaces
 
 from raynforce.envs.describe import describe, flatten_obs, in_range, misfit, short
+from raynforce.envs.faults import EnvFault, trace_of
 from raynforce.envs.make import Env, make
-from raynforce.errors import CheckpointError, EnvError, UsageError, summary
+from raynforce.errors import CheckpointError, ContractError, EnvError, UsageError, summary
 from raynforce.spaces import EnvSpec, ObsLeaf
 from raynforce.trees import Tree
 
 _FLAGS = (bool, np.bool_, int, np.integer)
 _NUMBERS = (float, int, np.floating, np.integer, np.bool_)
+_FINITE = "observations and rewards must be finite numbers"
+
+BREAKS_IN_A_ROW = 3
+"""How often an environment may break and be made anew with no more than `STEPS_BETWEEN` steps in between."""
+STEPS_BETWEEN = 10
 
 
 class Step(NamedTuple):
@@ -32,11 +39,13 @@ class Step(NamedTuple):
     truncated: np.ndarray
     """`[B]` bool."""
     valid: np.ndarray
-    """`[B]` bool, False where this step only reset the lane."""
+    """`[B]` bool, False where this step only reset the lane, or broke it."""
     final_lanes: np.ndarray
     """`[K]` int64 lanes whose episode ended and whose `obs` already shows the next one."""
     final_obs: dict[str, np.ndarray]
     """`[K, ...]` the true last observations of those lanes."""
+    cut: np.ndarray
+    """`[K]` int64 lanes whose env broke in this step: their `obs` already shows the next episode, in a new env."""
 
 
 class VectorEnv(Protocol):
@@ -54,6 +63,12 @@ class VectorEnv(Protocol):
 
     def step(self, action: np.ndarray) -> Step:
         """Step all lanes. `action` is `[B, ...]`, ready for the environment: start added, clipped to its bounds."""
+
+    def begin_anew(self, attempt: int) -> dict[str, np.ndarray]:
+        """Start new episodes in all lanes whose seeds no other attempt (1 or more) and no first run has used."""
+
+    def take_faults(self) -> list[EnvFault]:
+        """The environments that broke and were made anew since this was last asked."""
 
     def current(self) -> dict[str, np.ndarray]:
         """The observations that the policy sees now, `[B, ...]`."""
@@ -105,16 +120,23 @@ def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
             made.close()  # type: ignore[no-untyped-call]
 
 
-def require_finite(env: str, columns: Mapping[str, np.ndarray], axes: tuple[str, ...]) -> None:
+def require_finite(
+    env: str, columns: Mapping[str, np.ndarray], axes: tuple[str, ...], args: Mapping[str, Any] | None = None
+) -> None:
     """Refuse NaN and infinity in observations and rewards; `axes` names the leading dimensions for the message."""
     for path, column in columns.items():
-        if column.dtype.kind == "f" and not np.isfinite(column).all():
+        if column.dtype.kind == "f" and not finite(column):
             place = np.argwhere(~np.isfinite(column))[0]
             where = "".join(f", {name} {i}" for name, i in zip(axes, place, strict=False))
-            raise EnvError(
-                f"env {env!r} returned {path} = {column[tuple(place)]}{where}: "
-                "observations and rewards must be finite numbers"
-            )
+            cause = f"{path} = {column[tuple(place)]}{where}"
+            error = EnvError(f"env {env!r} returned {cause}; {_FINITE}")
+            error.facts = {"env": env, "args": dict(args or {}), "kind": "garbage", "cause": cause, "trace": ""}
+            raise error
+
+
+def finite(array: np.ndarray) -> bool:
+    """Whether there is neither NaN nor infinity in it; several times as fast as `isfinite(array).all()`."""
+    return int(np.count_nonzero(np.isfinite(array))) == array.size
 
 
 def derive_seed(seed: int, *key: int) -> int:
@@ -122,11 +144,30 @@ def derive_seed(seed: int, *key: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
 
 
+def first_of_attempt(attempt: int) -> int:
+    """The first episode, or reset, of a vector env that begins anew: far from those of every other attempt."""
+    if attempt < 1:
+        raise UsageError(f"attempt is {attempt}; it must be 1 or more: 0 are the episodes that the run began with")
+    return attempt << 32
+
+
+class _Broken(Exception):
+    """An env broke; what it raised, if anything, is the cause."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(what)
+        self.kind, self.what = kind, what
+
+
 class LocalVector:
     """Single environments stepped in a plain loop, each reset in the step in which its episode ends.
 
     Episode seeds derive from (seed, sampler, lane, episode). With `record`, the actions of the running episodes
     are kept, so that `load` can replay them; without it `load` starts new episodes.
+
+    An env that raises, or returns what is no observation or reward, is closed; a new one takes its place and begins
+    the lane's next episode, while the other lanes go on. `faults` tells of it. It is an `EnvError` if a lane does
+    not get on with that, and a `ContractError` if nothing but nonsense comes from the first step on.
     """
 
     def __init__(
@@ -142,15 +183,17 @@ class LocalVector:
     ) -> None:
         self.num_envs, self.note = num_envs, note
         self.restarted: list[int] = []
-        self._env, self._seed, self._sampler = env, seed, sampler
+        self.faults: list[EnvFault] = []
+        self._env, self._args, self._seed, self._sampler = env, dict(env_args or {}), seed, sampler
         self._envs: list[Env] = []
         try:
-            self.spec = self._make_all(env_args)
+            self.spec = self._make_all()
         except BaseException:
             self.close()
             raise
         self._leaves: tuple[ObsLeaf, ...] = self.spec.obs
         self._plain = self._leaves[0].path == "obs"
+        self._floats = [i for i, leaf in enumerate(self._leaves) if np.dtype(leaf.dtype).kind == "f"]
         action_space = self._envs[0].action_space
         self._scalar_action = isinstance(action_space, spaces.Discrete)
         self._env_action_dtype = action_space.dtype
@@ -158,6 +201,10 @@ class LocalVector:
         self._lanes = np.arange(num_envs)
         self._episodes = np.full(num_envs, -1, np.int64)
         self._steps = np.zeros(num_envs, np.int64)
+        self._proven = False  # whether any lane's step has gone well
+        self._clock = 0
+        self._broke_at = np.zeros(num_envs, np.int64)  # by the clock
+        self._breaks = np.zeros(num_envs, np.int64)  # in a row
         self._obs: list[np.ndarray] = []  # the current ones, in the order of the leaves; empty before the first reset
         # Actions of the running episodes: lane b's are [b, :steps[b]]. The second dimension doubles when it is full.
         self._actions = np.empty((num_envs, 64, *self.spec.action.shape), self.spec.action.dtype) if record else None
@@ -166,10 +213,10 @@ class LocalVector:
         self._no_lanes = np.empty(0, np.int64)
         self._no_final = {leaf.path: np.empty((0, *leaf.shape), leaf.dtype) for leaf in self._leaves}
 
-    def _make_all(self, env_args: Mapping[str, Any] | None) -> EnvSpec:
+    def _make_all(self) -> EnvSpec:
         specs: list[EnvSpec] = []
         for lane in range(self.num_envs):
-            made = make(self._env, env_args)
+            made = make(self._env, self._args)
             self._envs.append(made)
             specs.append(describe(self._env, made.observation_space, made.action_space))
             if specs[lane] != specs[0]:
@@ -182,11 +229,26 @@ class LocalVector:
         if seed is not None:
             self._seed = seed
             self._episodes[:] = -1
+        self._breaks[:] = 0
         obs = self._new_obs()
         for lane in range(self.num_envs):
-            self._begin(lane, int(self._episodes[lane]) + 1, obs)
+            try:
+                self._begin(lane, int(self._episodes[lane]) + 1, obs)
+            except _Broken as broken:
+                if not self._proven:
+                    raise self._error(broken, self._fault(lane, broken)) from broken.__cause__
+                self._restart(lane, broken, obs)
         self._obs = obs
         return self.current()
+
+    def begin_anew(self, attempt: int) -> dict[str, np.ndarray]:
+        self._episodes[:] = first_of_attempt(attempt) - 1
+        self._proven = True  # in the first run
+        return self.reset()
+
+    def take_faults(self) -> list[EnvFault]:
+        faults, self.faults = self.faults, []
+        return faults
 
     def current(self) -> dict[str, np.ndarray]:
         self._must_be_reset()
@@ -198,26 +260,51 @@ class LocalVector:
             raise UsageError(f"the actions have shape {action.shape}; expected {self._action_shape}")
         self._record(action)
         self._steps += 1
+        self._clock += 1
         obs = self._new_obs()
         reward = np.empty(self.num_envs, np.float32)
         terminated = np.empty(self.num_envs, np.bool_)
         truncated = np.empty(self.num_envs, np.bool_)
         ended: list[int] = []
+        broke: list[int] = []
         final: list[list[np.ndarray]] = [[] for _ in self._leaves]
         for lane, choice in enumerate(self._for_env(action)):
-            reward[lane], end, cut = self._step_lane(lane, choice, obs)
-            terminated[lane], truncated[lane] = end, cut
-            if end or cut:
-                ended.append(lane)
-                for rows, array in zip(final, obs, strict=True):
-                    rows.append(array[lane].copy())
+            try:
+                reward[lane], end, cut = self._step_lane(lane, choice, obs)
+                terminated[lane], truncated[lane] = end, cut
+                if not (end or cut):
+                    continue
+                self._require_finite(lane, obs, reward)  # here, because the row will show the next episode
+            except _Broken as broken:
+                broke.append(lane)
+                self._restart(lane, broken, obs)
+                reward[lane], terminated[lane], truncated[lane] = 0.0, False, False
+                continue
+            ended.append(lane)
+            for rows, array in zip(final, obs, strict=True):
+                rows.append(array[lane].copy())
+            try:
                 self._begin(lane, int(self._episodes[lane]) + 1, obs)
+            except _Broken as broken:
+                self._restart(lane, broken, obs)
+        sound = finite(reward)
+        for i in self._floats:
+            sound = sound and finite(obs[i])
+        if not sound:
+            broke = sorted(broke + self._restart_not_finite(obs, reward))
+        self._proven = self._proven or len(broke) < self.num_envs
         self._obs = obs
         final_lanes, final_obs = self._no_lanes, self._no_final
         if ended:
             final_lanes = np.array(ended, np.int64)
             final_obs = {leaf.path: np.array(rows) for leaf, rows in zip(self._leaves, final, strict=True)}
-        return Step(self.current(), reward, terminated, truncated, self._all_valid, final_lanes, final_obs)
+        if not broke:
+            valid = self._all_valid
+            return Step(self.current(), reward, terminated, truncated, valid, final_lanes, final_obs, self._no_lanes)
+        lanes = np.array(broke, np.int64)
+        valid = self._all_valid.copy()
+        valid[lanes] = False
+        return Step(self.current(), reward, terminated, truncated, valid, final_lanes, final_obs, lanes)
 
     def state(self) -> Tree:
         self._must_be_reset()
@@ -225,6 +312,9 @@ class LocalVector:
             "kind": "local",
             "episodes": self._episodes.copy(),  # [B]
             "steps": self._steps.copy(),  # [B]
+            "proven": self._proven,
+            "breaks": self._breaks.copy(),  # [B]
+            "unbroken": self._clock - self._broke_at,  # [B]
             "obs": {str(i): array for i, array in enumerate(self._obs)},  # by number: a path's '/' would nest
         }
         if self._actions is not None:
@@ -239,13 +329,20 @@ class LocalVector:
         actions = tree.get("actions")
         ends = np.cumsum(steps)
         obs = self._new_obs()
-        self.restarted = []
+        self.restarted, self.faults = [], []
+        self._proven = bool(tree.get("proven", True))
+        self._breaks[:], self._broke_at[:] = tree.get("breaks", 0), np.negative(tree.get("unbroken", 0))
+        self._clock = 0
         for lane in range(self.num_envs):
             episode, end, count = int(episodes[lane]), int(ends[lane]), int(steps[lane])
             past = actions[end - count : end] if actions is not None else None
-            if not self._replay(lane, episode, count, past, obs, saved):
-                self.restarted.append(lane)
+            try:
+                if self._replay(lane, episode, count, past, obs, saved):
+                    continue
                 self._begin(lane, episode + 1, obs)
+            except _Broken as broken:
+                self._restart(lane, broken, obs)
+            self.restarted.append(lane)
         self._obs = obs
         if not self.restarted:
             return []
@@ -266,35 +363,37 @@ class LocalVector:
         try:
             result: Any = self._envs[lane].reset(seed=self._episode_seed(lane))
         except (Exception, SystemExit) as error:
-            raise self._broken(lane, f"reset raised {summary(error)}") from error
+            raise _Broken("raised", f"reset raised {summary(error)}") from error
         if not isinstance(result, tuple) or len(result) != 2:
-            raise self._broken(lane, f"reset returned {_shape_of(result)}; expected (obs, info)")
+            raise _Broken("garbage", f"reset returned {_shape_of(result)}; expected (obs, info)")
         self._put(lane, result[0], obs)
+        self._require_finite(lane, obs)
 
     def _step_lane(self, lane: int, choice: Any, obs: list[np.ndarray]) -> tuple[float, bool, bool]:
         """Step one lane and write its observation; returns reward, terminated, truncated."""
         try:
             result: Any = self._envs[lane].step(choice)
         except (Exception, SystemExit) as error:
-            raise self._broken(lane, f"step raised {summary(error)}") from error
+            raise _Broken("raised", f"step raised {summary(error)}") from error
         if not isinstance(result, tuple) or len(result) != 5:
             expected = "(obs, reward, terminated, truncated, info)"
-            raise self._broken(lane, f"step returned {_shape_of(result)}; expected {expected}")
+            raise _Broken("garbage", f"step returned {_shape_of(result)}; expected {expected}")
         raw, reward, terminated, truncated, _ = result
         if not is_scalar(reward):
-            raise self._broken(lane, f"the reward is {short(reward)} ({type(reward).__name__}); expected one number")
+            came = f"{short(reward)} ({type(reward).__name__})"
+            raise _Broken("garbage", f"the reward is {came}; expected one number")
         if not (is_flag(terminated) and is_flag(truncated)):
             came = f"{short(terminated)} and {short(truncated)}"
-            raise self._broken(lane, f"terminated and truncated are {came}; expected True or False")
+            raise _Broken("garbage", f"terminated and truncated are {came}; expected True or False")
         self._put(lane, raw, obs)
         return float(reward), bool(terminated), bool(truncated)
 
     def _put(self, lane: int, raw: Any, obs: list[np.ndarray]) -> None:
-        """Write one env's observation into row `lane` of the batch; what does not fit is an `EnvError`."""
+        """Write one env's observation into row `lane` of the batch, if it fits."""
         try:
             values = (raw,) if self._plain else flatten_obs(raw, self._leaves).values()
         except UsageError as error:
-            raise self._broken(lane, str(error)) from error
+            raise _Broken("garbage", str(error)) from None
         for leaf, array, value in zip(self._leaves, obs, values, strict=True):
             try:
                 one = np.asarray(value)
@@ -305,7 +404,90 @@ class LocalVector:
             except (TypeError, ValueError):
                 fits = False
             if not fits:
-                raise self._broken(lane, f"the observation {misfit(value, leaf)}")
+                raise _Broken("garbage", f"the observation {misfit(value, leaf)}")
+
+    def _require_finite(self, lane: int, obs: list[np.ndarray], reward: np.ndarray | None = None) -> None:
+        """Refuse NaN and infinity in one lane."""
+        if reward is not None and not math.isfinite(reward[lane]):
+            raise _Broken("garbage", f"reward = {reward[lane]}; {_FINITE}")
+        for i in self._floats:
+            row = obs[i][lane]
+            if not finite(row):
+                bad = row[~np.isfinite(row)][0]
+                raise _Broken("garbage", f"{self._leaves[i].path} = {bad}; {_FINITE}")
+
+    def _restart_not_finite(self, obs: list[np.ndarray], reward: np.ndarray) -> list[int]:
+        """Restart the lanes whose step gave NaN or infinity, and return them."""
+        found = []
+        for lane in range(self.num_envs):
+            try:
+                self._require_finite(lane, obs, reward)
+            except _Broken as broken:
+                found.append(lane)
+                self._restart(lane, broken, obs)
+                reward[lane] = 0.0
+        return found
+
+    def _restart(self, lane: int, broken: _Broken, obs: list[np.ndarray]) -> None:
+        """Put a new env in the place of one that broke, and begin the lane's next episode in it."""
+        while True:
+            self._note(lane, broken)
+            with contextlib.suppress(Exception, SystemExit):
+                self._envs[lane].close()  # type: ignore[no-untyped-call]
+            self._episodes[lane] += 1
+            self._steps[lane] = 0
+            try:
+                self._envs[lane] = self._made_again()
+                self._begin(lane, int(self._episodes[lane]), obs)
+                return
+            except _Broken as again:
+                broken = again
+
+    def _made_again(self) -> Env:
+        try:
+            made = make(self._env, self._args)
+            spec = describe(self._env, made.observation_space, made.action_space)
+        except (Exception, SystemExit) as error:
+            raise _Broken("raised", f"it could not be made again: {summary(error)}") from error
+        if spec != self.spec:
+            with contextlib.suppress(Exception, SystemExit):
+                made.close()  # type: ignore[no-untyped-call]
+            raise _Broken("garbage", "made again, it has other spaces")
+        return made
+
+    def _note(self, lane: int, broken: _Broken) -> None:
+        """Add to the faults; an error if going on is of no use."""
+        fault = self._fault(lane, broken)
+        if broken.kind == "garbage" and not self._proven and self._breaks[lane]:
+            raise self._error(broken, fault) from broken.__cause__
+        calm = self._clock - self._broke_at[lane] > STEPS_BETWEEN
+        self._breaks[lane] = 1 if calm else self._breaks[lane] + 1
+        self._broke_at[lane] = self._clock
+        if self._breaks[lane] > BREAKS_IN_A_ROW:
+            often = f", {self._breaks[lane]} times in a row within {STEPS_BETWEEN} steps"
+            raise self._error(broken, fault, often) from broken.__cause__
+        self.faults.append(fault)
+
+    def _fault(self, lane: int, broken: _Broken) -> EnvFault:
+        step = int(self._steps[lane])
+        return EnvFault(
+            env=self._env,
+            args=self._args,
+            kind=broken.kind,
+            lane=lane,
+            seed=self._episode_seed(lane),
+            step=step,
+            cause=broken.what,
+            trace=trace_of(broken.__cause__),
+            actions=None if self._actions is None else self._actions[lane, :step].copy(),
+        )
+
+    def _error(self, broken: _Broken, fault: EnvFault, often: str = "") -> EnvError:
+        kind = ContractError if broken.kind == "garbage" and not self._proven else EnvError
+        where = f"in lane {fault.lane}{often} (episode seed {fault.seed}, step {fault.step})"
+        error = kind(f"env {self._env!r} broke {where}: {broken.what}")
+        error.facts = fault.facts()
+        return error
 
     def _for_env(self, action: np.ndarray) -> Sequence[Any]:
         """Actions as a single env expects them: an int, or an array of its space's dtype that it may keep."""
@@ -332,17 +514,14 @@ class LocalVector:
         """Bring a lane to where it was by taking its past actions again; False when that leads elsewhere."""
         if count and past is None:
             return False
-        try:
-            self._begin(lane, episode, obs)
-            if past is not None and count:
-                self._remember(lane, past)
-                for choice in self._for_env(past):
-                    _, terminated, truncated = self._step_lane(lane, choice, obs)
-                    self._steps[lane] += 1
-                    if terminated or truncated:
-                        return False
-        except EnvError:
-            return False
+        self._begin(lane, episode, obs)
+        if past is not None and count:
+            self._remember(lane, past)
+            for choice in self._for_env(past):
+                self._steps[lane] += 1
+                _, terminated, truncated = self._step_lane(lane, choice, obs)
+                if terminated or truncated:
+                    return False
         return all(same(now[lane], then[lane]) for now, then in zip(obs, saved, strict=True))
 
     def _remember(self, lane: int, past: np.ndarray) -> None:
@@ -374,10 +553,6 @@ class LocalVector:
     def _must_be_reset(self) -> None:
         if not self._obs:
             raise UsageError(f"env {self._env!r} has no running episodes yet; call reset() or load() first")
-
-    def _broken(self, lane: int, what: str) -> EnvError:
-        seed, step = self._episode_seed(lane), int(self._steps[lane])
-        return EnvError(f"env {self._env!r} broke in lane {lane} (episode seed {seed}, step {step}): {what}")
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:

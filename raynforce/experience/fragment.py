@@ -22,13 +22,19 @@ class Fragment:
     | `action` | `[T, B, ...]` | zero-based index (int64) or unbounded float32, before mapping to the env |
     | `reward` | `[T, B]` float32 | |
     | `terminated`, `truncated` | `[T, B]` bool | kept apart: values are bootstrapped through truncation |
-    | `valid` | `[T, B]` bool | False where the step only reset the lane: not an env step, never trained on |
+    | `valid` | `[T, B]` bool | False where the step only reset the lane, or broke its env: never trained on |
     | `final/index` | `[K]` int64 | `t * B + b` of episode ends where `obs[t + 1, b]` already shows the next episode |
     | `final/obs` (`final/obs/NAME`) | `[K, ...]` | the true last observations of those episodes |
     | `episode/return`, `episode/length` | `[E]` float32, int64 | episodes that ended in this fragment |
 
     An episode end that is not in `final/index` has its true last observation at `obs[t + 1, b]`, and then
-    row `t + 1` of that lane is not valid. Columns that an algorithm may ask for: `logp` `[T, B]`, the
+    row `t + 1` of that lane is not valid. No episode goes on through a row that is not valid.
+
+    An env that breaks cuts its episode: the row of the step that broke it is not valid, and the row before is
+    `truncated`. If it broke in row 0, the row before is in the fragment before, already gone; then row 0 itself is
+    `truncated`, with `obs[0, b]` in `final/obs`. A cut episode is not among `episode/return`.
+
+    Columns that an algorithm may ask for: `logp` `[T, B]`, the
     behaviour log-probability. Reserved: `first`, `state0/*`, `action_mask`.
     """
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -18,5 +20,15 @@ class Receipt(NamedTuple):
     """Where the sampler's time went: `env`, `policy`, `other`; they add up to the whole call."""
     faults: Sequence[Mapping[str, Any]] = ()
     """Environments that broke and were restarted on the way: `EnvFault.facts()` of each."""
+    size: int = 0
+    """Bytes of the fragment."""
     memory: int = 0
     """Bytes that the sampler's process has in memory."""
+
+
+def resident_bytes() -> int:
+    """What this process has in memory; 0 where that cannot be read."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

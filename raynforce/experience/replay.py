@@ -193,19 +193,24 @@ class Replay:
         """Copy a fragment in, over the oldest steps of its sampler; returns how many valid transitions it added.
 
         A sampler's fragments join into one stream of time. Where a sequence number is missing the step before
-        the gap becomes a truncation, so that no window reaches across.
+        the gap becomes a truncation, so that no window reaches across. So does the step before a lane's first row
+        that is not valid, or that shows another observation than the one before has led to.
         """
         self._check(fragment)
         length, sampler = fragment.length, fragment.sampler
         final_index = fragment["final/index"]
-        self._finals.reserve(len(final_index))  # before anything changes: it may refuse
-
         first = self._head[sampler]
+        gap = first > 0 and fragment.sequence != self._sequence[sampler] + 1
+        elsewhere = self._elsewhere(fragment, first) if first > 0 and not gap else np.zeros(0, np.int64)
+        self._finals.reserve(len(final_index) + len(elsewhere))  # before anything changes: it may refuse
+
         pending = first - self.n_step + 1  # the oldest step whose window may still be open
-        if first > 0 and fragment.sequence != self._sequence[sampler] + 1:
+        if gap:
             lanes = slice(sampler * self.lanes, (sampler + 1) * self.lanes)
             self._ring["end"][(first - 1) % self._rows, lanes] = True
             first += 1  # the row at the head stays: it is the true next observation of the truncated step
+        elif first > 0:
+            self._join(fragment, first, elsewhere)
         head = first + length
         oldest = max(0, pending, head - self._rows + 1)
         slots = self._slots(sampler, oldest, head + 1)  # [head + 1 - oldest, B]
@@ -216,6 +221,31 @@ class Replay:
         self._head[sampler] = head
         self._sequence[sampler] = fragment.sequence
         return added
+
+    def _elsewhere(self, fragment: Fragment, first: int) -> np.ndarray:
+        """Lanes that begin elsewhere than at the row `first`, the newest observation, though their episode went on."""
+        offset = fragment.sampler * self.lanes
+        lanes = slice(offset, offset + self.lanes)
+        before = (first - 1) % self._rows
+        differ = np.zeros(self.lanes, bool)
+        for path in self._obs_paths:
+            unequal = self._ring[path][first % self._rows, lanes] != fragment[path][0]  # [B, ...]
+            differ |= unequal.reshape(self.lanes, -1).any(axis=1)
+        differ &= self._ring["valid"][before, lanes] & ~self._ring["end"][before, lanes]
+        return differ.nonzero()[0]
+
+    def _join(self, fragment: Fragment, first: int, elsewhere: np.ndarray) -> None:
+        """Let the step before row `first` be an end in the lanes that do not go on from there."""
+        offset = fragment.sampler * self.lanes
+        before = (first - 1) % self._rows
+        broken = offset + np.flatnonzero(~fragment["valid"][0])  # the row at the head is their last observation
+        self._ring["end"][before, broken] = True
+        if len(elsewhere):  # the row at the head will be another episode's
+            lanes, slots = offset + elsewhere, self._finals.take(len(elsewhere))
+            self._ring["end"][before, lanes] = True
+            self._ring["final_slot"][before, lanes] = slots
+            for path, final in self._finals.arrays.items():
+                final[slots] = self._ring[path][first % self._rows, lanes]
 
     def _check(self, fragment: Fragment) -> None:
         length, lanes = fragment.length, fragment.lanes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,3 +24,7 @@ class Learned(NamedTuple):
     """Returns `[E]` of the episodes that ended in its fragments."""
     lengths: np.ndarray
     """Their lengths `[E]`."""
+    trained: Sequence[tuple[int, int, int]] = ()
+    """Sampler, sequence number and steps of each fragment that was learned from."""
+    seconds: Mapping[str, float] = {}
+    """Where the learner's time went: `prepare` (advantages, replay) and `learn`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -41,6 +42,7 @@ class Learner:
         if self._normalizer is not None:
             self._net.normalize_with(*self._normalizer.affine())
         self._return_stats = RunningStats(1)
+        self._sequences: dict[int, int] = {}  # of each sampler's last fragment
         self._running_returns: dict[int, np.ndarray] = {}  # discounted return in flight, per sampler [B]
         self._rng = np.random.default_rng([config.seed, 2])
         self._torch_rng = _TorchStream(config.seed, self._device)
@@ -50,6 +52,7 @@ class Learner:
 
     def learn(self, *received: Fragment) -> Learned:
         """Train on fragments; the next `publish` gives the policy version they led to."""
+        began = time.perf_counter()
         algo, net = self._algo, self._net
         fragments = sorted(received, key=lambda f: (f.sampler, f.sequence))  # statistics depend on the order
         lags = [self._number - f.version for f in fragments]
@@ -62,6 +65,7 @@ class Learner:
         if self._config.learner.scale_rewards:
             algo.reward_scale = self._updated_reward_scale(fragments)
         batch = self._tensors(algo.prepare(net, fragments))
+        prepared = time.perf_counter()
         rate = algo.scheduled["learning_rate"]
         losses: list[Loss] = []
         norms: list[Tensor] = []
@@ -73,7 +77,8 @@ class Learner:
                 norms.append(self.apply(self.gradients(loss), rate))
                 with torch.no_grad():
                     algo.after_update(net, tensors, loss)
-        steps = sum(f.steps for f in fragments)
+        trained = [(f.sampler, f.sequence, f.steps) for f in fragments]
+        steps = sum(count for _, _, count in trained)
         self._steps += steps
         if self._normalizer is not None:
             for fragment in fragments:
@@ -84,7 +89,9 @@ class Learner:
         metrics = _averages(losses, norms) | {"charts/learning_rate": rate} | algo.metrics()
         metrics |= {"lag/mean": sum(lags) / len(lags), "lag/max": float(max(lags))}
         returns, lengths = (np.concatenate([f[f"episode/{k}"] for f in fragments]) for k in ("return", "length"))
-        return Learned(self._number, self._schedules(), metrics, len(losses), steps, returns, lengths)
+        seconds = {"prepare": prepared - began, "learn": time.perf_counter() - prepared}
+        schedules, count = self._schedules(), len(losses)
+        return Learned(self._number, schedules, metrics, count, steps, returns, lengths, trained, seconds)
 
     def gradients(self, loss: Loss) -> Tensor:
         """The flat gradient of one minibatch's loss."""
@@ -116,6 +123,9 @@ class Learner:
         """One over the deviation of running discounted returns, these fragments included."""
         for f in fragments:
             carry = self._running_returns.get(f.sampler, np.zeros(f.lanes))
+            if f.sequence != self._sequences.get(f.sampler, f.sequence - 1) + 1:  # a gap: other episodes have begun
+                carry = np.zeros(f.lanes)
+            self._sequences[f.sampler] = f.sequence
             done = f["terminated"] | f["truncated"]
             returns, self._running_returns[f.sampler] = discounted(
                 f["reward"] * f["valid"], done, self._config.algorithm.gamma, carry
@@ -133,6 +143,7 @@ class Learner:
             "torch_rng": self._torch_rng.state(),
             "return_stats": self._return_stats.state(),
             "running_returns": {str(k): v for k, v in self._running_returns.items()},
+            "sequences": {str(k): v for k, v in self._sequences.items()},
             "steps": self._steps,
             "number": self._number,
         }
@@ -149,6 +160,7 @@ class Learner:
         self._torch_rng.load(tree["torch_rng"])
         self._return_stats.load(tree["return_stats"])
         self._running_returns = {int(k): v for k, v in tree["running_returns"].items()}
+        self._sequences = {int(k): v for k, v in tree.get("sequences", {}).items()}
         self._steps, self._number = tree["steps"], tree["number"]
         if self._normalizer is not None:
             self._normalizer.stats.load(tree["normalizer"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from raynforce.envs.vector import make_vector, require_finite
 from raynforce.experience.fragment import Fragment
+from raynforce.experience.receipt import Receipt, resident_bytes
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.trees import Tree, load_rng, rng_state
 
@@ -33,7 +35,7 @@ class Sampler:
         self._envs = make_vector(
             envs.env, envs.args, envs.num_envs, seed=envs.seed, sampler=index, exact_resume=envs.exact_resume
         )
-        self._env = envs.env
+        self._args = envs
         self._actor = Actor(acting)
         self._action = acting.env.action
         self._record_logp = "logp" in acting.record
@@ -41,6 +43,7 @@ class Sampler:
         self._sequence = 0
         self._returns = np.zeros(envs.num_envs, np.float64)  # of the episodes in flight
         self._lengths = np.zeros(envs.num_envs, np.int64)
+        self._memory, self._measured = 0, float("-inf")
         self._obs = self._envs.reset()
 
     def note(self) -> str:
@@ -49,8 +52,15 @@ class Sampler:
 
     def sample(self, version: PolicyVersion) -> Fragment:
         """Gather one fragment with this policy version."""
+        return self.produce(version)[0]
+
+    def produce(self, version: PolicyVersion) -> tuple[Fragment, Receipt]:
+        """Gather one fragment with this policy version, and tell how that went."""
+        clock = time.perf_counter
+        began = clock()
         actor, envs, steps = self._actor, self._envs, self._length
         actor.load(version)
+        in_policy, in_env = clock() - began, 0.0
         lanes = envs.num_envs
         obs = {k: np.empty((steps + 1, *v.shape), v.dtype) for k, v in self._obs.items()}  # [T+1, B, ...]
         discrete = self._action.kind != "box"
@@ -60,15 +70,23 @@ class Sampler:
         outputs: list[dict[str, np.ndarray]] = []
         ends: list[np.ndarray] = []
         finals: list[dict[str, np.ndarray]] = []
+        cuts: list[np.ndarray] = []
 
+        start = clock()
         noise = actor.distribution.noise(self._rng, steps, lanes)
+        in_policy += clock() - start
         now = self._obs
         for t in range(steps):
             for path, column in obs.items():
                 column[t] = now[path]
+            start = clock()
             out = actor.outputs(now)
             chosen = actor.sample(out, noise[t])
-            step = envs.step(actor.to_env(chosen))
+            ready = actor.to_env(chosen)
+            acted = clock()
+            step = envs.step(ready)
+            in_policy += acted - start
+            in_env += clock() - acted
             action[t], reward[t] = chosen, step.reward
             terminated[t], truncated[t], valid[t] = step.terminated, step.truncated, step.valid
             if self._record_logp:
@@ -76,10 +94,18 @@ class Sampler:
             if len(step.final_lanes):
                 ends.append(t * lanes + step.final_lanes)
                 finals.append(step.final_obs)
+            if len(step.cut):
+                cuts.append(t * lanes + step.cut)
+                if t == 0:  # the row before went out with the last fragment, so the end is marked here
+                    truncated[0, step.cut] = True
+                    ends.append(step.cut)
+                    finals.append({path: array[step.cut] for path, array in now.items()})
             now = step.obs
         for path, column in obs.items():
             column[steps] = now[path]
         self._obs = now
+        returns, lengths = self._episodes(reward, terminated | truncated, valid, cuts)
+        _mark_cuts(cuts, terminated, truncated, valid)
 
         columns: dict[str, np.ndarray] = {
             **obs,
@@ -95,15 +121,22 @@ class Sampler:
                 np.concatenate([f[path] for f in finals]) if finals else np.empty((0, *column.shape[2:]), column.dtype)
             )
         if self._record_logp:
+            start = clock()
             columns["logp"] = self._logp(outputs, action)
-        columns["episode/return"], columns["episode/length"] = self._episodes(reward, terminated | truncated, valid)
+            in_policy += clock() - start
+        columns["episode/return"], columns["episode/length"] = returns, lengths
         seen = {k: v for k, v in columns.items() if k == "reward" or k.startswith(("obs", "final/obs"))}
-        require_finite(self._env, seen, ("step", "lane"))
+        require_finite(self._args.env, seen, ("step", "lane"), self._args.args)
         for column in columns.values():
             column.flags.writeable = False  # as it will be for whoever receives it from another process
         fragment = Fragment(columns, version.number, self.index, self._sequence)
         self._sequence += 1
-        return fragment
+        faults = [fault.facts() for fault in envs.take_faults()]
+        if began > self._measured + 0.1:  # it takes as long as a step
+            self._memory, self._measured = resident_bytes(), began
+        size = sum(column.nbytes for column in columns.values())
+        seconds = {"env": in_env, "policy": in_policy, "other": clock() - began - in_env - in_policy}
+        return fragment, Receipt(self.index, fragment.sequence, fragment.steps, seconds, faults, size, self._memory)
 
     def _logp(self, outputs: list[dict[str, np.ndarray]], action: np.ndarray) -> np.ndarray:
         """Behaviour log-probabilities `[T, B]` of the whole fragment at once."""
@@ -112,15 +145,21 @@ class Sampler:
         flat = action.reshape(-1, *action.shape[2:])
         return self._actor.distribution.logp(out, flat).reshape(action.shape[:2]).astype(np.float32)
 
-    def _episodes(self, reward: np.ndarray, done: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns and lengths of the episodes that ended, in order; those in flight are carried over."""
+    def _episodes(
+        self, reward: np.ndarray, done: np.ndarray, valid: np.ndarray, cuts: list[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths of the episodes that ended, in order; those in flight are carried over, if not cut."""
+        cut = np.zeros_like(done)  # [T, B]
+        if cuts:
+            cut.reshape(-1)[np.concatenate(cuts)] = True
         returns, lengths = [], []
         total = np.cumsum(reward * valid, axis=0, dtype=np.float64) + self._returns  # [T, B]
         count = np.cumsum(valid, axis=0) + self._lengths
         used_return, used_length = np.zeros_like(self._returns), np.zeros_like(self._lengths)
-        for t, lane in zip(*np.nonzero(done), strict=True):
-            returns.append(total[t, lane] - used_return[lane])
-            lengths.append(count[t, lane] - used_length[lane])
+        for t, lane in zip(*np.nonzero(done | cut), strict=True):
+            if not cut[t, lane]:
+                returns.append(total[t, lane] - used_return[lane])
+                lengths.append(count[t, lane] - used_length[lane])
             used_return[lane], used_length[lane] = total[t, lane], count[t, lane]
         self._returns, self._lengths = total[-1] - used_return, count[-1] - used_length
         return np.asarray(returns, np.float32), np.asarray(lengths, np.int64)
@@ -146,5 +185,24 @@ class Sampler:
         self._obs = self._envs.current()
         return notes
 
+    def begin_anew(self, sequence: int, attempt: int) -> None:
+        """Go on with other episodes and another random stream, for want of a state that can be loaded.
+
+        The next fragment is number `sequence`; `attempt`, 1 or more, tells the episodes apart from earlier ones.
+        """
+        self._obs = self._envs.begin_anew(attempt)
+        self._rng = np.random.default_rng([self._args.seed, self.index, 1, attempt])
+        self._sequence = sequence
+        self._returns, self._lengths = np.zeros_like(self._returns), np.zeros_like(self._lengths)
+
     def close(self) -> None:
         self._envs.close()
+
+
+def _mark_cuts(cuts: list[np.ndarray], terminated: np.ndarray, truncated: np.ndarray, valid: np.ndarray) -> None:
+    """Let episodes end in the step before the one that broke their env; its row shows their last observation."""
+    if not cuts:
+        return
+    t, lane = np.divmod(np.concatenate(cuts), valid.shape[1])
+    before, lane = t[t > 0] - 1, lane[t > 0]
+    truncated[before, lane] |= valid[before, lane] & ~terminated[before, lane]

@@ -100,7 +100,7 @@ class RunDirectory:
             raise UsageError(f"{path} is not a run directory: it has no config.yaml")
         return run
 
-    def event(self, kind: str, **facts: Any) -> None:
+    def event(self, kind: str, /, **facts: Any) -> None:
         """Append a line to the run's history."""
         try:
             with self.events.open("a") as file:

@@ -44,6 +44,9 @@ class Snapshot:
     target: float | None
     losses: Mapping[str, float]
     note: str = ""
+    faults: int = 0
+    """How often something has failed and was mended."""
+    last_fault: str = ""
 
 
 class Progress(Protocol):
@@ -336,6 +339,8 @@ def plain_line(snapshot: Snapshot, seconds_left: float | None) -> str:
         first = list(snapshot.losses.items())[:3]  # the line should fit a log; the metrics file has them all
         fields.append("  ".join(f"{name} {number(value):>7}" for name, value in first))
     fields.append(f"eta {clock_time(seconds_left):>5}")
+    if snapshot.faults:
+        fields.append(f"faults {snapshot.faults:,}")
     if snapshot.note:
         fields.append(snapshot.note)
     return "   ".join(fields)
@@ -381,6 +386,9 @@ def panel(title: str, snapshot: Snapshot, seconds_left: float | None, returns: l
                 line.append(" ").append(spark, "cyan")
         lines.append(line)
     lines += _loss_lines(snapshot.losses, inner)
+    if snapshot.faults:
+        line = Text().append(f"{'faults':<{_LABEL}}", "dim").append(f"{snapshot.faults:,}", "yellow")
+        lines.append(line.append(f"  {snapshot.last_fault}", "yellow dim"))
     if snapshot.note:
         lines.append(Text(snapshot.note.replace("\n", " "), "italic dim"))
     for line in lines:

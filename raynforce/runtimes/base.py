@@ -25,6 +25,12 @@ class Place:
     """How far it steps back for others when cores are scarce."""
     awake: float = 0.0
     """Seconds that a process stays awake for its next call before it sleeps."""
+    home: bool = False
+    """On a cluster, it prefers the driver's own machine; others are spread over all."""
+    start_seconds: float = 0.0
+    """A process whose role is not built by then prints where it hangs and ends; 0 waits for ever."""
+    call_seconds: float = 0.0
+    """The same for each of its calls."""
 
 
 class Pending(ABC):
@@ -36,6 +42,15 @@ class Pending(ABC):
     @abstractmethod
     def result(self) -> Any:
         """Wait for the answer and bring it here; raises what the call raised. Arrays in it are read-only."""
+
+    @abstractmethod
+    def failure(self) -> BaseException | None:
+        """What the call raised, if it did; for an answer that is there, and without opening it where that is dear."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that the answer takes beside its maker; 0 where that is not known."""
+        return 0
 
 
 class Handle(ABC):
@@ -53,7 +68,11 @@ class Handle(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """End it at once, whatever it is doing; calls that it has not answered fail."""
+        """End it at once, whatever it is doing, and forget it; calls that it has not answered fail. Does not wait."""
+
+    def has_room(self) -> bool:
+        """Whether a machine has been found for it; on a full cluster, it starts when there is room."""
+        return True
 
 
 class Runtime(ABC):
@@ -61,6 +80,8 @@ class Runtime(ABC):
 
     places: Mapping[str, Place]
     """What the roles of this run ask for, by kind: `sampler`, `learner`, `evaluator`."""
+    apart: bool = True
+    """Whether roles have processes of their own, and so can work at the same time, die and be killed."""
 
     @abstractmethod
     def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> Handle:
@@ -81,6 +102,10 @@ class Runtime(ABC):
     @abstractmethod
     def share(self, value: Any) -> Pending:
         """Store a value once, to be given to any number of calls."""
+
+    def keep(self, pending: Pending) -> Pending:
+        """A value as it is now, safe from whatever may happen to the role that made it and to its node."""
+        return pending
 
     def health(self) -> dict[str, float]:
         """Metrics of the runtime itself, by name."""

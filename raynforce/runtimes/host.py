@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
+import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from raynforce.errors import RaynforceError, summary
 from raynforce.runtimes.base import Place, RemoteTraceback, RoleError
 from raynforce.threads import cap_threads
 
+LAST_LINES = 40  # of what a role said that are kept for when it is gone
+WATCHDOG = re.compile(r"Timeout \((?P<limit>\d+:\d\d:\d\d(\.\d+)?)\)!")  # how its report begins
+FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
+SLOW = ("state", "load")  # methods that may take as long as building
+
 
 def pack(role: str, args: Sequence[Any], name: str, place: Place, path: Sequence[str] | None = None) -> bytes:
     """All that a host needs to build a role; modules are looked for on `path`, by default as they are here."""
-    settings = (
-        role,
-        name,
-        place.threads,
-        place.nice,
-        place.awake,
-        [os.path.abspath(p) for p in sys.path] if path is None else path,
-    )
+    settings = role, name, place, [os.path.abspath(p) for p in sys.path] if path is None else path
     return pickle.dumps((settings, pickle.dumps(args, protocol=5)), protocol=5)
 
 
@@ -33,17 +35,22 @@ class Host:
     def __init__(self) -> None:
         self._role: Any = None
         self._failure: RaynforceError | None = None
+        self._place = Place()
         self.name = ""
-        self.awake = 0.0
+
+    @property
+    def awake(self) -> float:
+        return self._place.awake
 
     def build(self, packed: bytes) -> None:
         """Settle in this process, then build the role that `pack` described."""
-        (role, self.name, threads, nice, self.awake, path), args = pickle.loads(packed)
-        settle(threads, nice, path)
+        (role, self.name, self._place, path), args = pickle.loads(packed)
+        settle(self._place.threads, self._place.nice, path)
         from raynforce.imports import load_object
 
         try:
-            self._role = self._guarded(lambda: load_object(role)(*pickle.loads(args)))
+            with watchdog(self._place.start_seconds):
+                self._role = self._guarded(lambda: load_object(role)(*pickle.loads(args)))
         except RaynforceError as error:
             self._failure = error
             raise
@@ -52,7 +59,11 @@ class Host:
         """Call a method of the role; if it could not be built, that is the answer."""
         if self._failure is not None:
             raise self._failure
-        return self._guarded(lambda: getattr(self._role, method)(*args))
+        start, limit = self._place.start_seconds, self._place.call_seconds
+        if method in SLOW and limit:
+            limit = max(start, limit)
+        with watchdog(limit):
+            return self._guarded(lambda: getattr(self._role, method)(*args))
 
     def close(self) -> None:
         """Let the role close what it has opened."""
@@ -67,6 +78,56 @@ class Host:
             raise said_by(self.name, error, traceback.format_exc()) from None
         except Exception as error:
             raise said_by(self.name, RoleError(summary(error)), traceback.format_exc()) from None
+
+
+@contextmanager
+def watchdog(seconds: float) -> Iterator[None]:
+    """What takes longer prints the stacks of all threads, and ends this process; 0 is no limit.
+
+    A thread of C that needs no interpreter lock, which a simulator may hold; it costs some 25 µs.
+    """
+    if not seconds:
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # whatever `sys.stderr` has become
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+class LastLines:
+    """The last lines that a role printed; those of a watchdog are all kept, however deep the stacks are."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._hung = False
+
+    def append(self, line: str) -> bool:
+        """Keep a line; whether it is one that users should see at once, which stacks are not."""
+        if WATCHDOG.match(line):
+            self._lines = deque(self._lines, maxlen=10 * LAST_LINES)
+            self._hung = True
+        self._lines.append(line)
+        return not self._hung
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines)
+
+
+def hung(said: Iterable[str]) -> str | None:
+    """For the last lines of a process that its watchdog has ended: what it was doing, for how long; else None."""
+    lines = iter(said)
+    limit = next((found["limit"] for line in lines if (found := WATCHDOG.match(line))), None)
+    if limit is None:
+        return None
+    frames = [""]
+    for line in lines:  # the innermost first; the thread that runs our calls is the last one
+        if line.startswith("Thread "):
+            frames = []
+        elif found := FRAME.fullmatch(line.rstrip()):
+            frames.append(f" in {found['function']} ({os.path.basename(found['file'])}:{found['line']})")
+    return f"it hung for {limit}{(frames or [''])[0]}"
 
 
 def settle(threads: int, nice: int, path: Sequence[str]) -> None:

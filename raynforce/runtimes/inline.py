@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -27,36 +32,91 @@ class _Answer(Pending):
             raise self._error
         return self.value
 
+    def failure(self) -> BaseException | None:
+        return self._error
+
 
 def _part(whole: Pending, index: int) -> Any:
     return whole.result()[index]
+
+
+def _built(role: str, args: Sequence[Any]) -> Any:
+    return load_object(role)(*args)
 
 
 def _gone(name: str) -> Any:
     raise RoleDied(f"{name} was ended")
 
 
+class _Watch:
+    """Says which role keeps this process busy for longer than it may: here, nobody can end it."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._busy: tuple[str, float, float] | None = None  # who, since when, and for how long it may be
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._main = threading.get_ident()
+
+    def guard(self, name: str, seconds: float, work: Callable[[], Any]) -> Any:
+        if self._thread is None and seconds:
+            self._thread = threading.Thread(target=self._look, name="raynforce-inline-watch", daemon=True)
+            self._thread.start()
+        self._busy = (name, time.monotonic(), seconds)
+        try:
+            return work()
+        finally:
+            self._busy = None
+
+    def _look(self) -> None:
+        told = None
+        while not self._over.wait(0.5):
+            busy = self._busy
+            if busy is None or busy is told or not 0 < busy[2] < time.monotonic() - busy[1]:
+                continue
+            told = busy
+            where = traceback.extract_stack(sys._current_frames()[self._main])[-1]
+            place = f"{where.name} ({where.filename}:{where.lineno})"
+            self._say(
+                f"{busy[0]} has not answered for {busy[2]:g} s: it is in {place}. The inline runtime cannot "
+                "end it (Ctrl-C twice does); --runtime process would replace it, after "
+                "faults.start_seconds or faults.sample_seconds"
+            )
+
+    def close(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+
 class _Inline(Handle):
-    def __init__(self, name: str, build: Callable[[], Any]) -> None:
+    def __init__(
+        self, name: str, build: Callable[[], Any], forget: Callable[[_Inline], None], place: Place, watch: _Watch
+    ) -> None:
         self.name = name
         self._build = build
+        self._forget = forget
+        self._place = place
+        self._watch = watch
         self._role: _Answer | None = None  # built at its first call, so that mistakes in others show before torch loads
 
     def call_parts(self, method: str, args: Sequence[Any], parts: int) -> list[Pending]:
         if self._role is None:
-            self._role = _Answer(self.name, self._build)
+            seconds = self._place.start_seconds
+            self._role = _Answer(self.name, lambda: self._watch.guard(self.name, seconds, self._build))
         role = self._role
 
         def work() -> Any:
             values = [a.result() if isinstance(a, Pending) else a for a in args]
             return getattr(role.result(), method)(*values)
 
-        whole = _Answer(self.name, work)
+        whole = _Answer(self.name, lambda: self._watch.guard(self.name, self._place.call_seconds, work))
         return [whole] if parts == 1 else [_Answer(self.name, partial(_part, whole, i)) for i in range(parts)]
 
     def end(self) -> None:
         with suppress(Exception):  # what broke may not be able to close either
             self.close()
+        self._forget(self)
         self._role = _Answer(self.name, partial(_gone, self.name))
 
     def close(self) -> None:
@@ -67,15 +127,23 @@ class _Inline(Handle):
 class InlineRuntime(Runtime):
     """Roles are objects of this process."""
 
-    def __init__(self, places: Mapping[str, Place]) -> None:
+    apart = False
+
+    def __init__(self, places: Mapping[str, Place], say: Callable[[str], None] = lambda _: None) -> None:
         self.places = places
+        self._watch = _Watch(say)
         self._roles: list[_Inline] = []
         self._opened = ExitStack()
         self._opened.enter_context(capped_threads())  # as in processes of their own
 
     def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> Handle:
-        self._roles.append(_Inline(name, lambda: load_object(role)(*args)))
+        built = partial(_built, role, args)
+        self._roles.append(_Inline(name, built, self._forget, place or Place(), self._watch))
         return self._roles[-1]
+
+    def _forget(self, role: _Inline) -> None:
+        with suppress(ValueError):
+            self._roles.remove(role)
 
     def wait(
         self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None
@@ -85,7 +153,11 @@ class InlineRuntime(Runtime):
     def share(self, value: Any) -> Pending:
         return _Answer("shared", lambda: value)
 
+    def keep(self, pending: Pending) -> Pending:
+        return _Answer(pending.name, lambda: deepcopy(pending.result()))  # the role goes on writing into its own
+
     def close(self, *, now: bool = False) -> None:
+        self._watch.close()
         with self._opened:
             while self._roles:
                 self._roles.pop().close()

@@ -23,4 +23,4 @@ def open_runtime(config: Config, say: Callable[[str], None]) -> Runtime:
         return ProcessRuntime(places, say)
     from raynforce.runtimes.inline import InlineRuntime
 
-    return InlineRuntime(places)
+    return InlineRuntime(places, say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,16 +15,20 @@ from raynforce.runtimes.base import Place
 
 Resources = Mapping[str, float]
 AWAKE = 0.005  # seconds; about as long as sampler and learner wait for each other where they are well balanced
-BACKGROUND = 5  # samplers and evaluator step back for the learner, whom all wait for
+BACKGROUND = 5  # samplers step back for the learner, whom all wait for
+BESIDE = 15  # the evaluator steps back for everybody: nobody waits for it
 SMALLER = (0.5, 0.25, 0.1, 0.05, 0.01)  # CPUs to try where one does not fit
 MEGABYTES = {"process": 45, "ray": 130}  # measured for a process with numpy and gymnasium
 TORCH_MEGABYTES = 300
 
 
-def place_roles(config: Config, nodes: Sequence[Resources] | None) -> tuple[dict[str, Place], list[str]]:
-    """What `sampler`, `learner` and `evaluator` ask for, and notes on where defaults had to give way.
+def place_roles(
+    config: Config, nodes: Sequence[Resources] | None, *, may_grow: bool = False
+) -> tuple[dict[str, Place], list[str]]:
+    """What `sampler`, `learner` and `evaluator` ask for, and notes on where less has to do.
 
-    `nodes` are the total resources of each node, by Ray's names; None where there is no limit.
+    `nodes` are the total resources of each node, by Ray's names; None where there is no limit. Where nodes may join
+    later, it is enough if the learner and a quorum of the samplers fit now.
     """
     places = _asked(config)
     samplers = config.sampling.samplers
@@ -37,6 +42,10 @@ def place_roles(config: Config, nodes: Sequence[Resources] | None) -> tuple[dict
             who = f"{free[0]} asks for {cpus:g}" if len(free) == 1 else f"sampler and learner ask for {cpus:g} each"
             note = f"the cluster has {count(_total(nodes, 'CPU'), 'CPU')}: {who}"
             return smaller, [note]
+    fit = _most_samplers(places, samplers, nodes)
+    if may_grow and fit >= math.ceil(config.faults.quorum * samplers):
+        note = f"the cluster has room for {fit} of {samplers} samplers; the others join when there is room"
+        return places, [note]
     raise UsageError(_shortage(places, samplers, nodes))
 
 
@@ -60,6 +69,22 @@ def require_room(config: Config) -> None:
         )
 
 
+def quorum(config: Config) -> int:
+    """How many samplers have to be there for the run to go on."""
+    return max(1, math.ceil(config.faults.quorum * config.sampling.samplers - 1e-9))
+
+
+def memory_limit(config: Config) -> float:
+    """Bytes that the process of one sampler may take."""
+    if config.faults.memory_mb is not None:
+        return config.faults.memory_mb * 1e6
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return math.inf
+    return total / 2 / config.sampling.samplers
+
+
 def needs(place: Place) -> dict[str, float]:
     """A place by Ray's names of resources."""
     asked = {"CPU": place.cpus, "GPU": place.gpus, **place.resources}
@@ -76,7 +101,7 @@ def total_needs(places: Mapping[str, Place], samplers: int) -> dict[str, float]:
 
 
 def _asked(config: Config) -> dict[str, Place]:
-    ray = config.ray
+    ray, faults = config.ray, config.faults
     spare = config.runtime == "process" and config.sampling.samplers + 1 <= cores()  # who waits awake harms nobody then
     awake = AWAKE if spare else 0.0
     gpus = ray.learner_gpus or float(config.learner.device.startswith("cuda"))  # Ray hides GPUs nobody asked for
@@ -86,6 +111,8 @@ def _asked(config: Config) -> dict[str, Place]:
             resources=dict(ray.sampler_resources),
             nice=BACKGROUND,
             awake=awake,
+            start_seconds=faults.start_seconds,
+            call_seconds=faults.sample_seconds,
         ),
         "learner": Place(
             cpus=1.0 if ray.learner_cpus is None else ray.learner_cpus,
@@ -93,8 +120,13 @@ def _asked(config: Config) -> dict[str, Place]:
             resources=dict(ray.learner_resources),
             threads=config.learner.threads,
             awake=awake,
+            home=True,
+            start_seconds=faults.start_seconds,
+            call_seconds=faults.learn_seconds,
         ),
-        "evaluator": Place(cpus=0.0, nice=BACKGROUND),  # training waits while it plays
+        "evaluator": Place(
+            cpus=0.0, nice=BESIDE, start_seconds=faults.start_seconds, call_seconds=faults.sample_seconds
+        ),
     }
 
 

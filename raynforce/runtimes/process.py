@@ -25,7 +25,6 @@ from raynforce.runtimes.wire import Packed, pack, receive, send
 
 GRACE = 3.0  # seconds a role has to close before it is killed
 LAST_WORDS = 300  # characters of what a role said last that are worth repeating in one line
-LAST_LINES = 40  # of what it said that are kept for the report
 
 
 class _Answer(Pending):
@@ -41,6 +40,13 @@ class _Answer(Pending):
     @property
     def done(self) -> bool:
         return self.packed is not None or self.error is not None
+
+    def failure(self) -> BaseException | None:
+        return self.error and host.with_cause(self.error)
+
+    @property
+    def size(self) -> int:
+        return self.packed.nbytes if self.packed is not None else 0
 
     def settle(self, ok: bool, packed: Packed) -> None:
         if ok:
@@ -77,7 +83,7 @@ class _Worker(Handle):
         self.alive = True
         self.queue: deque[_Call] = deque()  # not sent yet: an argument of the first one is not there
         self.sent: dict[int, Sequence[_Answer]] = {}
-        self.said: deque[str] = deque(maxlen=LAST_LINES)
+        self.said = host.LastLines()
         self.words = b""  # of a line that has not ended yet
         self._runtime = runtime
         self._count = 0
@@ -179,8 +185,7 @@ class _Worker(Handle):
             lines, self.words = [*lines, self.words], b""
         for line in lines:
             text = line.decode(errors="replace").rstrip()
-            if text.strip():
-                self.said.append(text)
+            if text.strip() and self.said.append(text):
                 say(f"{self.name}: {text}")
 
     def end(self) -> None:
@@ -203,9 +208,11 @@ class _Worker(Handle):
         if code is None:
             code = self.process.wait()
         self.read(self._runtime.say, over=True)
-        said = f"; the last it said: {self.said[-1].strip()[-LAST_WORDS:]}" if self.said else ""
-        self.reason = RoleDied(f"{self.name} {_how(code)}{said}")
-        self.reason.role, self.reason.said = self.name, "\n".join(self.said)
+        lines = list(self.said)
+        said = f"; the last it said: {lines[-1].strip()[-LAST_WORDS:]}" if lines else ""
+        why = host.hung(lines) or f"{_how(code)}{said}"
+        self.reason = RoleDied(f"{self.name} {why}" if why.startswith(("was", "ended")) else f"{self.name}: {why}")
+        self.reason.role, self.reason.said = self.name, "\n".join(lines)
         for answers in [*self.sent.values(), *(call.answers for call in self.queue)]:
             _fail(answers, self.reason)
         self.sent.clear()

@@ -85,6 +85,72 @@ class Bad(Counter):
         return obs, rewards.get(self.fault, reward), terminated, flags.get(self.fault, truncated), info
 
 
+class Scripted(Counter):
+    """A `Counter` whose episode of a seed in `script` breaks at a step (0: its reset) in the way that is named there.
+
+    `every` breaks all episodes, at that step. `closed` and `made` count environments.
+    """
+
+    closed = made = 0
+
+    def __init__(
+        self, script: dict[int, tuple[int, str]] | None = None, length: int = 5, every: int = -1, end: str = "truncated"
+    ) -> None:
+        super().__init__(length, end)
+        self.script, self.every = script or {}, every
+        Scripted.made += 1
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        result = super().reset(seed=seed)
+        return self.broken(0, result)
+
+    def step(self, action: Any) -> Any:
+        return self.broken(self.t + 1, super().step(action))
+
+    def broken(self, t: int, result: Any) -> Any:
+        at, kind = (self.every, "raise") if self.every >= 0 else self.script.get(self.seed_seen or 0, (-1, ""))
+        if t != at:
+            return result
+        if kind == "raise":
+            raise ZeroDivisionError("division by zero\nsecond line")
+        if kind == "exit":
+            raise SystemExit(3)
+        obs, *rest = result
+        observations = {"nan": obs * np.nan, "inf": obs + np.inf, "shape": obs[:1], "none": None}
+        if kind in observations:
+            return observations[kind], *rest
+        _, terminated, truncated, info = rest
+        rewards = {"reward": np.ones(2), "text": "1", "nan reward": np.nan, "large reward": 1e39}
+        if kind in rewards:
+            return obs, rewards[kind], terminated, truncated, info
+        if kind == "flag":
+            return obs, 1.0, terminated, None, info
+        return obs, 1.0, terminated, info  # the old interface
+
+    def close(self) -> None:
+        Scripted.closed += 1
+        raise RuntimeError("it cannot even be closed")
+
+
+class Flaky(Counter):
+    """A `Counter` that raises with probability `p` in each step, by its seed; `p_reset` in each reset."""
+
+    def __init__(self, p: float = 0.1, length: int = 20, p_reset: float = 0.0) -> None:
+        super().__init__(length)
+        self.p, self.p_reset = p, p_reset
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        result = super().reset(seed=seed)
+        if self.np_random.random() < self.p_reset:
+            raise RuntimeError("no map")
+        return result
+
+    def step(self, action: Any) -> Any:
+        if self.np_random.random() < self.p:
+            raise RuntimeError("bad luck")
+        return super().step(action)
+
+
 def not_an_env() -> dict[str, int]:
     return {}
 

@@ -11,7 +11,7 @@ import pytest
 from raynforce import trees
 from raynforce.envs.native import NativeVector
 from raynforce.envs.vector import LocalVector, VectorEnv, derive_seed, make_vector
-from raynforce.errors import CheckpointError, EnvError, UsageError
+from raynforce.errors import CheckpointError, ContractError, EnvError, UsageError
 
 
 def local(env: str, lanes: int = 2, seed: int = 0, record: bool = True, **env_args: Any) -> LocalVector:
@@ -193,7 +193,6 @@ def test_load_refuses_what_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("step raises", r"step 3\): step raised ZeroDivisionError: division by zero$"),
         ("reset raises", r"step 0\): reset raised KeyError: 'map'$"),
         ("reset obs", r"reset returned a ndarray; expected \(obs, info\)"),
         ("old", r"step 1\): step returned 4 values \(the old gym interface\); expected \(obs, reward, terminated"),
@@ -217,18 +216,15 @@ def test_broken_envs(fault: str, message: str) -> None:
     with pytest.raises(EnvError, match=message) as caught:
         run()
     text = str(caught.value)
-    assert text.startswith(f"env 'bad_envs:Bad' broke in lane 0 (episode seed {derive_seed(4, 0, 0, 0)}, step ")
+    episode = 0 if "step 0)" in text else 1  # a first step is tried twice
+    assert text.startswith(f"env 'bad_envs:Bad' broke in lane 0 (episode seed {derive_seed(4, 0, 0, episode)}, step ")
     assert "\n" not in text
-    assert fault not in ("step raises", "reset raises") or caught.value.__cause__ is not None
+    assert isinstance(caught.value, ContractError) == (fault != "reset raises")  # trying again may help
+    assert (caught.value.__cause__ is not None) == (fault == "reset raises")
+    assert caught.value.facts["kind"] == ("raised" if fault == "reset raises" else "garbage")
 
 
-def test_nan_and_wider_floats_pass() -> None:
-    vector = local("bad_envs:Bad", 1, fault="nan")
-    vector.reset()
-    vector.step(np.zeros(1, np.int64))
-    assert np.isnan(vector.step(np.zeros(1, np.int64)).obs["obs"][0, 1])
-    fresh = local("bad_envs:Bad", 1, fault="nan")
-    assert fresh.load(vector.state()) == []  # NaN equals itself here
+def test_wider_floats_pass() -> None:
     assert local("bad_envs:Bad", 1, fault="float64").reset()["obs"].dtype == np.float32
 
 

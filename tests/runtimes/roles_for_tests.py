@@ -172,6 +172,21 @@ class Mortal:
         print("closed")
 
 
+class Sleepy:
+    """Takes its time to be built, and for each call."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        time.sleep(seconds)
+
+    def state(self) -> float:
+        time.sleep(self.seconds)
+        return self.seconds
+
+    def advance(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
 class Talker:
     """Prints."""
 

@@ -147,7 +147,7 @@ def token(head: Head, tmp_path: Path) -> str:
 
 
 def test_too_much_is_asked_of_a_cluster(token: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert "ask for 6 CPUs; the cluster has 4, 2 short: use --samplers 3" in refusal(config(token, 5), capfd)
+    assert "ask for 9 CPUs; the cluster has 4, 5 short: use --samplers 3" in refusal(config(token, 8), capfd)
     no_tpu = refusal(config(token, sampler_resources={"tpu": 1}), capfd)
     assert 'the cluster has no "tpu"; it has CPU, simulator' in no_tpu
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raynforce.config import Config, LearnerConfig, NetworkConfig, RayConfig, SamplingConfig
+from raynforce.config import Config, FaultsConfig, LearnerConfig, NetworkConfig, RayConfig, SamplingConfig
 from raynforce.errors import UsageError
 from raynforce.runtimes import placing
 from raynforce.runtimes.placing import needs, place_roles, require_room, total_needs
@@ -29,7 +30,7 @@ def test_defaults_without_limits() -> None:
     places, notes = place_roles(config(8, LearnerConfig(threads=4)), None)
     assert notes == []
     assert [places[role].cpus for role in ("sampler", "learner", "evaluator")] == [1, 1, 0]
-    assert [places[role].nice for role in ("sampler", "learner", "evaluator")] == [5, 0, 5]
+    assert [places[role].nice for role in ("sampler", "learner", "evaluator")] == [5, 0, 15]
     assert [places[role].threads for role in ("sampler", "learner", "evaluator")] == [1, 4, 1]
     assert total_needs(places, 8) == {"CPU": 9}
 
@@ -86,6 +87,29 @@ def test_what_does_not_fit_is_refused_in_one_line(
     line = str(raised.value)
     assert "\n" not in line
     assert [word for word in words if word not in line] == [], line
+
+
+def test_where_nodes_may_join_a_quorum_is_enough() -> None:
+    asked = config(6)
+    places, notes = place_roles(asked, [{"CPU": 2.0}] * 2, may_grow=True)
+    assert notes == ["the cluster has room for 3 of 6 samplers; the others join when there is room"]
+    assert places["sampler"].cpus == places["learner"].cpus == 1, "what was asked for stays"
+    for nodes, grows in ([{"CPU": 2.0}] * 2, False), ([{"CPU": 3.0}], True):
+        with pytest.raises(UsageError, match=r"ask for 7 CPUs"):
+            place_roles(asked, nodes, may_grow=grows)
+    stricter = replace(asked, faults=FaultsConfig(quorum=0.51))  # four of six
+    with pytest.raises(UsageError, match=r"3 short"):
+        place_roles(stricter, [{"CPU": 2.0}] * 2, may_grow=True)
+    with pytest.raises(UsageError, match=r"the learner asks for .GPU."):  # no node that joins is a promise
+        place_roles(config(6, learner_gpus=1), [{"CPU": 4.0}], may_grow=True)
+
+
+def test_roles_have_the_limits_of_the_config() -> None:
+    faults = FaultsConfig(start_seconds=1, sample_seconds=2, learn_seconds=3)
+    places, _ = place_roles(replace(config(), faults=faults), None)
+    limits = {role: (place.start_seconds, place.call_seconds) for role, place in places.items()}
+    assert limits == {"sampler": (1, 2), "learner": (1, 3), "evaluator": (1, 2)}
+    assert [role for role, place in places.items() if place.home] == ["learner"]
 
 
 def test_large_roles_are_placed_first() -> None:

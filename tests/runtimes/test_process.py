@@ -24,7 +24,7 @@ from raynforce.experiment import resolve
 from raynforce.runtimes import process
 from raynforce.runtimes.base import Handle, Place, RoleDied, RoleError, Runtime
 from raynforce.runtimes.open import open_runtime
-from raynforce.runtimes.placing import BACKGROUND
+from raynforce.runtimes.placing import BACKGROUND, BESIDE
 from raynforce.runtimes.process import ProcessRuntime
 from raynforce.runtimes.wire import Packed
 
@@ -437,7 +437,7 @@ def test_the_placing_of_a_run() -> None:
         roles = {kind: spawn(runtime, "Mirror", place=place) for kind, place in runtime.places.items()}
         nice = {kind: role.call("nice").result() for kind, role in roles.items()}
         threads = {kind: role.call("environ").result()["OMP_NUM_THREADS"] for kind, role in roles.items()}
-    assert nice == {"learner": os.getpriority(os.PRIO_PROCESS, 0), "sampler": BACKGROUND, "evaluator": BACKGROUND}
+    assert nice == {"learner": os.getpriority(os.PRIO_PROCESS, 0), "sampler": BACKGROUND, "evaluator": BESIDE}
     assert threads == {"learner": "2", "sampler": "1", "evaluator": "1"}
 
 

@@ -13,9 +13,11 @@ import pytest
 
 from raynforce.config import Config, SamplingConfig
 from raynforce.errors import EnvError
-from raynforce.runtimes.base import Handle, RoleDied, Runtime
+from raynforce.runtimes.base import Handle, Place, RoleDied, RoleError, Runtime
+from raynforce.runtimes.ray.failures import REMEMBERED, Failures
 from raynforce.runtimes.ray.processes import workers
 from raynforce.runtimes.ray.runtime import RayRuntime
+from raynforce.runtimes.ray.watching import Voices
 
 MIRROR, NOTEBOOK = "roles_for_tests:Mirror", "roles_for_tests:Notebook"
 
@@ -50,11 +52,77 @@ def test_the_role_that_died_is_named_also_where_its_answer_was_awaited(runtime: 
     assert learner.call("read").result() == []
 
 
+def test_a_role_that_hangs_tells_where_and_one_that_dies_what_it_said(no_ray: None) -> None:
+    said: list[str] = []
+    with RayRuntime(Config(env="CartPole-v1", runtime="ray"), said.append) as runtime:
+        place = Place(call_seconds=0.3)
+        role = runtime.spawn("roles_for_tests:Mortal", name="sampler 3", place=place)
+        role.call("pids").result()
+        time.sleep(0.5)  # between calls, there is no limit
+        role.call("pids").result()
+        hanging = role.call("hang", "c")
+        used = runtime.spawn(NOTEBOOK, name="learner").call("note", hanging)
+        for pending in (hanging, used):
+            with pytest.raises(
+                RoleDied, match=r"^sampler 3 died: it hung for 0:00:00.300000 in hang \(roles_"
+            ) as raised:
+                pending.result()
+            assert raised.value.role == "sampler 3"
+            assert 'roles_for_tests.py", line' in raised.value.said
+        assert not any("Timeout" in line for line in said)  # its stack is for the report
+        role.end()
+
+        for words in ("first", "second"):  # its successor has the same name
+            role = mortal(runtime, "sampler 0")
+            lines = "\n".join(f"{words} {n}" for n in range(50))
+            with pytest.raises(RoleDied) as raised:
+                role.call("die", "kill", lines).result()
+            assert raised.value.role == "sampler 0"
+            assert raised.value.said.splitlines() == [f"{words} {n}" for n in range(10, 50)], "the last has no end"
+            role.end()
+        assert [handle.name for handle in runtime._handles] == ["learner"]
+        logs = (runtime._cluster.folder or Path()) / "r/session_latest/logs"
+        deadline = time.monotonic() + 3
+        while len(list(logs.glob("worker-*"))) > 2 * len(workers()):
+            assert time.monotonic() < deadline, "files of workers that are gone pile up"
+            time.sleep(0.1)
+
+
+def test_ending_does_not_wait_and_forgets(runtime: Runtime) -> None:
+    assert isinstance(runtime, RayRuntime)
+    busy = mortal(runtime, "sampler 0")
+    busy.call("pids").result()
+    call = busy.call("hang", "c")
+    began = time.monotonic()
+    busy.end()
+    assert time.monotonic() - began < 0.2
+    with pytest.raises(RoleDied, match=r"^sampler 0 died: it was ended$") as raised:
+        call.result()
+    assert raised.value.role == "sampler 0"
+    never = runtime.spawn(NOTEBOOK, name="sampler 1", place=Place(resources={"CPU": 10_000}))
+    assert not never.has_room()
+    never.end()
+    assert runtime._handles == {}
+    assert runtime.excuse() == ""
+
+
+def test_names_of_the_ended_are_kept_for_a_while() -> None:
+    failures = Failures(Voices(lambda text: None))
+    for n in range(3 * REMEMBERED):
+        failures.begin(str(n), f"sampler {n % 8}")
+        failures.end(str(n))
+    assert len(failures._names) == REMEMBERED
+
+
 def test_a_dependency_that_fails_keeps_its_own_name(runtime: Runtime) -> None:
     sampler = runtime.spawn("roles_for_tests:Failing", name="sampler 0")
     learner = runtime.spawn(NOTEBOOK, name="learner")
-    with pytest.raises(EnvError, match=r"^sampler 0: reward is NaN$"):
+    with pytest.raises(EnvError, match=r"^sampler 0: reward is NaN$") as raised:
         learner.call("note", sampler.call("fail", "env")).result()
+    assert raised.value.role == "sampler 0"
+    with pytest.raises(RoleError, match=r"^sampler 0: ValueError: two$") as plain:
+        learner.call("note", sampler.call("fail", "plain")).result()
+    assert plain.value.role == "sampler 0"
 
 
 def test_waiting_keeps_the_order_and_takes_any_count(runtime: Runtime) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,9 +15,13 @@ import pytest
 
 from raynforce.errors import EnvError
 from raynforce.experience.fragment import Fragment
+from raynforce.experience.ledger import Ledger
+from raynforce.experience.receipt import Receipt
 from raynforce.roles.learned import Learned
-from raynforce.runtimes.base import Handle, Pending, Runtime
+from raynforce.runtimes.base import Handle, Pending, RoleDied, Runtime
 from raynforce.runtimes.inline import InlineRuntime
+from raynforce.runtimes.member import Fault, Job, Member, Rules
+from raynforce.runtimes.pool import Pool
 from raynforce.runtimes.process import ProcessRuntime
 from raynforce.topologies import stream as stream_module
 from raynforce.topologies.stream import Round, Stream
@@ -30,17 +36,21 @@ class FakeSampler:
     def __init__(self, index: int, seconds: float = 0.0, fails_at: int = -1) -> None:
         self.index, self.seconds, self.sequence, self.fails_at = index, seconds, 0, fails_at
 
-    def sample(self, version: int) -> Fragment:
+    def produce(self, version: int) -> tuple[Fragment, Receipt]:
+        began = time.monotonic()
         time.sleep(self.seconds)
         if self.sequence == self.fails_at:
             raise EnvError("reward is NaN")
         columns = {"valid": np.ones((STEPS // 2, 2), bool), "reward": np.zeros((STEPS // 2, 2), np.float32)}
         fragment = Fragment(columns, version, self.index, self.sequence)
         self.sequence += 1
-        return fragment
+        return fragment, Receipt(self.index, fragment.sequence, STEPS, {"env": time.monotonic() - began})
 
-    def border(self) -> int:
+    def state(self) -> int:
         return self.sequence
+
+    def load(self, sequence: int) -> None:
+        self.sequence = sequence
 
 
 class FakeLearner:
@@ -56,14 +66,21 @@ class FakeLearner:
         self.batches.append([(f.sampler, f.sequence, f.version) for f in fragments])
         self.lags.append([self.number - f.version for f in fragments])
         self.number += 1
+        trained = [(f.sampler, f.sequence, f.steps) for f in fragments]
         steps = sum(f.steps for f in fragments)
-        return Learned(self.number, {}, {}, 1, steps, np.zeros(0), np.zeros(0, np.int64))
+        return Learned(self.number, {}, {}, 1, steps, np.zeros(0), np.zeros(0, np.int64), trained)
 
     def publish(self) -> int:
         return self.number
 
     def seen(self) -> tuple[list[list[tuple[int, int, int]]], list[list[int]]]:
         return self.batches, self.lags
+
+    def state(self) -> tuple[Any, ...]:
+        return self.number, list(self.batches), list(self.lags)
+
+    def load(self, state: tuple[Any, ...]) -> None:
+        self.number, self.batches, self.lags = state[0], list(state[1]), list(state[2])
 
 
 class Watched(Handle):
@@ -74,15 +91,32 @@ class Watched(Handle):
         self.last: Pending | None = None
 
     def call_parts(self, method: str, args: Sequence[Any], parts: int) -> list[Pending]:
-        if method == "sample":
-            assert self.last is None or not self._stage.runtime.wait([self.last], timeout=0)[1], "asked twice at once"
+        if method == "produce":
+            asked = self.last is not None and self._stage.runtime.wait([self.last], timeout=0)[1]
+            assert not asked or self._stage.pool.restarts, "asked twice at once"  # what is redone is asked in a row
         pendings = self._handle.call_parts(method, args, parts)
-        if method == "sample":
+        if method == "produce":
             self.last = pendings[0]
         return pendings
 
     def end(self) -> None:
         self._handle.end()
+
+
+class Quiet:
+    """Remembers what happened in a pool."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+
+    def fault(self, fault: Fault, member: Member) -> None:
+        self.faults.append(fault)
+
+    def recovered(self, role: str, seconds: float) -> None: ...
+    def absent(self, role: str, cause: str) -> None: ...
+    def back(self, role: str) -> None: ...
+    def note(self, text: str) -> None: ...
+    def redone(self, job: Job) -> None: ...
 
 
 class Stage:
@@ -96,19 +130,43 @@ class Stage:
         *,
         number: int = 0,
         fails_at: int = -1,
+        held: Sequence[Fragment] = (),
+        rules: Rules | None = None,
         **settings: Any,
     ) -> None:
         self.runtime = runtime
-        self.learner = role(runtime, "FakeLearner", "learner", learner, number)
-        self.samplers = [
-            Watched(role(runtime, "FakeSampler", f"sampler {i}", i, s, fails_at if i == 0 else -1), self)
-            for i, s in enumerate(samplers)
-        ]
-        version = self.learner.call("publish")
-        runtime.wait([version, *(s.call("border") for s in self.samplers)])  # everybody has started
+        self.watcher = Quiet()
+        self.pool = Pool(runtime, self.watcher)
+        self.handles: dict[int, Watched] = {}
+        seconds = samplers
+
+        def make_learner(_: int) -> Handle:
+            return role(runtime, "FakeLearner", "learner", learner, number)
+
+        def make_sampler(index: int) -> Handle:
+            what = (index, seconds[index], fails_at if index == 0 else -1)
+            self.handles[index] = Watched(role(runtime, "FakeSampler", f"sampler {index}", *what), self)
+            return self.handles[index]
+
+        (self.learner,) = self.pool.add("learner", make_learner, 1, Rules(work="learn"))
+        self.samplers = self.pool.add("sampler", make_sampler, len(samplers), rules or Rules(work="produce"))
+        version = self.pool.submit(self.learner, "publish")
+        self.pool.wait([version, *(self.pool.submit(s, "state") for s in self.samplers)])  # everybody has started
         self.said: list[str] = []
+        self.ledger = Ledger()
+        known = [(f.sampler, f.sequence, f.steps) for f in held]
+        books = {"produced": sum(steps for _, _, steps in known), "trained": 0, "dropped": 0, "lost": 0}
+        self.ledger.load(books, known)
         self.stream = Stream(
-            runtime, self.samplers, self.learner, version, number, waiting=self.said.append, **settings
+            self.pool,
+            self.samplers,
+            self.learner,
+            version,
+            number,
+            ledger=self.ledger,
+            held=held,
+            waiting=self.said.append,
+            **settings,
         )
         self.rounds: dict[str, Iterator[Round]] = {
             "sync": self.stream.sync(),
@@ -120,23 +178,35 @@ class Stage:
         return list(itertools.islice(self.rounds[preset], count))
 
     @property
+    def dropped(self) -> int:
+        """Fragments that were dropped."""
+        return self.ledger.dropped // STEPS
+
+    def ask(self, member: Member, method: str) -> Any:
+        job = self.pool.submit(member, method)
+        self.pool.wait([job])
+        return job.result()
+
+    @property
     def batches(self) -> list[list[tuple[int, int, int]]]:
-        return self.learner.call("seen").result()[0]
+        return self.ask(self.learner, "seen")[0]
 
     @property
     def lags(self) -> list[list[int]]:
-        return self.learner.call("seen").result()[1]
+        return self.ask(self.learner, "seen")[1]
 
     @property
     def borders(self) -> list[int]:
-        return [s.call("border").result() for s in self.samplers]
+        return [self.ask(sampler, "state") for sampler in self.samplers]
 
-    def check_nothing_lost(self, unlearned: Sequence[Fragment] = (), dropped: int = 0) -> None:
+    def check_nothing_lost(self, unlearned: Sequence[Fragment] = ()) -> None:
         """Every fragment that was sampled was learned from once, or is held, or was counted as dropped."""
         learned = [(s, q) for batch in self.batches for s, q, _ in batch]
         kept = learned + [(f.sampler, f.sequence) for f in unlearned]
         assert max(Counter(kept).values(), default=1) == 1, "twice"
-        assert sum(self.borders) == len(kept) + dropped
+        assert sum(self.borders) == len(kept) + self.dropped
+        self.ledger.check([(f.sampler, f.sequence) for f in unlearned])
+        assert self.ledger.produced == sum(self.borders) * STEPS
 
 
 _cast: dict[Runtime, dict[str, Handle]] = {}
@@ -145,7 +215,7 @@ _cast: dict[Runtime, dict[str, Handle]] = {}
 def role(runtime: Runtime, kind: str, name: str, *args: Any) -> Handle:
     """A role as if it had just been built; its process is kept for the next test, as starting one takes long."""
     cast = _cast.setdefault(runtime, {})
-    if name not in cast:
+    if name not in cast or not getattr(cast[name], "alive", True):
         cast[name] = runtime.spawn(f"test_stream:{kind}", *args, name=name)
     cast[name].call("__init__", *args)
     return cast[name]
@@ -212,9 +282,9 @@ def test_async_inline_is_deterministic_and_loses_nothing(runtime: Runtime) -> No
     found = []
     for _ in range(2):
         stage = Stage(runtime, (0.0,) * 3, max_lag=8)
-        rounds = stage.turn("async", 6)
+        stage.turn("async", 6)
         stage.check_nothing_lost(stage.stream.settle())
-        assert sum(r.dropped for r in rounds) == 0
+        assert stage.dropped == 0
         found.append(stage.batches)
     assert found[0] == found[1]
 
@@ -252,16 +322,12 @@ def until_late(stage: Stage, seconds: float = 10.0) -> None:
 
 def test_async_drops_and_counts_what_is_too_old(processes: Runtime) -> None:
     stage = Stage(processes, (0.0, 0.0, 0.2), batch=2, max_lag=3)
-    rounds: list[Round] = []
     deadline = time.monotonic() + 10
-    while sum(r.dropped for r in rounds) < 2 * STEPS:
+    while stage.dropped < 2:
         assert time.monotonic() < deadline
-        rounds += stage.turn("async", 5)
+        stage.turn("async", 5)
     assert max(itertools.chain(*stage.lags)) <= 3
-    held = stage.stream.settle()
-    dropped = sum(r.dropped for r in rounds)
-    assert dropped % STEPS == 0
-    stage.check_nothing_lost(held, dropped // STEPS)
+    stage.check_nothing_lost(stage.stream.settle())
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
@@ -318,14 +384,13 @@ def test_a_slow_learner_gets_recent_fragments_inline() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_settle_brings_everyone_to_a_border_and_nothing_is_lost(runtime: Runtime, preset: str) -> None:
     stage = Stage(runtime, (0.0, 0.03), learner=0.01, max_lag=1000)
-    dropped = 0
     for _ in range(3):
-        dropped += sum(r.dropped for r in stage.turn(preset, 3))
+        stage.turn(preset, 3)
         held = stage.stream.settle()
-        for sampler in stage.samplers:
-            assert sampler.last is None or runtime.wait([sampler.last], timeout=0)[1] == []
+        for handle in stage.handles.values():
+            assert handle.last is None or runtime.wait([handle.last], timeout=0)[1] == []
         borders = stage.borders
-        stage.check_nothing_lost(held, dropped)
+        stage.check_nothing_lost(held)
         again = stage.stream.settle()
         assert [(f.sampler, f.sequence) for f in again] == [(f.sampler, f.sequence) for f in held]
         assert stage.borders == borders
@@ -337,8 +402,8 @@ def test_held_fragments_that_are_too_old_are_dropped_and_counted(runtime: Runtim
     columns = {"valid": np.ones((4, 2), bool), "reward": np.zeros((4, 2), np.float32)}
     held = [Fragment(columns, 1, 0, 40), Fragment(columns, 6, 1, 41)]
     stage = Stage(runtime, (0.0, 0.0), number=7, held=held, max_lag=3)
-    rounds = stage.turn(preset, 2)
-    assert sum(r.dropped for r in rounds) == 8
+    stage.turn(preset, 2)
+    assert stage.ledger.dropped == 8
     assert (1, 41, 6) in stage.batches[0]
     assert all(fragment[:2] != (0, 40) for batch in stage.batches for fragment in batch)
 
@@ -347,8 +412,8 @@ def test_held_fragments_that_are_too_old_are_dropped_and_counted(runtime: Runtim
 def test_held_fragments_that_are_all_too_old_leave_no_empty_batch(runtime: Runtime, preset: str) -> None:
     columns = {"valid": np.ones((4, 2), bool), "reward": np.zeros((4, 2), np.float32)}
     stage = Stage(runtime, (0.0, 0.0), number=7, held=[Fragment(columns, 1, 0, 40)], max_lag=3)
-    rounds = stage.turn(preset, 2)
-    assert sum(r.dropped for r in rounds) == 8
+    stage.turn(preset, 2)
+    assert stage.ledger.dropped == 8
     assert [len(batch) for batch in stage.batches] == [2, 2]
 
 
@@ -386,7 +451,10 @@ def test_a_failing_sampler_ends_the_round_with_its_error(runtime: Runtime, prese
     stage = Stage(runtime, (0.0, 0.0), fails_at=2, max_lag=1000)
     with pytest.raises(EnvError, match="reward is NaN"):
         stage.turn(preset, 30)
-    learned = [(s, q) for batch in stage.batches for s, q, _ in batch]
+    assert [fault.action for fault in stage.watcher.faults] == ["stopped"]
+    assert stage.learner.handle is not None
+    batches = stage.learner.handle.call("seen").result()[0]  # not through the pool, which has nothing more to say
+    learned = [(s, q) for batch in batches for s, q, _ in batch]
     assert (0, 2) not in learned
     assert len(set(learned)) == len(learned)
 
@@ -415,3 +483,81 @@ def test_fragments_do_not_pass_through_the_driver(processes: Runtime, monkeypatc
         stage.turn(preset, 2)
     assert opened
     assert not [one for one in opened if isinstance(one, Fragment)]
+
+
+# -- roles that fail ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_killed_roles_change_nothing(processes: Runtime, preset: str) -> None:
+    """The learner and a sampler, a few rounds apart."""
+    stage = Stage(processes, (0.01, 0.01), learner=0.01, max_lag=1000)
+    rounds = stage.turn(preset, 2)
+    for victim in (stage.samplers[0], stage.learner, stage.samplers[1]):
+        kill(victim)
+        rounds += stage.turn(preset, 2)
+    assert [fault.kind for fault in stage.watcher.faults] == ["died"] * 3
+    assert [r.learned.number for r in rounds] == list(range(1, 9)), "versions never go back"
+    if preset != "async":
+        lag = int(preset == "overlap")
+        assert stage.batches == [[(s, k, max(0, k - lag)) for s in range(2)] for k in range(8)]
+    stage.check_nothing_lost(stage.stream.settle())
+
+
+def kill(member: Member) -> None:
+    handle = member.handle
+    assert handle is not None
+    process: Any = getattr(handle, "_handle", handle)
+    os.kill(process.process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_sampler_that_is_given_up_is_left_out(processes: Runtime, preset: str) -> None:
+    rules = Rules(work="produce", restarts=0, accidents=(EnvError,))
+    stage = Stage(processes, (0.01, 0.01), fails_at=2, rules=rules, max_lag=1000)
+    stage.turn(preset, 8)
+    assert [fault.action for fault in stage.watcher.faults] == ["given up"]
+    learned = [(s, q) for batch in stage.batches for s, q, _ in batch]
+    assert [q for s, q in learned if s == 0] == [0, 1]
+    assert [q for s, q in learned if s == 1] == list(range(len(learned) - 2))
+    stage.ledger.check([(f.sampler, f.sequence) for f in stage.stream.settle()])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_if_all_that_are_left_are_away_they_are_waited_for(runtime: Runtime, preset: str) -> None:
+    """Without turning in a circle."""
+    stage = Stage(runtime, (0.0, 0.0), max_lag=1000)
+    stage.turn(preset, 2)
+    stage.stream.settle()
+    first, second = stage.samplers
+    stage.pool.remove(first)
+    second.absent = True  # its process is there again
+    stage.turn(preset, 3)
+    assert not second.absent
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_lost_fragments_are_counted_and_replaced(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the node that held the only copy of them were gone."""
+    with InlineRuntime({}) as runtime:
+        stage = Stage(runtime, (0.0, 0.0), max_lag=1000)
+        stage.turn(preset, 2)
+        first = list(stage.batches)
+        lost: list[Pending] = []
+        submit = stage.pool.submit
+
+        def losing(member: Member, method: str, *args: Any, **how: Any) -> Job:
+            if method == "learn" and not lost:
+                for arg in args:
+                    lost.append(arg.value)
+                    arg.value._error = RoleDied("an answer was lost with the node that held it")
+            return submit(member, method, *args, **how)
+
+        monkeypatch.setattr(stage.pool, "submit", losing)
+        stage.turn(preset, 2)
+        assert len(lost) == 2
+        assert stage.ledger.lost == 2 * STEPS
+        held = [(f.sampler, f.sequence) for f in stage.stream.settle()]
+        stage.ledger.check(held)
+        assert [len(batch) for batch in stage.batches] == [2] * 4
+        assert stage.batches[:2] == first

@@ -32,6 +32,13 @@ class Cluster:
         """Whether it is ours, and ends with the run."""
         return self.folder is not None
 
+    def has(self, node: str, asked: Mapping[str, float]) -> bool:
+        """Whether a node is large enough for this."""
+        total: Mapping[str, float] = next(
+            (found["Resources"] for found in ray_module().nodes() if found["NodeID"] == node), {}
+        )
+        return all(total.get(name, 0.0) >= amount for name, amount in asked.items())
+
     def waiting_for(self) -> str:
         """One sentence on why roles may not have started yet."""
         ray = ray_module()
@@ -48,7 +55,8 @@ class Cluster:
 
 
 def placed(config: Config, nodes: Sequence[Mapping[str, float]], say: Say) -> dict[str, Place]:
-    places, notes = place_roles(config, nodes)
+    """What roles ask of a cluster that is not ours, to which nodes may be added."""
+    places, notes = place_roles(config, nodes, may_grow=True)
     for note in notes:
         say(note)
     return places

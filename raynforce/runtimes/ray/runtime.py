@@ -2,70 +2,86 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from raynforce.config import Config
-from raynforce.errors import RaynforceError, summary
-from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, RoleError, Runtime
-from raynforce.runtimes.host import Host, pack, with_cause
+from raynforce.errors import RaynforceError
+from raynforce.runtimes.base import Handle, Pending, Place, Runtime
+from raynforce.runtimes.host import pack
 from raynforce.runtimes.placing import needs
+from raynforce.runtimes.ray.actor import RayHost
 from raynforce.runtimes.ray.connecting import connect
+from raynforce.runtimes.ray.failures import Failures
 from raynforce.runtimes.ray.state import ray_module
-from raynforce.runtimes.ray.watching import ObjectStore, hear, tail
+from raynforce.runtimes.ray.watching import Raylet, Tail, Voices, hear
 
+RESERVE_AFTER = 10.0  # seconds until a worker is started ahead, for a role that fails: not while all others start
+RESERVING = 3  # seconds for the learner to get its room before samplers ask for theirs
 CLOSING = 3.0  # seconds for roles to close what they have opened
-
-
-class RayHost(Host):
-    """A host that Ray calls by its role's name, in process titles and in front of what it prints."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-    def arrive(self) -> None:
-        """Answered as soon as there was room for this role."""
 
 
 class RayPending(Pending):
     """An answer on its way; Ray keeps the value for as long as this object lives."""
 
-    def __init__(self, ref: Any, name: str, names: dict[str, str]) -> None:
+    def __init__(self, ref: Any, name: str, failures: Failures) -> None:
         self.ref = ref
         self.name = name
-        self._names = names
+        self._failures = failures
+
+    def failure(self) -> BaseException | None:
+        try:
+            self.result()
+        except RaynforceError as error:
+            return error
+        return None
 
     def result(self) -> Any:
         ray = ray_module()
         try:
             return ray.get(self.ref)
         except ray.exceptions.RayError as error:
-            failure = _ours(error, self.name, self._names)
+            failure = self._failures.ours(error, self.name)
         raise failure
 
 
 class RayHandle(Handle):
     """A role in a Ray actor."""
 
-    def __init__(self, actor: Any, name: str, names: dict[str, str]) -> None:
+    def __init__(self, runtime: RayRuntime, actor: Any, name: str) -> None:
         self.actor = actor
         self.name = name
-        self._names = names
-        names[actor._actor_id.hex()] = name
+        self._runtime = runtime
+        self._arrival = actor.arrive.remote()
+        self._arrived = False
+        self._node: str | None = None
 
     def call_parts(self, method: str, args: Sequence[Any], parts: int) -> list[Pending]:
         plain = [arg.ref if isinstance(arg, RayPending) else arg for arg in args]
         asked = self.actor.call if parts == 1 else self.actor.call.options(num_returns=parts)
         answer = asked.remote(method, *plain)
-        return [RayPending(ref, self.name, self._names) for ref in ([answer] if parts == 1 else answer)]
+        failures = self._runtime.failures
+        return [RayPending(ref, self.name, failures) for ref in ([answer] if parts == 1 else answer)]
 
     def end(self) -> None:
+        self._runtime.forget(self)
         ray_module().kill(self.actor)
+
+    def has_room(self) -> bool:
+        if not self._arrived:
+            self._arrived = bool(ray_module().wait([self._arrival], timeout=0, fetch_local=False)[0])
+        return self._arrived
+
+    def node(self) -> str | None:
+        """Where it lives, or lived; None if it has not found room yet, or never did."""
+        ray = ray_module()
+        if self._node is None and self.has_room():
+            with suppress(ray.exceptions.RayError):
+                self._node = str(ray.get(self._arrival))
+        return self._node
 
 
 class RayRuntime(Runtime):
@@ -73,35 +89,73 @@ class RayRuntime(Runtime):
 
     def __init__(self, config: Config, say: Callable[[str], None] = lambda _: None) -> None:
         self._cluster = connect(config, say)
-        self._hearing, self._reading, self._store = ExitStack(), ExitStack(), ObjectStore()
+        self._hearing, self._reading, self._raylet = ExitStack(), ExitStack(), Raylet()
+        voices = Voices(say)
         with ExitStack() as undo:  # if the rest cannot be done
             undo.callback(self._cluster.close, now=True)
             self.places = self._cluster.places
             self._actor: Any = ray_module().remote(RayHost)
-            hear(self._hearing, say)
+            self._node = str(ray_module().get_runtime_context().get_node_id())
+            hear(self._hearing, voices)
             if self._cluster.folder is not None:
-                tail(self._reading, self._cluster.folder, say)
+                Tail(self._cluster.folder, voices).follow(self._reading)
             undo.pop_all()
-        self._expected: dict[Any, str] = {}  # roles that had not found room when we last looked
-        self._handles: list[RayHandle] = []
-        self._names: dict[str, str] = {}  # of roles, by their actor's id
+        self.failures = Failures(voices)
+        self._handles: dict[RayHandle, None] = {}
+        self._spawned: set[str] = set()
+        self._reserve_at = time.monotonic() + RESERVE_AFTER if self._cluster.started else math.inf
+        self._room: Any = None  # of the one at home, on a cluster that is shared with others
+        self._kept: dict[Any, None] = {}  # what is still to be brought here
+        self._home: RayHandle | None = None  # who prefers the driver's node: fragments go there
 
     def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> RayHandle:
         place = place or Place()
         asked = needs(place)
         options = {"num_cpus": asked.pop("CPU", 0), "num_gpus": asked.pop("GPU", 0), "resources": asked}
-        actor = self._actor.options(**options, max_restarts=0, max_concurrency=1).remote(name)
-        self._expected[actor.arrive.remote()] = name
+        options |= {"max_restarts": 0, "max_concurrency": 1, "scheduling_strategy": self._strategy(place)}
+        actor = self._actor.options(**options).remote(name)
+        handle = RayHandle(self, actor, name)
         # Where code was sent, a node may have other files under the names of the driver's search path.
         actor.build.remote(pack(role, args, name, place, path=[] if self._cluster.shipped else None))
-        handle = RayHandle(actor, name, self._names)
-        self._handles.append(handle)
+        self.failures.begin(actor._actor_id.hex(), name)
+        self._handles[handle] = None
+        if place.home:
+            self._home = handle
+        if self._cluster.started and name in self._spawned:
+            self._reserve_at = 0.0  # the one in reserve is taken
+        self._spawned.add(name)
         return handle
+
+    def _strategy(self, place: Place) -> Any:
+        """Where Ray shall put it; on our own, there is only one node."""
+        if self._cluster.started:
+            return None
+        return self._home_room(needs(place)) if place.home and needs(place) else "SPREAD"
+
+    def _home_room(self, asked: dict[str, float]) -> Any:
+        """Room on the driver's node if it is large enough, else on any; kept while its role is restarted.
+
+        Without that, a sampler that waits for room would take the learner's.
+        """
+        groups, strategies = ray_module("util.placement_group"), ray_module("util.scheduling_strategies")
+        if self._room is None:
+            node = self._node if self._cluster.has(self._node, asked) else None
+            self._room = groups.placement_group([asked], strategy="STRICT_PACK", _soft_target_node_id=node)
+            self._room.wait(RESERVING)
+        return strategies.PlacementGroupSchedulingStrategy(self._room, placement_group_bundle_index=0)
+
+    def forget(self, handle: RayHandle) -> None:
+        """It was ended."""
+        self.failures.end(handle.actor._actor_id.hex())
+        self._handles.pop(handle, None)
 
     def wait(
         self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None
     ) -> tuple[list[Pending], list[Pending]]:
         ray = ray_module()
+        if time.monotonic() > self._reserve_at and not self._without_room():
+            self._reserve_at = math.inf
+            self._raylet.start_worker()
         refs = [pending.ref for pending in pendings if isinstance(pending, RayPending)]
         different = list(dict.fromkeys(refs))
         if not different:
@@ -109,83 +163,67 @@ class RayRuntime(Runtime):
         wanted = len(different) if count is None else min(count, len(different))
         if wanted == 0:
             wanted, timeout = len(different), 0
-        ready = set(ray.wait(different, num_returns=wanted, timeout=timeout, fetch_local=False)[0])
+        self._fetch()
+        fetch = self._fetches()
+        ready = set(ray.wait(different, num_returns=wanted, timeout=timeout, fetch_local=fetch)[0])
         if len(ready) == wanted < len(different):  # Ray stops counting there, and there may be more
-            ready = set(ray.wait(different, num_returns=len(different), timeout=0, fetch_local=False)[0])
+            ready = set(ray.wait(different, num_returns=len(different), timeout=0, fetch_local=fetch)[0])
         there = [ref in ready for ref in refs]
         return (
             [pending for pending, is_there in zip(pendings, there, strict=True) if is_there],
             [pending for pending, is_there in zip(pendings, there, strict=True) if not is_there],
         )
 
+    def _fetches(self) -> bool:
+        """Whether answers are brought to this node as they are waited for.
+
+        Where the learner is here, they come here anyway, and what is here survives the loss of the node that made it.
+        """
+        return not self._cluster.started and self._home is not None and self._home.node() == self._node
+
     def share(self, value: Any) -> RayPending:
-        return RayPending(ray_module().put(value), "driver", self._names)
+        return RayPending(ray_module().put(value), "driver", self.failures)
+
+    def keep(self, pending: Pending) -> Pending:
+        if isinstance(pending, RayPending) and not self._cluster.started:
+            self._kept[pending.ref] = None
+            self._fetch()
+        return pending
+
+    def _fetch(self) -> None:
+        """Bring what is to be kept to this node; Ray does not begin before it is there."""
+        if self._kept:
+            refs = list(self._kept)
+            for ref in ray_module().wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)[0]:
+                del self._kept[ref]
 
     def health(self) -> dict[str, float]:
-        used = self._store.used_bytes()
+        used = self._raylet.used_bytes()
         return {} if used is None else {"health/object_store_mb": used / 1e6}
 
     def excuse(self) -> str:
         waiting = self._without_room()
         return f" to start or to find room: {self._cluster.waiting_for()}" if waiting else ""
 
-    def _without_room(self) -> list[str]:
+    def _without_room(self) -> list[RayHandle]:
         """Roles for which the cluster has not found room yet."""
-        if self._expected:
-            refs = list(self._expected)
-            for ref in ray_module().wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]:
-                del self._expected[ref]
-        return list(self._expected.values())
+        return [handle for handle in self._handles if not handle.has_room()]
 
     def close(self, *, now: bool = False) -> None:
         ray = ray_module()
-        handles, self._handles = self._handles, []
+        handles = list(self._handles)
         try:
             waiting = self._without_room()
             if not now:
-                closing = [handle.actor.close.remote() for handle in handles if handle.name not in waiting]
+                closing = [handle.actor.close.remote() for handle in handles if handle not in waiting]
                 if closing:
                     ray.wait(closing, num_returns=len(closing), timeout=CLOSING, fetch_local=False)
             for handle in handles:
-                ray.kill(handle.actor)
+                handle.end()
+            if self._room is not None:
+                ray_module("util.placement_group").remove_placement_group(self._room)
         finally:
-            self._store.close()
+            self._raylet.close()
             self._reading.close()
             self._cluster.close(now=now)
             self._hearing.close()  # last: Ray prints what has come late as it closes
-
-
-def _ours(error: Any, name: str, names: dict[str, str]) -> BaseException:
-    """Ray's error as one of ours, in one line. A call fails with the error of the answer it was waiting for, too."""
-    kinds = ray_module("exceptions")
-    if isinstance(error, kinds.RayTaskError):
-        cause = error.cause
-        if isinstance(cause, RaynforceError):
-            return with_cause(cause)
-        if isinstance(cause, kinds.RayError):
-            return _ours(cause, name, names)
-        return RoleError(f"{name}: {summary(cause)}")
-    if isinstance(error, kinds.RayActorError):
-        return RoleDied(f"{names.get(error.actor_id or '', name)} died: {_reason(str(error))}")
-    if isinstance(error, kinds.ObjectLostError):
-        return RoleDied(f"{name}: an answer it was to get was lost with the node that held it")
-    return RoleError(f"{name}: {summary(error)}")
-
-
-REASONS = (
-    ("low on memory", "its node ran out of memory; use fewer samplers or environments"),
-    ("node has died", "its node was lost"),
-    ("its node died", "its node was lost"),
-    ("ray.kill", "it was ended"),
-    ("runtime_env", "its node could not set up the code that was sent"),
-    ("runtime environment", "its node could not set up the code that was sent"),
-)
-
-
-def _reason(text: str) -> str:
-    """Why an actor died, without Ray's page of advice."""
-    flat = " ".join(text.split())
-    for sign, reason in REASONS:
-        if sign in flat:
-            return reason
-    return "its process ended unexpectedly (killed, out of memory, or crashed in native code)"

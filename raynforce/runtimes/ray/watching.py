@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -9,13 +11,17 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from raynforce.runtimes.host import LastLines
 from raynforce.runtimes.ray.state import ray_module
 
 HEALTH_EVERY = 1.0  # seconds between looks at the object store
+KEPT = 1 << 30  # seconds that a worker in reserve is kept
+LATE = 0.5  # seconds that the last lines of a process may take from its node to here
+LOG = re.compile(r"(?P<kind>worker|python-core-worker)-.*[-_](?P<pid>\d+)\.(out|err|log)")
 
 
-class ObjectStore:
-    """How full this node's object store is, asked of its raylet at most once a second."""
+class Raylet:
+    """Ray's own process on this node: how full its object store is, and a worker in reserve."""
 
     def __init__(self) -> None:
         self._looked = -HEALTH_EVERY
@@ -24,23 +30,38 @@ class ObjectStore:
         self._channel: Any = None
 
     def used_bytes(self) -> int | None:
+        """Bytes in the object store, asked for at most once a second."""
         if time.monotonic() - self._looked >= HEALTH_EVERY:
             self._looked = time.monotonic()
             try:
-                self._used = self._ask()
+                request = ray_module("core.generated.node_manager_pb2").GetNodeStatsRequest(include_memory_info=False)
+                stats = self._open().GetNodeStats(request, timeout=0.5).store_stats
+                self._used = int(stats.object_store_bytes_used)
             except Exception:  # a figure for the log is never worth a run
                 self._used = None
         return self._used
 
-    def _ask(self) -> int:
+    def start_worker(self) -> None:
+        """Have a worker started ahead, for a role that may have to be restarted. Does not wait."""
+        messages, worker = ray_module("core.generated.node_manager_pb2"), ray_module("_private.worker").global_worker
+        with suppress(Exception):  # without it, a restart takes somewhat longer
+            request = messages.PrestartWorkersRequest(
+                language=ray_module("core.generated.common_pb2").Language.PYTHON,
+                job_id=worker.current_job_id.binary(),
+                keep_alive_duration_secs=KEPT,
+                num_workers=1,
+            )
+            request.runtime_env_info.serialized_runtime_env = "{}"
+            self._open().PrestartWorkers.future(request, timeout=5)
+
+    def _open(self) -> Any:
         if self._stub is None:
             node = ray_module("_private.worker")._global_node
             self._channel = ray_module("_private.grpc_utils").init_grpc_channel(
                 f"{node.node_ip_address}:{node.node_manager_port}"
             )
             self._stub = ray_module("core.generated.node_manager_pb2_grpc").NodeManagerServiceStub(self._channel)
-        request = ray_module("core.generated.node_manager_pb2").GetNodeStatsRequest(include_memory_info=False)
-        return int(self._stub.GetNodeStats(request, timeout=0.5).store_stats.object_store_bytes_used)
+        return self._stub
 
     def close(self) -> None:
         """Before Ray ends: an open channel would complain on stderr."""
@@ -48,8 +69,40 @@ class ObjectStore:
             self._channel.close()
 
 
-def hear(stack: ExitStack, say: Callable[[str], None]) -> None:
-    """Pass on what workers print; Ray's own printer writes to stdout, which carries the result.
+class Voices:
+    """What roles print: passed on line by line, and the last lines of each are kept."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: dict[str, LastLines] = {}
+        self.catch_up: Callable[[str], None] = self._wait_for_more
+
+    def hear(self, name: str, line: str) -> None:
+        if self._said.setdefault(name, LastLines()).append(line):
+            self._say(f"{name}: {line}")
+
+    def last(self, name: str) -> list[str]:
+        """The last lines of a role whose process has ended."""
+        self.catch_up(name)
+        return list(self._said.get(name, ()))
+
+    def begin(self, name: str) -> None:
+        """A role of this name starts, perhaps anew."""
+        self._said.pop(name, None)
+
+    def _wait_for_more(self, name: str) -> None:
+        """Lines from other nodes come when they come: all is here if there was a pause after the last one."""
+        until, seen = time.monotonic() + LATE, list(self._said.get(name, ()))
+        while time.monotonic() < until:
+            time.sleep(LATE / 3)
+            now = list(self._said.get(name, ()))
+            if now and now == seen:
+                return
+            seen = now
+
+
+def hear(stack: ExitStack, voices: Voices) -> None:
+    """Take what workers print; Ray's own printer writes to stdout, which carries the result.
 
     What Ray itself has to say stays unsaid: a worker's death is reported by the call that it did not answer.
     """
@@ -62,7 +115,7 @@ def hear(stack: ExitStack, say: Callable[[str], None]) -> None:
         name = batch.get("actor_name")
         if name:
             for line in batch["lines"]:
-                say(f"{name}: {line}")
+                voices.hear(name, line)
             return
         for handler in handlers if batch.get("task_name") else ():  # a task of the user's own
             handler(batch)
@@ -82,35 +135,58 @@ def hear(stack: ExitStack, say: Callable[[str], None]) -> None:
     stack.callback(undo)
 
 
-def tail(stack: ExitStack, folder: Path, say: Callable[[str], None]) -> None:
+class Tail:
     """The same on our own Ray, which has no log monitor: follow the files that workers write into."""
-    stop = threading.Event()
-    names: dict[Path, str] = {}
-    positions: dict[Path, int] = {}
 
-    def read(path: Path) -> None:
-        with path.open("rb") as file:
-            file.seek(positions.get(path, 0))
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]  # a line that is still being written comes next time
-        positions[path] = positions.get(path, 0) + len(whole)
-        for line in whole.decode(errors="replace").splitlines():
-            if line.startswith(":actor_name:"):
-                names[path] = line.removeprefix(":actor_name:")
-            elif path in names and not line.startswith((":job_id:", ":task_name:")):
-                say(f"{names[path]}: {line}")
+    def __init__(self, folder: Path, voices: Voices) -> None:
+        self._folder = folder / "r/session_latest/logs"
+        self._hear = voices.hear
+        self._lock = threading.Lock()
+        self._names: dict[str, str] = {}  # of roles, by file
+        self._positions: dict[str, int] = {}
+        voices.catch_up = lambda _: self.read()
 
-    def read_all() -> None:
-        for path in folder.glob("r/session_latest/logs/worker-*"):
-            with suppress(OSError):
-                read(path)
+    def read(self) -> None:
+        """Take what has been written since; a file whose process is gone is read to its end and removed."""
+        with self._lock, suppress(OSError):
+            for entry in os.scandir(self._folder):
+                found = LOG.fullmatch(entry.name)
+                if found is None:
+                    continue
+                gone = not os.path.exists(f"/proc/{found['pid']}")
+                with suppress(OSError):
+                    if found["kind"] == "worker":
+                        self._read(entry, over=gone)
+                    if gone:
+                        os.unlink(entry.path)
 
-    def follow() -> None:
-        while not stop.wait(0.25):
-            read_all()
-        read_all()
+    def _read(self, entry: os.DirEntry[str], *, over: bool) -> None:
+        path, position = entry.path, self._positions.get(entry.path, 0)
+        if entry.stat().st_size > position:
+            with open(path, "rb") as file:
+                file.seek(position)
+                text = file.read()
+            whole = text if over else text[: text.rfind(b"\n") + 1]  # the rest of a line comes next time
+            self._positions[path] = position + len(whole)
+            for line in whole.decode(errors="replace").splitlines():
+                if line.startswith(":actor_name:"):
+                    self._names[path] = line.removeprefix(":actor_name:")
+                elif path in self._names and not line.startswith((":job_id:", ":task_name:")):
+                    self._hear(self._names[path], line)
+        if over:
+            self._positions.pop(path, None)
+            self._names.pop(path, None)
 
-    thread = threading.Thread(target=follow, name="raynforce-worker-output", daemon=True)
-    thread.start()
-    stack.callback(thread.join)
-    stack.callback(stop.set)
+    def follow(self, stack: ExitStack) -> None:
+        """Read every now and then, until the stack is left."""
+        stop = threading.Event()
+
+        def run() -> None:
+            while not stop.wait(0.25):
+                self.read()
+            self.read()
+
+        thread = threading.Thread(target=run, name="raynforce-worker-output", daemon=True)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(stop.set)

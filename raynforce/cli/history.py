@@ -1,0 +1,309 @@
+"""`raynforce doctor RUN`: what a run went through, in plain words."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shlex
+import shutil
+import statistics
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from raynforce import settings
+from raynforce.errors import RaynforceError
+from raynforce.runs.directory import RunDirectory
+from raynforce.runs.faults import FaultGroup, History, each_event, summarise
+
+BOLD, DIM, RED, YELLOW, GREEN = "1", "2", "31", "33", "32"
+CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)(?:,)? in (\S+)')
+
+
+def tell(run: RunDirectory, *, me: str = "raynforce", as_json: bool = False) -> int:
+    """Print it; `me` is how this command was called."""
+    history = summarise(each_event(run.events))
+    running = _is_running(run)
+    if history.outcome == "none":
+        history.steps = max(history.steps, _newest_step(run))
+    if as_json:
+        rows = history.to_json()
+        for group, row in zip(history.groups, rows["groups"], strict=True):
+            row["advice"] = advice(group, _config(run))
+        print(json.dumps({"run": str(run.path), "running": running, **rows}))
+        return 0
+    paint = _Paint(sys.stdout)
+    width = min(shutil.get_terminal_size((80, 24)).columns, 100)
+    for line in lines(run, history, running, me, width, paint):
+        print(line)
+    return 0
+
+
+class _Paint:
+    """Colours, where they can be seen."""
+
+    def __init__(self, stream: Any) -> None:
+        self._on = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def __call__(self, text: str, *codes: str) -> str:
+        return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if self._on and codes else text
+
+
+def lines(run: RunDirectory, history: History, running: bool, me: str, width: int, paint: _Paint) -> Iterator[str]:
+    """The whole report, line by line."""
+    config = _config(run)
+    if history.began is None:
+        yield f"{run.path}: nothing has happened yet" + (", it is starting" if running else "")
+        return
+    state, end = _end(history, running)
+    lasted = f"{_steps(history, config)} in {_duration(_lasted(run, history, running))}"
+    if not history.faults and not history.absences and state in ("running", "stopped"):
+        yield f"{run.path}: no faults in {lasted.replace(' in ', ' and ')} ({end})"
+        return
+    what = " on ".join(str(config[k]) for k in ("algo", "env") if k in config)
+    yield paint(str(run.path), BOLD) + (f"  {what}" if what else "")
+    day = time.strftime("%Y-%m-%d", time.localtime(history.began))
+    resumed = history.starts - 1
+    more = f", resumed {_times(resumed)}" if resumed > 0 else ""
+    yield f"began   {day} {_clock(history.began)}{more}"
+    colour = RED if state in ("failed", "killed") else GREEN
+    yield from _wrapped(("now" if running else "ended").ljust(8), f"{lasted}: {end}", width, paint, colour)
+    for word, sentence in _overview(history):
+        yield from _wrapped(word.ljust(8), sentence, width, paint)
+    for group in history.groups:
+        yield ""
+        yield from _group(group, history, config, f"{me} doctor {shlex.quote(str(run.path))}", width, paint)
+
+
+def _end(history: History, running: bool) -> tuple[str, str]:
+    """How it stands, and a sentence on it."""
+    if running:
+        return "running", "still running"
+    if history.outcome == "none":
+        return "killed", "it left no word of its end; it was killed, or the machine went down"
+    if history.outcome == "failed":
+        return "failed", f"failed, {history.reason}"
+    words = {"SIGINT": "stopped by Ctrl-C", "SIGTERM": "stopped by SIGTERM"}
+    return "stopped", words.get(history.reason, history.reason or "stopped")
+
+
+def _overview(history: History) -> Iterator[tuple[str, str]]:
+    """What is known beyond how it ended, as a word and a sentence each."""
+    done: Counter[str] = sum((group.actions for group in history.groups), Counter())
+    restarts = [("environment restarted", "environment"), ("restarted", "role")]
+    parts = [f"{_count(done[action], thing)} restarted" for action, thing in restarts if done[action]]
+    yield "faults", ": ".join([f"{history.faults:,}", ", ".join(parts)] if parts else [f"{history.faults:,}"])
+    back = []
+    for role, seconds in history.recoveries.items():
+        median, most = _seconds(statistics.median(seconds)), _seconds(max(seconds))
+        back.append(f"{role} after {median}" + (f" (median; {most} at most)" if len(seconds) > 1 else ""))
+    if back:
+        yield "back", ", ".join(back)
+    if history.lost is not None:
+        yield "lost", _count(history.lost, "step")
+    away = [role for role in history.absent if role not in history.given_up]
+    absent = [f"given up: {_roles(sorted(history.given_up, key=_natural))}"] if history.given_up else []
+    absent += [f"away at the end: {_roles(sorted(away, key=_natural))}"] if away else []
+    absent += [f"the run went on without a role {_times(history.absences)}"] if history.absences else []
+    if absent:
+        yield "absent", "; ".join(absent)
+
+
+def _group(
+    group: FaultGroup, history: History, config: Mapping[str, Any], doctor: str, width: int, paint: _Paint
+) -> Iterator[str]:
+    count = f"{group.count:,} ×"
+    yield f"{paint(count, BOLD, RED if group.grave else YELLOW)} {paint(_what(group), BOLD)}"
+    pad = " " * 4
+    yield from _wrapped(pad, _clean(group), width, paint)
+    if place := _place(group.trace or group.said):
+        yield from _wrapped(pad, f"at {place}", width, paint, DIM)
+    elif group.kind in ("died", "hung", "failed") and group.said.strip():
+        for line in group.said.strip().splitlines()[-3:]:
+            yield pad + paint(textwrap.shorten(f"| {line}", width - len(pad), placeholder=" …"), DIM)
+    (began, first), (ended, last) = group.first, group.last
+    day = history.began or began
+    when = f"{_clock(began, day)} at step {first:,}"
+    if group.count > 1:
+        when = f"from {when} to {_clock(ended, day)} at step {last:,}"
+    done = [a if len(group.actions) == 1 else f"{a} {_times(n)}" for a, n in group.actions.most_common() if a]
+    yield from _wrapped(pad, f"{when}; {', '.join(done)}" if done else when, width, paint, DIM)
+    yield from _wrapped("  → ", advice(group, config), width, paint)
+    if again := replay(group, doctor):
+        yield f"{pad}to see it here: {paint(again, BOLD)}"
+
+
+def _what(group: FaultGroup) -> str:
+    roles = _roles(sorted(group.roles, key=_natural))
+    if group.kind == "raised":
+        return f"an environment raised, in {roles}"
+    if group.kind == "garbage":
+        return f"an environment returned garbage, in {roles}"
+    several = len(group.roles) > 1
+    done = {"memory": "outgrew " + ("their" if several else "its") + " memory"}.get(group.kind, group.kind)
+    return f"{roles} {done}"
+
+
+def _clean(group: FaultGroup) -> str:
+    """The cause, without a name that stands above it."""
+    (first, *others) = group.roles
+    cause = group.cause if others else group.cause.removeprefix(f"{first} ").removeprefix(f"{first}: ")
+    return textwrap.shorten(cause, 300, placeholder="…")
+
+
+def replay(group: FaultGroup, doctor: str) -> str:
+    """The command that shows it again, if there is evidence; `doctor` is how this one was called."""
+    return f"{doctor} --replay {group.evidence[-1]}" if group.evidence else ""
+
+
+def advice(group: FaultGroup, config: Mapping[str, Any]) -> str:
+    """What to do about it, in a sentence or two."""
+    text = group.cause + group.said
+    if group.kind == "raised":
+        return "fix the environment; the run went on with a new one" if _went_on(group) else "fix the environment"
+    if group.kind == "garbage":
+        return "let the environment return finite numbers that fit its spaces"
+    if group.kind == "hung":
+        name = "learn_seconds" if group.role == "learner" else "sample_seconds"
+        return (
+            f"if it is only slow, raise {_setting(config, name)} or, at the start, {_setting(config, 'start_seconds')}"
+        )
+    if group.kind == "memory":
+        limit = _setting(config, "memory_mb")
+        return (
+            f"if it grows without end, the environment leaks: mend that; {limit} is the limit at which it is replaced"
+        )
+    if any(name in text for name in CRASHES):
+        return "native code crashed: " + (
+            "torch or its driver" if group.role == "learner" else "most likely the simulator"
+        )
+    if "SIGKILL" in text or "out of memory" in text.lower():
+        return (
+            "if that was not you, the kernel was short of memory (sudo dmesg | grep -i oom): lower sampling.samplers "
+            "or sampling.envs, or set faults.memory_mb, so that samplers that grow are replaced before"
+        )
+    if "node" in group.cause:
+        return "nothing, if the node was meant to leave; its samplers move to others that have room"
+    return "the last lines it printed say more" if group.said or group.trace else "nothing more is known of it"
+
+
+def _went_on(group: FaultGroup) -> bool:
+    return set(group.actions) == {"environment restarted"}
+
+
+def _setting(config: Mapping[str, Any], name: str) -> str:
+    section = config.get("faults")
+    value = section.get(name) if isinstance(section, dict) else None
+    return f"faults.{name} (now {value:g})" if isinstance(value, int | float) else f"faults.{name}"
+
+
+# -- small words ------------------------------------------------------------------------------------------------------
+
+
+def _wrapped(head: str, text: str, width: int, paint: _Paint, *codes: str) -> Iterator[str]:
+    """`head` and then `text`, whose further lines are indented as far; commands and paths are not broken."""
+    wrapped = textwrap.wrap(text, max(width - len(head), 30), break_long_words=False, break_on_hyphens=False)
+    for index, line in enumerate(wrapped):
+        yield (head if index == 0 else " " * len(head)) + paint(line, *codes)
+
+
+def _place(trace: str) -> str:
+    """Where a traceback ends, as `file:line in function`; faulthandler's stacks have the newest call first."""
+    places = _PLACE.findall(trace)
+    if not places:
+        return ""
+    path, line, name = places[0 if "most recent call first" in trace else -1]
+    with contextlib.suppress(ValueError):  # of another drive
+        near = os.path.relpath(path)
+        path = path if near.startswith("..") else near
+    return f"{path}:{line} in {name}"
+
+
+def _roles(names: list[str]) -> str:
+    """`samplers 0, 1 and 4`, or `samplers 0, 1, 2 and 13 more`."""
+    kinds = {name.partition(" ")[0] for name in names}
+    numbers = [name.partition(" ")[2] for name in names]
+    if len(names) == 1 or len(kinds) > 1 or not all(numbers):
+        return ", ".join(names)
+    shown = numbers if len(numbers) <= 5 else [*numbers[:4], f"{len(numbers) - 4} more"]
+    return f"{kinds.pop()}s {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _natural(name: str) -> tuple[str, int]:
+    kind, _, number = name.partition(" ")
+    return kind, int(number) if number.isdecimal() else 0
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
+
+
+def _steps(history: History, config: Mapping[str, Any]) -> str:
+    total = config.get("steps")
+    of = f" of {total:,}" if isinstance(total, int) and total > history.steps else ""
+    return f"{history.steps:,}{of} steps"
+
+
+def _lasted(run: RunDirectory, history: History, running: bool) -> float:
+    """Seconds of all its processes; the last one may have gone on after the last event."""
+    until = time.time() if running else 0.0
+    if not running and history.outcome == "none":
+        with contextlib.suppress(OSError):
+            until = run.metrics.stat().st_mtime
+    return history.seconds + max(until - (history.ended or until), 0.0)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return _seconds(seconds)
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _clock(at: float, day: float | None = None) -> str:
+    """The time, after its date if that is another than the day's."""
+    now, then = time.localtime(at), time.localtime(at if day is None else day)
+    return time.strftime("%H:%M:%S" if now[:3] == then[:3] else "%b %d %H:%M:%S", now)
+
+
+def _config(run: RunDirectory) -> Mapping[str, Any]:
+    try:
+        return settings.read_yaml(str(run.config))
+    except RaynforceError:  # its history can be told without
+        return {}
+
+
+def _is_running(run: RunDirectory) -> bool:
+    """Whether a process holds the run, as `RunDirectory.locked` does."""
+    descriptor = os.open(run.path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _newest_step(run: RunDirectory) -> int:
+    """How far the metrics go, for a run that has not said how far it came."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), run.metrics.open("rb") as file:
+        file.seek(max(0, run.metrics.stat().st_size - 65536))
+        for line in reversed(file.read().split(b"\n")[:-1]):
+            return int(json.loads(line)["step"])
+    return 0

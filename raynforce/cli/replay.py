@@ -1,0 +1,362 @@
+"""`raynforce doctor RUN --replay`: a fault of a run once more, in this process, under a debugger if wanted."""
+
+from __future__ import annotations
+
+import bdb
+import contextlib
+import faulthandler
+import json
+import math
+import pdb
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+from raynforce import settings
+from raynforce.config import Config
+from raynforce.envs.describe import describe, flatten_obs, misfit, short
+from raynforce.envs.make import Env, make
+from raynforce.envs.vector import is_flag, is_scalar, probe
+from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
+from raynforce.runs import checkpoint
+from raynforce.runs.directory import RunDirectory
+from raynforce.runs.faults import FOLDER, evidence_of
+from raynforce.spaces import ObsLeaf
+
+if TYPE_CHECKING:
+    from raynforce.policies.acting import PolicyVersion
+    from raynforce.roles.sampler import Sampler
+
+PATIENCE = 2.0  # seconds before progress is shown
+
+
+@dataclass(frozen=True)
+class How:
+    """How to replay."""
+
+    seconds: float
+    """Without any progress, until its stack is shown and the process ends."""
+    debugger: bool
+    before: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it."""
+
+    broke: bool
+    verdict: str
+    """One sentence or two."""
+    step: int | None = None
+    trace: str = ""
+
+
+def replay(
+    run: RunDirectory, number: int | None, *, seconds: float, debugger: bool, before: bool, as_json: bool = False
+) -> int:
+    """Replay evidence `number` of a run, or its last; returns 1 if it broke again, 0 if it ran."""
+    number, evidence = _choose(run, number)
+    how = How(seconds, debugger, before)
+    role, cause = str(evidence.get("role", "a role")), str(evidence.get("cause", ""))
+    print(f"evidence {number} of {run.path}: {role}, {cause.removeprefix(role).lstrip(' :')}", flush=True)
+    if not faulthandler.is_enabled() and sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)  # a crash in native code ends this process too, but says where
+    try:
+        if evidence.get("kind") == "fragment":
+            outcome = _fragment(run, number, evidence, how)
+        else:
+            outcome = _episode(run, evidence, how)
+    except bdb.BdbQuit:
+        outcome = Outcome(False, "left by the debugger")
+    if outcome.trace and not as_json:
+        print(outcome.trace, end="")
+    print(outcome.verdict)
+    if as_json:
+        print(json.dumps({"evidence": number, "kind": evidence.get("kind"), **asdict(outcome)}))
+    return 1 if outcome.broke else 0
+
+
+def _choose(run: RunDirectory, number: int | None) -> tuple[int, dict[str, Any]]:
+    found = dict(evidence_of(run))
+    if not found:
+        raise UsageError(f"{run.path} holds no evidence of a fault (nothing in {FOLDER}/), so none can be replayed")
+    number = max(found) if number is None else number
+    if number not in found:
+        known = ", ".join(str(n) for n in found)
+        raise UsageError(f"{run.path} has no evidence {number}: there is {known}")
+    return number, found[number]
+
+
+# -- an episode -------------------------------------------------------------------------------------------------------
+
+
+def _episode(run: RunDirectory, evidence: Mapping[str, Any], how: How) -> Outcome:
+    """Reset with the seed and take the actions, as the environment did when it broke."""
+    try:
+        name, args, seed = str(evidence["env"]), dict(evidence.get("args") or {}), int(evidence["seed"])
+        actions = np.asarray(evidence["actions"], evidence.get("dtype"))  # [step, ...]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"this evidence of {run.path} is torn: {summary(error)}") from None
+    env = make(name, args)
+    try:
+        return _Episode(env, name, seed, actions, how).play()
+    finally:
+        with contextlib.suppress(Exception, SystemExit):
+            env.close()  # type: ignore[no-untyped-call]
+
+
+class _Episode:
+    """One environment on its way to where it broke."""
+
+    def __init__(self, env: Env, name: str, seed: int, actions: np.ndarray, how: How) -> None:
+        self.env, self.seed, self.actions, self.how = env, seed, actions, how
+        self.leaves = describe(name, env.observation_space, env.action_space).obs
+        self.step = 0
+
+    def play(self) -> Outcome:
+        last = len(self.actions)
+        with _Watch(self.how.seconds, lambda: f"step {self.step:,} of {last:,}") as watch:
+            try:
+                wrong = self._reset(self._stop(watch, last))
+                for index in range(last):
+                    if wrong:
+                        break
+                    self.step = index + 1
+                    watch.alive()
+                    wrong, over = self._take(self._action(index), self._stop(watch, last))
+                    if over and not wrong and self.step < last:
+                        return Outcome(False, f"did not break: here the episode ended at step {self.step}. {UNLIKE}")
+            except bdb.BdbQuit:
+                raise
+            except (Exception, SystemExit) as error:
+                error_seen = error
+            else:
+                if wrong:
+                    return Outcome(True, f"{self._where(last)}: {wrong}", self.step)
+                return Outcome(False, f"did not break in {last:,} steps. {UNLIKE}")
+        return self._raised(error_seen, last)
+
+    def _stop(self, watch: _Watch, last: int) -> bool:
+        """Whether to stop in the debugger here."""
+        if self.how.before and self.step == last:
+            watch.stop()
+            return True
+        return False
+
+    def _reset(self, stop: bool) -> str:
+        result = _call_reset(self.env, self.seed, stop)
+        if not isinstance(result, tuple) or len(result) != 2:
+            return f"reset returned {short(result)}; expected (obs, info)"
+        return self._misfit(result[0])
+
+    def _take(self, action: Any, stop: bool) -> tuple[str, bool]:
+        """Take a step; returns what is wrong with what came, and whether the episode is over."""
+        result = _call_step(self.env, action, self.step, stop)
+        if not isinstance(result, tuple) or len(result) != 5:
+            return f"step returned {short(result)}; expected (obs, reward, terminated, truncated, info)", False
+        obs, reward, terminated, truncated, _ = result
+        if not is_scalar(reward):
+            return f"the reward is {short(reward)} ({type(reward).__name__}); expected one number", False
+        if not np.isfinite(reward):
+            return f"the reward is {reward}; expected a finite number", False
+        if not (is_flag(terminated) and is_flag(truncated)):
+            return f"terminated and truncated are {short(terminated)} and {short(truncated)}; expected bools", False
+        return self._misfit(obs), bool(terminated) or bool(truncated)
+
+    def _misfit(self, obs: Any) -> str:
+        """What does not fit about an observation: its shape, its type, or NaN and infinity in it."""
+        try:
+            values = flatten_obs(obs, self.leaves)
+        except UsageError as error:
+            return str(error)
+        for leaf in self.leaves:
+            if wrong := misfit(values[leaf.path], leaf) or _not_finite(values[leaf.path], leaf):
+                return f"the observation {wrong}"
+        return ""
+
+    def _action(self, index: int) -> Any:
+        """As the environment got it: an int, or an array of its space's dtype."""
+        if isinstance(self.env.action_space, spaces.Discrete):
+            return int(self.actions[index])
+        return self.actions[index].astype(self.env.action_space.dtype)
+
+    def _where(self, last: int) -> str:
+        at = f"at step {self.step:,}" if self.step else "in reset"
+        if self.step == last:
+            return f"broke again {at}"
+        return f"broke {at}, in the run at step {last:,}"
+
+    def _raised(self, error: BaseException, last: int) -> Outcome:
+        inside = error.__traceback__
+        while inside is not None and inside.tb_frame.f_globals.get("__name__") == __name__:
+            inside = inside.tb_next  # our own frames are of no interest
+        trace = "".join(traceback.format_exception(type(error), error, inside))
+        if self.how.debugger and not self.how.before:
+            print(f"{trace}{self._where(last)}: {summary(error)}; q leaves the debugger", flush=True)
+            pdb.post_mortem(_up_to_env(inside, self.env) or error.__traceback__)
+            trace = ""
+        return Outcome(True, f"{self._where(last)}: {summary(error)}", self.step, trace)
+
+
+UNLIKE = (
+    "Either it is not determined by its seed (all random numbers must come from self.np_random), or it broke over "
+    "something outside of it: a file, a server, the time, memory"
+)
+
+
+def _call_reset(env: Env, seed: int, stop: bool) -> Any:
+    if stop:
+        pdb.Pdb().set_trace()
+    return env.reset(seed=seed)
+
+
+def _call_step(env: Env, action: Any, step: int, stop: bool) -> Any:
+    if stop:
+        pdb.Pdb().set_trace()
+    return env.step(action)
+
+
+def _not_finite(value: Any, leaf: ObsLeaf) -> str:
+    array = np.asarray(value)
+    if array.dtype.kind != "f" or np.isfinite(array).all():
+        return ""
+    place = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+    index = f"[{', '.join(map(str, place))}]" if place else ""
+    return f"{leaf.path!r} has {array[place]} at {index or 'its one value'}; expected finite numbers"
+
+
+def _up_to_env(inside: TracebackType | None, env: Env) -> TracebackType | None:
+    """The traceback, without the frames of libraries that the environment has called in the end."""
+    mine = {kind.__module__ for kind in type(env.unwrapped).__mro__} - {"gymnasium.core", "builtins", "typing"}
+    frames = list(_frames(inside))
+    while frames and frames[-1].tb_frame.f_globals.get("__name__") not in mine:
+        frames.pop()
+    shorter: TracebackType | None = None
+    for frame in reversed(frames):
+        shorter = TracebackType(shorter, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return shorter or inside
+
+
+def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+# -- a fragment -------------------------------------------------------------------------------------------------------
+
+
+def _fragment(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: How) -> Outcome:
+    """Let the sampler, put to where it stood, sample the fragment again that it did not come back from."""
+    began, broke = time.monotonic(), None
+    with _Watch(how.seconds, lambda: "sampling") as watch, contextlib.ExitStack() as opened:
+        try:
+            sampler, versions = _sampler(run, number, int(evidence.get("index", 0)), opened)
+            watch.alive()
+            if how.before:
+                watch.stop()
+                pdb.Pdb().set_trace()
+            fragments = []
+            for version in versions:
+                fragments.append(sampler.sample(version))
+                watch.alive()
+        except (bdb.BdbQuit, UsageError, CheckpointError):
+            raise
+        except (Exception, SystemExit) as error:
+            broke = error
+    if broke is None:
+        steps, seconds = sum(fragment.steps for fragment in fragments), time.monotonic() - began
+        return Outcome(False, f"did not break: {steps:,} steps in {seconds:.1f} s. {OUTSIDE}")
+    cause = broke.__cause__ if isinstance(broke, RaynforceError) and broke.__cause__ is not None else broke
+    trace = "".join(traceback.format_exception(cause))
+    verdict = f"broke again: {broke if isinstance(broke, RaynforceError) else summary(broke)}"
+    if how.debugger and not how.before:
+        print(f"{trace}{verdict}; q leaves the debugger", flush=True)
+        pdb.post_mortem(cause.__traceback__)
+        trace = ""
+    return Outcome(True, verdict, None, trace)
+
+
+OUTSIDE = (
+    "Either what ended it came from outside (memory, another process), or the environment is not determined by its seed"
+)
+
+
+def _sampler(
+    run: RunDirectory, number: int, index: int, opened: contextlib.ExitStack
+) -> tuple[Sampler, list[PolicyVersion]]:
+    """The sampler of the run's config in the state of the evidence, and the policy versions it was given since."""
+    from raynforce.algos import algorithm_class
+    from raynforce.experiment import resolve
+    from raynforce.policies.acting import PolicyVersion
+    from raynforce.roles.sampler import EnvArgs, Sampler
+
+    config: Config = resolve({"preset": "none"}, settings.read_yaml(str(run.config)))[0]
+    parts = checkpoint.load(run.path / FOLDER / f"{number:04d}")
+    acting = algorithm_class(config.algo)(config, probe(config.env, config.env_args)).acting()
+    envs = EnvArgs(config.env, config.sampling.envs, config.seed, config.env_args, config.sampling.exact_resume)
+    sampler = Sampler(acting, envs, config.sampling.fragment, index)
+    opened.callback(_close, sampler)
+    try:
+        for note in sampler.load(parts["sampler"]) if "sampler" in parts else ():
+            print(f"note: {note}")
+        versions = parts["versions"]
+        return sampler, [PolicyVersion.from_state(versions[str(index)]) for index in range(len(versions))]
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"evidence {number} does not fit the config of {run.path}: {summary(error)}") from error
+
+
+def _close(sampler: Sampler) -> None:
+    with contextlib.suppress(Exception, SystemExit):
+        sampler.close()
+
+
+# -- hangs and progress -----------------------------------------------------------------------------------------------
+
+
+class _Watch:
+    """Shows progress if something takes long; ends the process with its stack if it does not move for `seconds`."""
+
+    def __init__(self, seconds: float, doing: Callable[[], str]) -> None:
+        self._seconds, self._doing = seconds, doing
+        self._began = time.monotonic()
+        self._armed = -math.inf
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._show, daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        self.alive()
+        return self
+
+    def alive(self) -> None:
+        """It moves: give it all of its seconds again. Call it as often as you like."""
+        now = time.monotonic()
+        if now - self._armed > min(1.0, self._seconds / 2) and sys.__stderr__ is not None and not self._over.is_set():
+            self._armed = now
+            faulthandler.dump_traceback_later(self._seconds, exit=True, file=sys.__stderr__)
+
+    def stop(self) -> None:
+        """From here on, as in a debugger, there is no hurry."""
+        faulthandler.cancel_dump_traceback_later()
+        self._over.set()
+        self._thread.join()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.stop()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            traceback.print_exc()  # where it was
+
+    def _show(self) -> None:
+        pause, hint = PATIENCE, f"; after {self._seconds:g} s without progress its stack is shown"
+        while not self._over.wait(pause):
+            print(f"{self._doing()}, {time.monotonic() - self._began:.0f} s{hint}", file=sys.stderr, flush=True)
+            pause, hint = min(60.0, 1.5 * pause), ""

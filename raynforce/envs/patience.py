@@ -1,0 +1,35 @@
+"""A limit of time for what the driver itself asks of an environment."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+from raynforce.errors import EnvError
+
+
+@contextlib.contextmanager
+def patience(seconds: float, what: str) -> Iterator[None]:
+    """Interrupt what takes longer, as Ctrl-C would; only where signals arrive, and not in C code that ignores them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    late = threading.Event()
+
+    def interrupt() -> None:
+        late.set()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not late.is_set():
+            raise
+        raise EnvError(f"{what} takes longer than faults.start_seconds = {seconds:g}; raise it if need be") from None
+    finally:
+        timer.cancel()

@@ -1,0 +1,110 @@
+"""The ledger: where every environment step went that was sampled, fragment by fragment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from raynforce.errors import RaynforceError
+from raynforce.experience.receipt import Receipt
+from raynforce.trees import Tree
+
+Key = tuple[int, int]
+"""Sampler and sequence number: a fragment's name."""
+
+
+class LedgerError(RaynforceError):
+    """The books do not balance: experience was lost, or learned from twice, without being counted."""
+
+
+class Ledger:
+    """Counts environment steps of completed fragments: produced = trained + dropped + in flight, at every report.
+
+    Samplers say what they produced, the learner says what it trained on, and the topology says what it dropped and what
+    it still holds: three books that are kept apart and compared by `check`.
+    """
+
+    def __init__(self) -> None:
+        self.produced = 0
+        self.trained = 0
+        self.dropped = 0
+        """Sampled, and given up because it had become too old."""
+        self.lost = 0
+        """Steps at most of fragments that were never completed, because what they were lost with was not redone."""
+        self._flying: dict[Key, int] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Steps of fragments that are complete and not learned from yet."""
+        return sum(self._flying.values())
+
+    @property
+    def flying(self) -> list[Key]:
+        """Names of the fragments that are in flight."""
+        return list(self._flying)
+
+    def produce(self, receipt: Receipt) -> None:
+        """A sampler has completed a fragment."""
+        key = (receipt.sampler, receipt.sequence)
+        if key in self._flying:
+            raise LedgerError(f"the ledger has fragment {_name(key)} twice")
+        self._flying[key] = receipt.steps
+        self.produced += receipt.steps
+
+    def train(self, fragments: Sequence[tuple[int, int, int]]) -> None:
+        """The learner has learned from fragments: sampler, sequence and steps of each."""
+        for sampler, sequence, steps in fragments:
+            self._land((sampler, sequence), steps)
+            self.trained += steps
+
+    def drop(self, sampler: int, sequence: int, steps: int) -> None:
+        """A fragment was given up."""
+        self._land((sampler, sequence), steps)
+        self.dropped += steps
+
+    def lose(self, steps: int, keys: Iterable[Key] = ()) -> None:
+        """What a sampler was at is gone, and so are these complete fragments."""
+        for key in keys:
+            known = self._flying.pop(key, 0)
+            self.produced -= known
+            steps += known
+        self.lost += steps
+
+    def check(self, held: Iterable[Key]) -> None:
+        """Raise unless everything balances, where `held` are the fragments that the topology has in its hands."""
+        there = sorted(held)
+        if there != sorted(self._flying):
+            extra = ", ".join(map(_name, set(there) ^ set(self._flying))) or "some twice"
+            raise LedgerError(f"the ledger and the run hold different fragments: {extra}")
+        if self.produced != self.trained + self.dropped + self.in_flight:
+            raise LedgerError(
+                f"the ledger does not balance: {self.produced} steps produced, {self.trained} trained, "
+                f"{self.dropped} dropped, {self.in_flight} in flight"
+            )
+
+    def _land(self, key: Key, steps: int) -> None:
+        expected = self._flying.pop(key, None)
+        if expected != steps:
+            why = "which no sampler has produced" if expected is None else f"of which a sampler produced {expected}"
+            raise LedgerError(f"{steps} steps of fragment {_name(key)} were used, {why}")
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "health/produced_steps": float(self.produced),
+            "health/dropped_steps": float(self.dropped),
+            "health/lost_steps": float(self.lost),
+            "health/in_flight_steps": float(self.in_flight),
+        }
+
+    def state(self) -> Tree:
+        """What is in flight is saved with the fragments themselves."""
+        return {"produced": self.produced, "trained": self.trained, "dropped": self.dropped, "lost": self.lost}
+
+    def load(self, tree: Tree, held: Iterable[tuple[int, int, int]]) -> None:
+        """Undo `state`, with the sampler, sequence and steps of the fragments that were saved beside it."""
+        self.produced, self.trained = int(tree["produced"]), int(tree["trained"])
+        self.dropped, self.lost = int(tree["dropped"]), int(tree["lost"])
+        self._flying = {(sampler, sequence): steps for sampler, sequence, steps in held}
+
+
+def _name(key: Key) -> str:
+    return f"{key[1]} of sampler {key[0]}"

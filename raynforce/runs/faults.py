@@ -1,0 +1,386 @@
+"""The history of a run's faults: written as they happen, with what is needed to see them again; read by the doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raynforce.errors import RaynforceError, UsageError, summary
+from raynforce.runs import checkpoint
+from raynforce.runs.directory import RunDirectory
+from raynforce.runs.metrics import cannot_write
+from raynforce.trees import Tree
+
+FOLDER = "faults"
+MOST_EVIDENCE = 20  # of a run
+MOST_OF_A_CAUSE = 3
+LONGEST_CAUSE, LONGEST_TEXT = 400, 8000  # characters in a line of the history
+
+_NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|\d[\d_,.]*(?:[eE][-+]?\d+)?")
+_DONE = {"environment restarted": "restarted"}
+_EPISODE = ("env", "args", "seed", "actions", "dtype", "lane", "step")
+
+
+def same_cause(kind: str, cause: str) -> str:
+    """A text that is equal for equal causes: `seed 123` and `seed 456` are."""
+    return f"{kind}: {_NUMBER.sub('#', cause)}"
+
+
+def kind_of(role: str) -> str:
+    """What a role is: `sampler 3` is a `sampler`."""
+    return role.partition(" ")[0]
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+class FaultHistory:
+    """Writes every fault of a run as one line of its `events.jsonl`, and keeps evidence of the first of each cause.
+
+    A fault that cannot be written down must not end the run: the first time, `say` is told; the counters go on.
+    """
+
+    def __init__(self, run: RunDirectory, say: Callable[[str], None] = lambda text: None) -> None:
+        self.faults = 0
+        self.env_restarts = 0
+        self.restarts: Counter[str] = Counter()
+        """By kind of role: `sampler`, `learner`, `evaluator`."""
+        self.last = ""
+        """The newest fault in a few words, for whoever watches."""
+        self._run, self._say = run, say
+        self._folder = run.path / FOLDER
+        self._told = False
+        self._seen: set[str] = set()
+        kept = list(evidence_of(run))  # of the processes that this run was resumed from
+        taken = [path.stem for path in self._folder.glob("[0-9]*")]
+        self._number = max((int(stem) for stem in taken if stem.isdecimal()), default=0)
+        self._kept = Counter(same_cause(str(facts.get("fault")), str(facts.get("cause"))) for _, facts in kept)
+
+    def env_fault(self, role: str, facts: Mapping[str, Any], steps: int, action: str = "environment restarted") -> None:
+        """Note an environment that broke: `facts` are those of an `EnvFault`."""
+        self.env_restarts += action == "environment restarted"
+        kind, cause = str(facts.get("kind", "raised")), _one_line(facts.get("cause", ""))
+        did = "raised" if kind == "raised" else "returned garbage"
+        self.last = f"an environment of {role} {did}, {_DONE.get(action, action)}"
+        line = {"steps": steps, "role": role, "kind": kind, "cause": cause, "action": action}
+        line |= {k: facts[k] for k in ("env", "lane", "seed", "step") if k in facts}
+        self._fault(line, str(facts.get("trace", "")), facts, None)
+
+    def role_fault(
+        self,
+        role: str,
+        kind: str,
+        cause: str,
+        action: str,
+        attempt: int,
+        steps: int,
+        said: str = "",
+        trace: str = "",
+        facts: Mapping[str, Any] | None = None,
+        evidence: Callable[[], dict[str, Tree]] | None = None,
+    ) -> None:
+        """Note a role that failed.
+
+        `facts` are those of its error: of an environment, they are its evidence. Otherwise `evidence` gives the
+        parts that fragments are sampled again from: `sampler`, its state, and `versions`, numbered. It is
+        called only if there is room for more. `facts["lost"]` are environment steps that were lost with the role.
+        """
+        if action == "restarted":
+            self.restarts[kind_of(role)] += 1
+        facts, cause = facts or {}, _one_line(cause)
+        self.last = f"{role} {_brief(cause, role)}, {action}"
+        line = {"steps": steps, "role": role, "kind": kind, "cause": cause, "action": action, "attempt": attempt}
+        line |= {k: facts[k] for k in ("env", "lane", "seed", "step", "lost") if k in facts}
+        if said:
+            line["said"] = said[-LONGEST_TEXT:]
+        self._fault(line, trace or str(facts.get("trace", "")), facts, evidence)
+
+    def recovered(self, role: str, seconds: float) -> None:
+        """Note that a role is where it was before its fault, and how long that took."""
+        self._write("recovered", role=role, seconds=round(seconds, 3))
+
+    def absent(self, role: str, cause: str) -> None:
+        """Note that the run goes on without this role for now."""
+        self.last = f"{role} is absent: {_brief(_one_line(cause), role)}"
+        self._write("absent", role=role, cause=_one_line(cause))
+
+    def back(self, role: str) -> None:
+        """Note that a role that was absent takes part again."""
+        self.last = f"{role} is back"
+        self._write("back", role=role)
+
+    def _fault(
+        self,
+        line: dict[str, Any],
+        trace: str,
+        facts: Mapping[str, Any],
+        parts: Callable[[], dict[str, Tree]] | None,
+    ) -> None:
+        self.faults += 1
+        cause = same_cause(line["kind"], line["cause"])
+        evidence = None
+        if self._kept.total() < MOST_EVIDENCE and self._kept[cause] < MOST_OF_A_CAUSE:
+            evidence = self._keep(cause, {**line, "trace": trace}, facts, parts)
+        if trace and cause not in self._seen:
+            line["trace"] = trace[-LONGEST_TEXT:]
+        self._seen.add(cause)
+        self._write("fault", **line, evidence=evidence)
+
+    def _keep(
+        self,
+        cause: str,
+        known: dict[str, Any],
+        facts: Mapping[str, Any],
+        parts: Callable[[], dict[str, Tree]] | None,
+    ) -> str | None:
+        """Write evidence; returns its name below the run, or None if there is nothing to see the fault again with."""
+        evidence = {"kind": "", "fault": known.pop("kind"), "time": time.time(), **known}
+        path = self._folder / f"{self._number + 1:04d}.json"
+        try:
+            if "seed" in facts and (facts.get("actions") is not None or facts.get("step") == 0):
+                evidence |= {"kind": "episode", "actions": []} | {k: facts[k] for k in _EPISODE if k in facts}
+            elif parts is not None:
+                evidence |= {"kind": "fragment", "index": int(known["role"].partition(" ")[2] or 0)}
+                checkpoint.save(path.with_suffix(""), parts())
+            else:
+                return None
+            _write_whole(path, json.dumps(evidence, default=str))
+        except Exception as error:  # whatever is wrong with it, training goes on
+            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            self._complain(error)
+            return None
+        self._number += 1
+        self._kept[cause] += 1
+        return f"{FOLDER}/{path.name}"
+
+    def _write(self, kind: str, /, **facts: Any) -> None:
+        try:
+            self._run.event(kind, **facts)
+        except (RaynforceError, TypeError, ValueError) as error:
+            self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        if not self._told:
+            self._told = True
+            reason = str(error) if isinstance(error, RaynforceError) else summary(error)
+            self._say(f"a fault could not be written down in full, training goes on: {reason}")
+
+
+def _one_line(text: Any) -> str:
+    line = " ".join(str(text).split())
+    return line if len(line) <= LONGEST_CAUSE else f"{line[: LONGEST_CAUSE - 3]}..."
+
+
+def _brief(cause: str, role: str) -> str:
+    """A cause in a few words, to stand behind the name of its role."""
+    text = cause.removeprefix(f"{role} ").removeprefix(f"{role}: ").removeprefix("was ")
+    text = re.split(r"[:;,(] ?", text, maxsplit=1)[0].strip() or text
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def evidence_of(run: RunDirectory) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number and content of each evidence of a run, in order; what is torn is left out."""
+    for path in sorted((run.path / FOLDER).glob("[0-9]*.json")):
+        try:
+            facts = json.loads(path.read_text())
+            number = int(path.stem)
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(facts, dict):
+            yield number, facts
+
+
+def each_event(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of an `events.jsonl`, one by one: a long history need not fit into memory.
+
+    A line that a kill or a full disk has torn is left out; what was appended right behind it is not.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                event = _parse(line)
+                if event is None:
+                    event = _parse(line[max(0, line.rfind('{"time":')) :])
+                if event is not None:
+                    yield event
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    usable = isinstance(event, dict) and isinstance(event.get("event"), str)
+    return event if usable and isinstance(event.get("time"), int | float) else None
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """All of them at once."""
+    return list(each_event(path))
+
+
+@dataclass
+class FaultGroup:
+    """Faults of one kind of role with an equal cause."""
+
+    role: str
+    """`sampler`, `learner`, `evaluator`."""
+    kind: str
+    cause: str
+    """Of the first one."""
+    count: int = 0
+    roles: Counter[str] = field(default_factory=Counter)
+    """How often in which: `sampler 3`."""
+    actions: Counter[str] = field(default_factory=Counter)
+    """What was done, how often."""
+    first: tuple[float, int] = (0.0, 0)
+    """Time, and environment steps trained by then."""
+    last: tuple[float, int] = (0.0, 0)
+    trace: str = ""
+    said: str = ""
+    """The last lines that the last one of them printed."""
+    evidence: list[int] = field(default_factory=list)
+
+    @property
+    def grave(self) -> bool:
+        """Whether the run went on with less, or not at all."""
+        return "given up" in self.actions or "stopped" in self.actions
+
+
+@dataclass
+class History:
+    """What a run went through."""
+
+    began: float | None = None
+    ended: float | None = None
+    """Time of the last event; of the end, if it had one."""
+    outcome: str = "none"
+    """How the last process of the run ended: `stopped`, `failed`, or `none` that was written down."""
+    reason: str = ""
+    steps: int = 0
+    seconds: float = 0.0
+    """From start to end, of all processes of the run."""
+    starts: int = 0
+    """How often it was started or resumed."""
+    groups: list[FaultGroup] = field(default_factory=list)
+    """The grave ones first, then the most frequent."""
+    recoveries: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds of each, by kind of role."""
+    given_up: list[str] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+    """Roles that were away at the end, and why."""
+    absences: int = 0
+    lost: int | None = None
+    """Environment steps that were sampled and lost with a role, as far as that was written down."""
+
+    @property
+    def faults(self) -> int:
+        return sum(group.count for group in self.groups)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        recoveries = {
+            role: {"count": len(s), "median_seconds": statistics.median(s), "max_seconds": max(s)}
+            for role, s in self.recoveries.items()
+        }
+        data: dict[str, Any] = {"began": self.began, "ended": self.ended, "outcome": self.outcome}
+        data |= {"reason": self.reason, "steps": self.steps, "seconds": round(self.seconds, 3), "starts": self.starts}
+        data |= {"faults": self.faults, "recoveries": recoveries, "given_up": self.given_up, "absent": self.absent}
+        groups = []
+        for group in self.groups:
+            row = {k: v for k, v in vars(group).items() if k not in ("first", "last")}
+            for name, (at, steps) in (("first", group.first), ("last", group.last)):
+                row |= {f"{name}_time": at, f"{name}_steps": steps}
+            groups.append(row)
+        return data | {"absences": self.absences, "lost_steps": self.lost, "groups": groups}
+
+
+def summarise(events: Iterable[Mapping[str, Any]]) -> History:
+    """Put a history together from its events, in one pass."""
+    history, groups = History(), dict[tuple[str, str], FaultGroup]()
+    since: float | None = None  # when the process that is read of began, if that is known
+    for event in events:
+        at, kind, role = float(event["time"]), event["event"], str(event.get("role", ""))
+        if history.began is None:
+            history.began = at
+        if kind == "started":
+            if since is not None and history.ended is not None:  # the one before was killed
+                history.seconds += history.ended - since
+            history.starts += 1
+            history.outcome, history.reason, since = "none", "", at
+            history.given_up, history.absent = [], {}  # everybody is tried again
+        history.ended = at
+        history.steps = max(history.steps, _int(event.get("steps"))) if kind != "started" else _int(event.get("steps"))
+        if kind in ("stopped", "failed"):
+            history.outcome, history.reason = kind, str(event.get("reason", ""))
+            history.seconds += at - (at if since is None else since)
+            since = None
+        elif kind == "fault":
+            _add(history, groups, event)
+        elif kind == "recovered" and isinstance(event.get("seconds"), int | float):
+            history.recoveries.setdefault(kind_of(role), []).append(float(event["seconds"]))
+        elif kind == "absent":
+            history.absent[role] = str(event.get("cause", ""))
+            history.absences += 1
+        elif kind == "back":
+            history.absent.pop(role, None)
+            if role in history.given_up:
+                history.given_up.remove(role)
+    if since is not None and history.ended is not None:
+        history.seconds += history.ended - since
+    history.groups = sorted(groups.values(), key=lambda group: (not group.grave, -group.count))
+    return history
+
+
+def _add(history: History, groups: dict[tuple[str, str], FaultGroup], event: Mapping[str, Any]) -> None:
+    role, kind, cause = str(event.get("role", "")), str(event.get("kind", "failed")), str(event.get("cause", ""))
+    where = float(event["time"]), _int(event.get("steps"))
+    key = kind_of(role), same_cause(kind, cause)
+    group = groups.get(key)
+    if group is None:
+        group = groups[key] = FaultGroup(kind_of(role), kind, cause, first=where)
+    group.count += 1
+    group.roles[role] += 1
+    group.last = where
+    action = str(event.get("action", ""))
+    group.actions[action] += 1
+    group.trace = group.trace or str(event.get("trace", ""))
+    group.said = str(event.get("said", "")) or group.said
+    evidence = event.get("evidence")
+    if isinstance(evidence, str) and (stem := os.path.basename(evidence).partition(".")[0]).isdecimal():
+        group.evidence.append(int(stem))
+    if action == "given up" and role not in history.given_up:
+        history.given_up.append(role)
+    if "lost" in event:
+        history.lost = (history.lost or 0) + _int(event["lost"])
+
+
+def _int(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) and abs(value) < 1e18 else 0

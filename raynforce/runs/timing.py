@@ -1,0 +1,223 @@
+"""Where a run's time went: seconds by role and activity, their shares as metrics, and at the end what to change."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from raynforce.config import Config
+
+WIDTH = 80
+BAR = 12
+SHADES = {"env": "█", "learn": "█", "policy": "▓", "prepare": "▓", "other": "▒", "transport": "░", "waiting": "·"}
+STANDS_OUT = 0.4  # of the time; less, and no single change helps much
+SUBSTANTIAL = 0.25  # of the time; from here on it pays to do it beside something else
+
+
+class TimeTree:
+    """Adds up where each kind of role spends its time.
+
+    A sampler has `env` (stepping environments), `policy` (forward passes and drawing actions), `other` (putting the
+    fragment together), `transport` (receiving versions, handing over fragments) and `waiting` (for anybody else). A
+    learner has `learn` (losses, gradients, optimiser), `prepare` (advantages, replay, minibatches), `transport` and
+    `waiting`. Samplers are added up: two of them have two seconds in each second.
+    """
+
+    def __init__(self) -> None:
+        self._total: dict[str, dict[str, float]] = {}
+        self._reported: dict[str, dict[str, float]] = {}
+
+    def add(self, role: str, seconds: Mapping[str, float]) -> None:
+        """Count `seconds` of each activity for a kind of role: `sampler`, `learner`."""
+        total = self._total.setdefault(role, {})
+        for name, value in seconds.items():
+            total[name] = total.get(name, 0.0) + value
+
+    def metrics(self) -> dict[str, float]:
+        """Shares from 0 to 1 of each role's time since the last call, as `time/sampler/env`, `time/learner/learn`, …
+
+        The shares of a role add up to 1; a role that had no time since then is left out.
+        """
+        shares: dict[str, float] = {}
+        for role, total in self._total.items():
+            before = self._reported.get(role, {})
+            spent = {name: value - before.get(name, 0.0) for name, value in total.items()}
+            shares |= {f"time/{role}/{name}": share for name, share in _shares(spent).items()}
+            self._reported[role] = dict(total)
+        return shares
+
+    def report(self, config: Config, *, cores: int, tolerates_lag: bool) -> str:
+        """A few lines for the end of a run: each role's time, what bound the run, and what to change.
+
+        `config` is the resolved one, `cores` those of this machine; `tolerates_lag` says whether the algorithm learns
+        from policy versions older than the newest.
+        """
+        roles = {role: shares for role, total in self._total.items() if (shares := _shares(total))}
+        if not roles:
+            return ""
+        width = max(map(len, roles))
+        lines = ["where the time went, in percent:"]
+        for role, shares in roles.items():
+            parts = ", ".join(f"{name} {share * 100:.0f}" for name, share in shares.items() if share >= 0.005)
+            lines.append(f"  {role:<{width}}  {_bar(shares)}  {parts}")
+        if {"sampler", "learner"} <= set(roles):
+            run = Seen(wall_shares(self._total, config), config, cores, tolerates_lag)
+            lines += textwrap.wrap(verdict(run), WIDTH, break_long_words=False, break_on_hyphens=False)
+        return "\n".join(lines)
+
+
+def wall_shares(total: Mapping[str, Mapping[str, float]], config: Config) -> dict[str, float]:
+    """How much of the run's own time each activity held up: `env`, `policy`, `learner`, `transport`, `waiting`.
+
+    Where roles take turns, all that they do does. Where they work side by side, it is what the busier one does.
+    """
+    sampler, learner = dict(total["sampler"]), dict(total["learner"])
+    if config.runtime == "inline":  # one call after the other: nobody waits, somebody else is at work
+        sampler.pop("waiting", None)
+        learner.pop("waiting", None)
+    else:
+        sampler = {name: value / config.sampling.samplers for name, value in sampler.items()}
+    parts = {
+        "env": sampler.get("env", 0.0),
+        "policy": sampler.get("policy", 0.0) + sampler.get("other", 0.0),
+        "learner": learner.get("learn", 0.0) + learner.get("prepare", 0.0),
+        "transport": 0.0,
+        "waiting": 0.0,
+    }
+    transport = [side.get("transport", 0.0) for side in (sampler, learner)]
+    if config.runtime == "inline":
+        parts["transport"] = sum(transport)
+    elif config.topology == "sync":
+        parts["transport"] = sum(transport)
+        wall = max(sum(sampler.values()), sum(learner.values()))
+        parts["waiting"] = max(0.0, wall - sum(parts.values()))  # for the slowest sampler, and for the driver
+    else:
+        idle = [side.get("waiting", 0.0) / max(sum(side.values()), 1e-12) for side in (sampler, learner)]
+        busier = 0 if idle[0] <= idle[1] else 1
+        parts["transport"], parts["waiting"] = transport[busier], (sampler, learner)[busier].get("waiting", 0.0)
+        parts |= {"learner": 0.0} if busier == 0 else {"env": 0.0, "policy": 0.0}
+    return _shares(parts)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What advice depends on."""
+
+    shares: Mapping[str, float]
+    config: Config
+    cores: int
+    tolerates_lag: bool
+
+    @property
+    def sampling(self) -> float:
+        return self.shares["env"] + self.shares["policy"]
+
+
+def verdict(run: Seen) -> str:
+    """What bound the run, and which setting to change."""
+    took_turns = run.config.topology == "sync" and min(run.sampling, run.shares["learner"]) >= SUBSTANTIAL
+    if took_turns and run.tolerates_lag and (run.cores > 1 or run.config.runtime == "ray"):
+        where = "--runtime process " if run.config.runtime == "inline" else ""
+        return (
+            f"sampling and learning took turns, {_percent(run.sampling)} and {_percent(run.shares['learner'])} of the "
+            f"time: {where}--topology overlap does both at once"
+        )
+    name = max(run.shares, key=lambda part: run.shares[part])
+    if run.shares[name] < STANDS_OUT:
+        return "nothing stands out: this run was balanced"
+    what, advice = _BOUNDS[name]
+    return f"{what} bound this run: it took {_percent(run.shares[name])} of the time. {advice(run)}"
+
+
+def _environment(run: Seen) -> str:
+    config, faster = run.config, "make the environment faster"
+    samplers = config.sampling.samplers
+    if config.runtime == "ray":
+        return f"--samplers {_split(run, 2 * samplers)} uses more of the cluster, if it has free CPUs; or {faster}"
+    if run.cores == 1:
+        return f"This machine has one core: --runtime ray uses others, or {faster}"
+    inline = config.runtime == "inline"
+    if samplers < run.cores:
+        where = "--runtime process " if inline else ""
+        return f"{where}--samplers {_split(run, run.cores)} uses all {run.cores} cores"
+    if inline:
+        return f"--runtime process uses all {run.cores} cores"
+    return f"All {run.cores} cores are in use: --runtime ray uses other machines, or {faster}"
+
+
+def _split(run: Seen, samplers: int) -> str:
+    """A number of samplers, and what keeps the batch about as large as it is."""
+    sampling = run.config.sampling
+    before = sampling.samplers * sampling.envs
+    envs = max(1, round(before / samplers))
+    fragment = max(1, round(sampling.fragment * before / samplers)) if before < samplers else sampling.fragment
+    words = str(samplers)
+    words += f" --envs {envs}" if envs != sampling.envs else ""
+    return words + (f" --set sampling.fragment={fragment}" if fragment != sampling.fragment else "")
+
+
+def _policy(run: Seen) -> str:
+    envs, smaller = run.config.sampling.envs, "smaller layers (network.hidden)"
+    return f"--envs {2 * envs} steps more environments with each forward pass; {smaller} make it cheaper"
+
+
+def _learner(run: Seen) -> str:
+    config, algorithm = run.config, run.config.algorithm
+    ways = []
+    epochs = getattr(algorithm, "epochs", 1)
+    if epochs > 1:
+        ways.append(f"--set algorithm.epochs={epochs // 2}")
+    for name in ("minibatch_size", "batch_size"):
+        size = getattr(algorithm, name, None)
+        if size:
+            ways.append(f"--set algorithm.{name}={2 * size}")
+    if hasattr(algorithm, "samples_per_insert"):  # it counts samples, so a larger batch means fewer updates
+        ways.append(f"--set algorithm.samples_per_insert={algorithm.samples_per_insert / 2:g}")
+    if max(config.network.hidden, default=0) >= 256 or config.network.factory:
+        if config.learner.threads < run.cores:
+            ways.append(f"--set learner.threads={run.cores}")
+        if config.learner.device == "cpu":
+            ways.append("--set learner.device=auto")
+    return f"Fewer or larger updates cost less: {' or '.join(ways)}" if ways else "A smaller network.hidden costs less"
+
+
+def _transport(run: Seen) -> str:
+    longer = f"--set sampling.fragment={2 * run.config.sampling.fragment}"
+    alone = ", and --runtime inline needs none" if run.config.sampling.samplers == 1 else ""
+    return f"{longer} or --envs {2 * run.config.sampling.envs} moves more at a time{alone}"
+
+
+def _waiting(run: Seen) -> str:
+    if run.config.topology == "async":
+        return "--set stream.batch=1 learns from each fragment as it comes"
+    if run.config.sampling.samplers > 1 and run.tolerates_lag:
+        return "--topology async lets nobody wait for the slowest sampler"
+    return f"--set sampling.fragment={2 * run.config.sampling.fragment} lets roles meet less often"
+
+
+_BOUNDS: Mapping[str, tuple[str, Callable[[Seen], str]]] = {
+    "env": ("the environment", _environment),
+    "policy": ("the policy", _policy),
+    "learner": ("the learner", _learner),
+    "transport": ("transport between roles", _transport),
+    "waiting": ("waiting for each other", _waiting),
+}
+
+
+def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    whole = sum(seconds.values())
+    return {name: value / whole for name, value in seconds.items()} if whole > 0 else {}
+
+
+def _bar(shares: Mapping[str, float]) -> str:
+    """The shares side by side; each ends where the sum so far says, so that the whole is always full."""
+    bar, so_far = "", 0.0
+    for name, share in shares.items():
+        so_far += share
+        bar += SHADES.get(name, "▒") * (round(so_far * BAR) - len(bar))
+    return bar
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %"

@@ -1,0 +1,496 @@
+"""Pools: roles that are kept alive. One that fails is made again where it was, and what was lost is done again.
+
+Each member has a *border*, its last known state, which is kept outside of it, and a *log* of the jobs since then. A
+member that dies, hangs or raises is spawned again and given its border, and the jobs since are made again. Roles are
+determined by their state and what they are given, so the answers are those that were lost, and whoever waits for them
+notices nothing but the time. Repeated failure backs off, then gives the member up; a run that is left with too few of
+them stops with the cause.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from raynforce.errors import CheckpointError, ContractError, RaynforceError, UsageError, summary
+from raynforce.runtimes.base import Handle, Pending, RoleDied, RoleError, Runtime
+from raynforce.runtimes.host import hung
+from raynforce.runtimes.member import Fault, Job, Kind, Member, Rules, Saving, Watcher
+
+BORDER_SECONDS = 1.0  # of work between two borders at least: what a restart has to do again
+BORDER_COST = 50  # times what a border costs are between two of them at least: 2 % of the time at most
+LOG_BYTES = 256_000_000  # that the jobs of a log may hold on to before a border is taken early
+STATE_BYTES = 1_000_000_000  # a larger state is not kept beside its role
+LONGEST_BACKOFF = 60.0
+LONGEST_WAIT = 3600.0  # at once; nobody can wait for ever
+GRACE = 3.0  # seconds that a role has to end itself, with its stack printed, before it is killed
+EXACT_TRIES = 3  # restarts of a role that died before it begins anew instead of where it was
+
+
+class Pool:
+    """All roles of a run. `submit` jobs, and let `next` say which are done; restarts happen in between."""
+
+    def __init__(self, runtime: Runtime, watcher: Watcher) -> None:
+        self.runtime = runtime
+        self.restarts = 0
+        """Of roles, so far."""
+        self.members: list[Member] = []
+        self._watcher = watcher
+
+    def add(self, kind: str, make: Callable[[int], Handle], count: int, rules: Rules) -> list[Member]:
+        """Start `count` members of one kind, made by a factory from their index; one alone is called by its kind."""
+        names = [f"{kind} {index}" for index in range(count)] if kind == "sampler" else [kind]
+        made = [Member(name, index, kind, make, rules) for index, name in enumerate(names)]
+        for member in made:
+            member.border_every = BORDER_SECONDS
+            self._spawn(member)
+        self.members += made
+        return made
+
+    def present(self, members: Iterable[Member]) -> list[Member]:
+        """Those that jobs can be given to."""
+        return [m for m in members if not (m.gone or m.absent)]
+
+    def submit(self, member: Member, method: str, *args: Any, parts: int = 1, weight: int = 0) -> Job:
+        """Ask a member for something. `args` may be jobs, whose first part goes there; `weight` is their size."""
+        job = Job(member, method, args, parts, weight)
+        if member.gone:
+            job.settled, job.fault = True, Fault(member.name, "lost", RoleDied(f"{member.name} is gone"), "left out")
+            return job
+        member.log.append(job)
+        member.open.append(job)
+        self._advance(member)
+        return job
+
+    def next(self, jobs: Sequence[Job], timeout: float) -> list[Job]:
+        """Wait until at least one of these jobs is done (it has a result or a `fault`); none if the time is over."""
+        until = time.monotonic() + timeout
+        while True:
+            self._make_what_can_be()
+            done = [job for job in jobs if job.settled]
+            now = time.monotonic()
+            if done or now >= until:
+                return done
+            watched = self._watched()
+            left = min(until, self._next_event(), now + LONGEST_WAIT) - now
+            if watched:
+                for pending in self.runtime.wait(list(watched), 1, max(0.0, left))[0]:
+                    watched[pending]()
+            else:
+                time.sleep(max(0.0, min(left, 1.0)))
+            self._look_at_clock()
+
+    def wait(self, jobs: Sequence[Job], timeout: float = math.inf) -> bool:
+        """Wait until all of them are done; False if the time was over before."""
+        until = time.monotonic() + timeout
+        while left := [job for job in jobs if not job.settled]:
+            if not self.next(left, until - time.monotonic()) and time.monotonic() >= until:
+                return False
+        return True
+
+    def poll(self) -> None:
+        """Take what has come in the meantime, without waiting."""
+        self._make_what_can_be()
+        watched = self._watched()
+        if watched:
+            for pending in self.runtime.wait(list(watched), 0, 0)[0]:
+                watched[pending]()
+        self._look_at_clock()
+
+    def states(self, members: Sequence[Member]) -> list[Any]:
+        """The state of each member, which becomes its border; None for one that is away and has none."""
+        jobs: dict[Member, Job] = {}
+        for member in self.present(members):
+            member.saving = None  # this one comes later, so it is the better one
+            jobs[member] = self.submit(member, "state")
+        self.wait(list(jobs.values()))
+        states = {member: member.border for member in members}
+        for member, job in jobs.items():
+            if job.fault is None:
+                states[member] = state = self.runtime.keep(job.value)
+                if job in member.log and job not in member.open:  # else it failed, and is on its way there again
+                    covered = member.log[: member.log.index(job) + 1]
+                    self.wait(covered)
+                    self._new_border(member, state, covered)
+        return [None if state is None else state.result() for state in states.values()]
+
+    def begin_at(self, member: Member, state: Pending) -> Job:
+        """Let a member start from a saved state."""
+        return self.submit(member, "load", state)
+
+    def replace(self, member: Member, fault: Fault) -> None:
+        """Put a new process in the place of one that works, at its next border: nothing is lost or redone."""
+        if member.renew is None and member.handle is not None:
+            member.renew = fault
+            self._save(member)
+
+    def remove(self, member: Member) -> None:
+        """End a member that is not needed any more, whatever it is doing."""
+        member.gone = True
+        self._put_down(member)
+        self._settle_open(member, Fault(member.name, "lost", RoleDied(f"{member.name} was ended"), "left out"))
+        self.members.remove(member)
+
+    # -- its steps ----------------------------------------------------------------------------------------
+
+    def _make_what_can_be(self) -> None:
+        now = time.monotonic()
+        for member in self.members:
+            if member.handle is None and not member.gone and member.wake <= now:
+                self._restart(member)
+            if member.open:
+                self._advance(member)
+            if member.handle is not None and not member.handle.has_room():
+                member.heard = now
+            elif member.absent and member.handle is not None and member.loading is None and not member.open:
+                self._back(member)  # nothing will be heard of it before it is asked for something
+
+    def _spawn(self, member: Member) -> Handle:
+        handle = member.handle = member.make(member.index)
+        member.spawned = member.heard = member.border_at = time.monotonic()
+        member.fresh = True
+        return handle
+
+    def _advance(self, member: Member) -> None:
+        """Make the member's jobs, in order, as far as their arguments are there.
+
+        Not earlier, though runtimes could wait for them: what was made behind a job that fails with its argument would
+        overtake it.
+        """
+        handle = member.handle
+        if handle is None or member.loading is not None:
+            return
+        for job in tuple(member.open):
+            if job.watched is not None:
+                continue
+            given = [a for a in job.args if isinstance(a, Job)]
+            lost = next((a.fault for a in given if a.fault is not None), None)
+            if lost is not None:
+                self._settle_without(job, lost)
+                continue
+            if not all(a.settled for a in given):
+                return
+            job.asked = time.monotonic()
+            pendings = handle.call_parts(
+                job.method, [a.value if isinstance(a, Job) else a for a in job.args], job.parts
+            )
+            if job.settled:
+                job.again = pendings[-1]
+            else:
+                job.pendings = pendings
+
+    def _watched(self) -> dict[Pending, Callable[[], None]]:
+        """Everything that may be answered, and what to do then."""
+        watched: dict[Pending, Callable[[], None]] = {}
+        for member in self.members:
+            if member.handle is None:
+                continue
+            if member.loading is not None:
+                watched[member.loading] = _bound(self._loaded, member, member.loading)
+            for job in member.open:
+                pending = job.watched
+                if pending is None:
+                    break
+                watched[pending] = _bound(self._answered, job, pending)
+            if member.saving is not None:
+                watched[member.saving.state] = _bound(self._saved, member, member.saving)
+        return watched
+
+    def _answered(self, job: Job, pending: Pending) -> None:
+        member = job.member
+        if job.watched is not pending or job not in member.open:
+            return  # its member failed a moment ago
+        error = pending.failure()
+        if error is not None:
+            self._failed(job, error)
+            return
+        self._hear(member)
+        member.open.remove(job)
+        if job.settled:
+            job.again = None
+            self._watcher.redone(job)
+            if not member.open:
+                self._recovered(member)
+            return
+        job.settled, job.answered = True, member.heard
+        if job.method == member.rules.work:
+            member.proven, member.failures = True, 0
+        if not member.remembers:
+            member.log.remove(job)
+        self._recovered(member)
+        self._consider_border(member)
+
+    def _recovered(self, member: Member) -> None:
+        if member.down_since is not None:
+            since, member.down_since = member.down_since, None
+            self._watcher.recovered(member.name, member.heard - since)
+
+    def _hear(self, member: Member) -> None:
+        member.heard = time.monotonic()
+        member.fresh = False
+        if member.absent:
+            self._back(member)
+
+    def _back(self, member: Member) -> None:
+        member.absent = False
+        self._watcher.back(member.name)
+
+    def _loaded(self, member: Member, loading: Pending) -> None:
+        if member.loading is not loading:
+            return  # it failed a moment ago
+        member.loading = None
+        error = loading.failure()
+        if error is not None:
+            self._down(member, error)
+            return
+        self._hear(member)
+        notes = loading.result()
+        for note in notes if isinstance(notes, list) else ():  # of what could not be taken back exactly
+            self._watcher.note(f"{member.name}: {note}")
+        if not member.open:
+            self._recovered(member)
+
+    # -- borders ------------------------------------------------------------------------------------------
+
+    def _consider_border(self, member: Member) -> None:
+        due = time.monotonic() - member.border_at >= member.border_every
+        due |= sum(job.weight for job in member.log) > LOG_BYTES
+        if (due or member.renew is not None) and member.remembers:
+            self._save(member)
+
+    def _save(self, member: Member) -> None:
+        """Ask for the member's state after all jobs that it has been given."""
+        if member.saving is not None or member.handle is None:
+            return
+        made = [job for job in member.log if job not in member.open or job.watched is not None]
+        state = self.runtime.keep(member.handle.call("state"))  # at once: inline, the next job may write into it
+        member.saving = Saving(state, made, time.monotonic())
+
+    def _saved(self, member: Member, saving: Saving) -> None:
+        if member.saving is not saving:
+            return  # it failed a moment ago
+        if not all(job.settled for job in saving.covered):
+            return  # the answers before it will be seen in a moment: some runtimes keep no order there
+        member.saving, pending = None, saving.state
+        error = pending.failure()
+        if error is not None:
+            self._down(member, error)
+            return
+        began, now = max(member.heard, saving.asked), time.monotonic()
+        self._hear(member)
+        member.border_every = min(LONGEST_BACKOFF, max(BORDER_SECONDS, BORDER_COST * (now - began)))
+        if pending.size > STATE_BYTES:
+            self._watcher.note(
+                f"the state of the {member.name} takes {pending.size / 1e9:.1f} GB and is not kept beside it: if it "
+                "dies, the run ends, and resume goes on from the last checkpoint"
+            )
+            member.border_every, member.border = math.inf, None
+            member.log = [job for job in member.open if not job.settled]
+            return
+        self._new_border(member, pending, saving.covered)
+        if member.renew is not None:
+            fault, member.renew = member.renew, None
+            self._watcher.fault(fault, member)
+            self._put_down(member)
+
+    def _new_border(self, member: Member, state: Pending, covered: Sequence[Job]) -> None:
+        """The state after these jobs is known: they will not have to be done again."""
+        before = set(covered)
+        member.border, member.border_at = state, time.monotonic()
+        member.log = [job for job in member.log if job not in before]
+        member.open = [job for job in member.open if not (job.settled and job in before)]
+
+    # -- failures -----------------------------------------------------------------------------------------
+
+    def _failed(self, job: Job, error: BaseException) -> None:
+        if isinstance(error, RoleDied) and error.role != job.member.name:  # an argument is lost for good
+            self._settle_without(job, Fault(job.member.name, "lost", error, "left out"))
+        else:
+            self._down(job.member, error)
+
+    def _down(self, member: Member, error: BaseException) -> None:
+        """A member has failed: end what is left of it, and see to it that it is restarted, or given up."""
+        ours = error if isinstance(error, RaynforceError) else RoleError(f"{member.name}: {summary(error)}")
+        kind: Kind = "failed"
+        if isinstance(error, RoleDied):
+            what = hung(error.said.splitlines())
+            if what is None and time.monotonic() >= self._limit(member):
+                what = "it does not answer"
+            kind, ours = ("died", ours) if what is None else ("hung", self._hangs(member, what, ours))
+        member.failures += 1
+        if self._is_hopeless(member, kind, ours):
+            self._watcher.fault(Fault(member.name, kind, ours, "stopped", member.failures), member)
+            raise error if ours is error or kind == "failed" else ours
+        if member.failures > member.rules.restarts:
+            self._give_up(member, kind, ours)
+            return
+        wait = member.rules.backoff * 2 ** (member.failures - 2) if member.failures > 1 else 0.0
+        member.wake = time.monotonic() + min(LONGEST_BACKOFF, wait)
+        tries = EXACT_TRIES if kind == "died" else 1  # the same way may lead there again
+        if member.failures > tries or math.isinf(member.border_every):
+            self._forget_way(member)
+        self._put_down(member)
+        if not wait:
+            self._restart(member)
+        self._watcher.fault(Fault(member.name, kind, ours, "restarted", member.failures), member)
+
+    def _is_hopeless(self, member: Member, kind: Kind, error: RaynforceError) -> bool:
+        if isinstance(error, UsageError | CheckpointError | ContractError):
+            return True
+        if not isinstance(error, member.rules.accidents):
+            return True
+        if math.isinf(member.border_every) and member.rules.anew is None:
+            return True
+        if kind == "hung":
+            return not member.proven and self._is_starting(member)
+        return not member.proven and not isinstance(error, RoleDied)
+
+    def _is_starting(self, member: Member) -> bool:
+        """Whether it is still being built, as far as we know."""
+        return member.fresh and member.rules.has_state
+
+    def _forget_way(self, member: Member) -> None:
+        if member.rules.anew is not None:
+            member.attempts += 1
+            member.origin = member.rules.anew(member)
+            member.border, member.log = None, [job for job in member.open if not job.settled]
+
+    def _put_down(self, member: Member) -> None:
+        if member.handle is not None:
+            member.handle.end()
+        member.handle = member.loading = member.saving = None
+        member.renew = None
+        now = time.monotonic()
+        member.down_since = now if member.down_since is None else member.down_since
+        member.heard = now
+        member.open = [job for job in member.log if not job.settled or member.rules.has_state]
+        for job in member.open:
+            job.again = None
+            if not job.settled:
+                job.pendings, job.disturbed = [], True
+
+    def _restart(self, member: Member) -> None:
+        """Spawn it again, bring it to its border, and make the jobs since then again."""
+        self.restarts += 1
+        try:
+            handle = self._spawn(member)
+        except OSError as error:  # too many files or processes, or no memory, for the moment
+            self._down(member, RoleDied(f"{member.name} could not be started again: {summary(error)}"))
+            return
+        if member.border is not None:
+            member.loading = handle.call("load", member.border)
+        elif member.origin:
+            member.loading = handle.call(*member.origin)
+
+    def _give_up(self, member: Member, kind: Kind, error: RaynforceError) -> None:
+        member.gone = True
+        fault = Fault(member.name, kind, error, "given up", member.failures)
+        self._put_down(member)
+        self._settle_open(member, fault)
+        self._watcher.fault(fault, member)
+        self._require_quorum(member, error)
+
+    def _require_quorum(self, member: Member, error: RaynforceError) -> None:
+        peers = [m for m in self.members if m.kind == member.kind]
+        left = [m for m in peers if not m.gone]
+        if len(left) < member.rules.quorum:
+            often = f"failed {member.failures} times in a row (faults.restarts = {member.rules.restarts})"
+            few = f", and {len(left)} of {len(peers)} {member.kind}s are left" if len(peers) > 1 else ""
+            stopped = RaynforceError(f"{member.name} {often}{few}: {error}")
+            stopped.role, stopped.said, stopped.trace, stopped.facts = error.role, error.said, error.trace, error.facts
+            raise stopped from error
+
+    def _settle_open(self, member: Member, fault: Fault) -> None:
+        for job in tuple(member.open):
+            self._settle_without(job, fault)
+
+    def _settle_without(self, job: Job, fault: Fault) -> None:
+        """There will be no result."""
+        member = job.member
+        if not job.settled:
+            job.settled, job.fault, job.answered = True, fault, time.monotonic()
+        for jobs in (member.open, member.log):
+            if job in jobs:
+                jobs.remove(job)
+
+    # -- the clock ----------------------------------------------------------------------------------------
+
+    def _limit(self, member: Member) -> float:
+        """When it has to have answered."""
+        rules = member.rules
+        if member.handle is None or not member.handle.has_room():
+            return math.inf
+        doing = next((job for job in member.open if job.watched is not None), None)
+        if member.loading is None and member.saving is None and doing is None:
+            return math.inf
+        since = [member.heard, *(asked.asked for asked in (doing, member.saving) if asked is not None)]
+        seconds = rules.start_seconds if self._is_starting(member) else rules.job_seconds
+        if member.loading is not None or member.saving is not None:
+            seconds = max(rules.start_seconds, rules.job_seconds)
+        return max(since) + seconds + GRACE
+
+    def _misses(self, member: Member) -> float:
+        """When others stop waiting for it."""
+        if member.absent or not any(not job.settled for job in member.open):
+            return math.inf
+        if member.handle is not None and member.loading is None and member.handle.has_room():
+            return math.inf
+        return self._away_since(member) + member.rules.absent_seconds
+
+    def _away_since(self, member: Member) -> float:
+        return member.spawned if member.down_since is None else member.down_since
+
+    def _next_event(self) -> float:
+        events = [math.inf]
+        for member in self.members:
+            if member.handle is None and not member.gone:
+                events.append(member.wake)
+            if member.open or member.saving or member.loading:
+                events += [self._limit(member), max(self._misses(member), time.monotonic() + 0.2)]
+            if member.handle is not None and (member.open or member.absent) and not member.handle.has_room():
+                events.append(time.monotonic() + 0.5)  # room may be found without anything being answered
+        return min(events)
+
+    def _look_at_clock(self) -> None:
+        now = time.monotonic()
+        for member in self.members:
+            if not (member.open or member.saving or member.loading):
+                continue
+            if self._limit(member) <= now:
+                self._down(member, RoleDied(f"{member.name} does not answer"))
+            elif self._misses(member) <= now:
+                self._leave_out(member)
+
+    def _hangs(self, member: Member, what: str, error: RaynforceError) -> RoleDied:
+        """What to say of a member that did not answer in time, or has ended itself because of that."""
+        rules = member.rules
+        when = f"has not started within {rules.start_seconds:g} s"
+        if not self._is_starting(member):
+            when = f"has not answered for {rules.job_seconds:g} s"
+        where = re.sub(r"it hung for \S+", "it hangs", what)
+        hangs = RoleDied(f"{member.name} {when}: {where}{rules.hint}")
+        hangs.role, hangs.said, hangs.trace = member.name, error.said, error.trace
+        return hangs
+
+    def _leave_out(self, member: Member) -> None:
+        """Let the others go on without it, if they are enough; it joins them again when it is back."""
+        peers = [m for m in self.members if m.kind == member.kind and not m.gone]
+        if len(self.present(peers)) <= member.rules.quorum:
+            if time.monotonic() - self._away_since(member) > member.rules.start_seconds:
+                error = RoleDied(f"{member.name} could not be replaced{self.runtime.excuse()}")
+                error.role = member.name
+                raise error
+            return
+        member.absent = True
+        cause = self.runtime.excuse().strip() or "it is being replaced"
+        fault = Fault(member.name, "absent", RoleDied(f"{member.name} is away: {cause}"), "left out")
+        for job in [j for j in member.open if not j.settled]:
+            self._settle_without(job, fault)
+        self._watcher.absent(member.name, cause)
+
+
+def _bound(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
+    return lambda: function(*args)

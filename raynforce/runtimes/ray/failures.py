@@ -1,0 +1,102 @@
+"""Ray's errors as ours: which role it was, why, and what it said last."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, TypeVar
+
+from raynforce.errors import RaynforceError, summary
+from raynforce.runtimes.base import RoleDied, RoleError
+from raynforce.runtimes.host import hung, with_cause
+from raynforce.runtimes.ray.state import ray_module
+from raynforce.runtimes.ray.watching import Voices
+
+_Error = TypeVar("_Error", bound=RaynforceError)
+
+REMEMBERED = 1000  # roles that were ended: calls that waited for their answers may still fail
+UNEXPECTED = "its process ended unexpectedly (killed, out of memory, or crashed in native code)"
+REASONS = (
+    ("low on memory", "its node ran out of memory; use fewer samplers or environments"),
+    ("node has died", "its node was lost"),
+    ("its node died", "its node was lost"),
+    ("node is dead", "its node was lost"),
+    ("ray.kill", "it was ended"),
+    ("runtime_env", "its node could not set up the code that was sent"),
+    ("runtime environment", "its node could not set up the code that was sent"),
+)
+
+
+class Failures:
+    """Knows the roles by the ids of their actors."""
+
+    def __init__(self, voices: Voices) -> None:
+        self._voices = voices
+        self._names: dict[str, str] = {}
+        self._ended: deque[str] = deque()
+        self._deaths: dict[str, tuple[str, list[str]]] = {}  # why, and the last words
+
+    def begin(self, actor: str, name: str) -> None:
+        """A role starts in this actor."""
+        self._names[actor] = name
+        self._voices.begin(name)
+
+    def end(self, actor: str) -> None:
+        """It is not needed any more, and will be forgotten after some others."""
+        self._ended.append(actor)
+        if len(self._ended) > REMEMBERED:
+            old = self._ended.popleft()
+            self._names.pop(old, None)
+            self._deaths.pop(old, None)
+
+    def ours(self, error: Any, name: str) -> RaynforceError:
+        """One of our errors, in one line. A call fails with the error of the answer it was waiting for, too."""
+        kinds = ray_module("exceptions")
+        if isinstance(error, kinds.RayTaskError):
+            cause = error.cause
+            if isinstance(cause, RaynforceError):
+                with_cause(cause)
+                return cause
+            if isinstance(cause, kinds.RayError):
+                return self.ours(cause, name)
+            return _of(name, RoleError(f"{name}: {summary(cause)}"))
+        if isinstance(error, kinds.RayActorError):
+            return self._death(error, name)
+        if isinstance(error, (kinds.WorkerCrashedError, kinds.OutOfMemoryError, kinds.NodeDiedError)):
+            return _of(name, RoleDied(f"{name} died: {_reason(str(error))}"))
+        if isinstance(error, kinds.ObjectLostError):
+            return RoleDied(f"{name}: an answer it was to get was lost with the node that held it")
+        return _of(name, RoleError(f"{name}: {summary(error)}"))
+
+    def _death(self, error: Any, name: str) -> RoleDied:
+        actor = error.actor_id or ""
+        name = self._names.get(actor, name)
+        if isinstance(error, ray_module("exceptions").ActorUnavailableError):
+            return _of(name, RoleDied(f"{name} cannot be reached: its node was lost, or the way to it"))
+        if actor not in self._deaths:
+            reason = _reason(str(error))
+            said = self._voices.last(name) if reason == UNEXPECTED else []
+            reason = hung(said) or reason
+            if actor not in self._names:
+                return _died(name, reason, said)
+            self._deaths[actor] = reason, said
+        return _died(name, *self._deaths[actor])
+
+
+def _died(name: str, reason: str, said: list[str]) -> RoleDied:
+    error = _of(name, RoleDied(f"{name} died: {reason}"))
+    error.said = "\n".join(said)
+    return error
+
+
+def _of(name: str, error: _Error) -> _Error:
+    error.role = name
+    return error
+
+
+def _reason(text: str) -> str:
+    """Why an actor died, without Ray's page of advice."""
+    flat = " ".join(text.split())
+    for sign, reason in REASONS:
+        if sign in flat:
+            return reason
+    return UNEXPECTED

@@ -1,0 +1,178 @@
+"""How a run's roles are kept alive, and what is told and remembered of their failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from raynforce.config import Config
+from raynforce.errors import EnvError
+from raynforce.experience.ledger import Ledger
+from raynforce.experience.receipt import Receipt
+from raynforce.runs.faults import FaultHistory
+from raynforce.runtimes.base import RoleDied, RoleError
+from raynforce.runtimes.member import Fault, Job, Member, Rules
+from raynforce.runtimes.placing import memory_limit, quorum
+from raynforce.runtimes.pool import Pool
+from raynforce.trees import Tree
+
+MILESTONES = [1, 2, 3, *(10**n for n in range(1, 13))]  # the how-manieth environment that broke is worth a line
+
+
+class Supervision:
+    """Watches the pool of a run: writes its history, tells the user, keeps the counts."""
+
+    def __init__(self, config: Config, ledger: Ledger, say: Callable[[str], None]) -> None:
+        self.redone_updates = 0
+        """Optimiser steps that were taken again because the learner had died."""
+        self.env_restarts = 0
+        """Environments that broke and were made anew."""
+        self.history: FaultHistory | None = None
+        """Where faults are written, once the run has a directory."""
+        self.steps = 0
+        self._config = config
+        self._ledger = ledger
+        self._say = say
+        self._sequences: dict[int, int] = {}  # of the next fragment of each sampler
+        self._most = memory_limit(config)
+        self._lost = 0  # with the fault that is being told
+
+    # -- the rules ----------------------------------------------------------------------------------------
+
+    def rules(self, kind: str) -> Rules:
+        """How members of a kind are kept alive."""
+        faults = self._config.faults
+        common: dict[str, Any] = {
+            "restarts": faults.restarts,
+            "backoff": faults.backoff,
+            "start_seconds": faults.start_seconds,
+        }
+        env = f"env {self._config.env!r}"
+        if kind == "learner":
+            hint = "; if it needs that long, raise faults.start_seconds or faults.learn_seconds"
+            return Rules(**common, job_seconds=faults.learn_seconds, work="learn", hint=hint)
+        common["accidents"] = (RoleDied, EnvError, RoleError)
+        if kind == "evaluator":
+            hint = f"; if a step of {env} needs that long, raise faults.sample_seconds"
+            return Rules(**common, job_seconds=faults.sample_seconds, work="play", has_state=False, quorum=0, hint=hint)
+        return Rules(
+            **common,
+            job_seconds=faults.sample_seconds,
+            absent_seconds=faults.absent_seconds,
+            quorum=quorum(self._config),
+            work="produce",
+            anew=self._anew,
+            greeting="note",
+            hint=f"; if {env} needs that long to be made, reset or stepped, raise faults.start_seconds or "
+            "faults.sample_seconds",
+        )
+
+    def _anew(self, member: Member) -> tuple[Any, ...]:
+        sampling = self._config.sampling
+        self._lost = sampling.fragment * sampling.envs
+        self._ledger.lose(self._lost)
+        self._say(f"{member.name} begins anew: its episodes in flight are lost")
+        sequence = self._sequences.get(member.index, 0) + 1  # a gap, so that nothing is joined across it
+        self._sequences[member.index] = sequence
+        return ("begin_anew", sequence, member.attempts)
+
+    # -- what happens -------------------------------------------------------------------------------------
+
+    def begin_at(self, index: int, state: Tree) -> None:
+        """A sampler starts from a saved state."""
+        self._sequences[index] = int(state["sequence"])
+
+    def received(self, receipt: Receipt, pool: Pool, member: Member) -> None:
+        """A fragment has come: look at what broke on the way, and at what its sampler takes of the memory."""
+        self._sequences[receipt.sampler] = receipt.sequence + 1
+        self.broken(member.name, receipt.faults)
+        if pool.runtime.apart and receipt.memory > self._most:
+            grown = RoleDied(f"{member.name} has grown to {receipt.memory / 1e6:,.0f} MB (faults.memory_mb)")
+            pool.replace(member, Fault(member.name, "memory", grown, "restarted"))
+
+    def broken(self, role: str, faults: Sequence[Mapping[str, Any]]) -> None:
+        """Environments broke in a role, and were made anew."""
+        for facts in faults:
+            self.env_restarts += 1
+            if self.env_restarts in MILESTONES:
+                so_far = f" ({self.env_restarts:,} so far)" if self.env_restarts > 1 else ""
+                self._say(f"{role}: {facts['env']} broke: {facts['cause']}; it was made anew{so_far}")
+            if self.history is not None:
+                self.history.env_fault(role, facts, self.steps)
+
+    def fault(self, fault: Fault, member: Member) -> None:
+        error, lost, self._lost = fault.error, self._lost, 0
+        wait = f", attempt {fault.attempt}" if fault.attempt > 1 else ""
+        self._say(f"{fault.cause}; {fault.action}{wait}")
+        if self.history is not None:
+            self.history.role_fault(
+                fault.role,
+                fault.kind,
+                fault.cause,
+                fault.action,
+                fault.attempt,
+                self.steps,
+                said=error.said,
+                trace=error.trace or "",
+                facts={**error.facts, "lost": lost} if lost else error.facts,
+                evidence=_evidence(member) if fault.kind in ("died", "hung") else None,
+            )
+
+    def recovered(self, role: str, seconds: float) -> None:
+        self._say(f"{role} is back after {seconds:.1f} s")
+        if self.history is not None:
+            self.history.recovered(role, seconds)
+
+    def absent(self, role: str, cause: str) -> None:
+        self._say(f"going on without {role}: {cause}")
+        if self.history is not None:
+            self.history.absent(role, cause)
+
+    def back(self, role: str) -> None:
+        self._say(f"{role} has joined again")
+        if self.history is not None:
+            self.history.back(role)
+
+    def note(self, text: str) -> None:
+        self._say(f"note: {text}")
+
+    def redone(self, job: Job) -> None:
+        if job.method == "learn":
+            self.redone_updates += job.result().updates
+
+    @property
+    def faults(self) -> int:
+        """How often something failed in this process's time."""
+        return 0 if self.history is None else self.history.faults
+
+    @property
+    def last(self) -> str:
+        """What failed last, or nothing."""
+        return "" if self.history is None else self.history.last
+
+    def load(self, counts: Tree) -> None:
+        """Count on from where a checkpoint was."""
+        self.redone_updates = counts.get("redone_updates", 0)
+        self.env_restarts = counts.get("env_restarts", 0)
+
+    def metrics(self, pool: Pool) -> dict[str, float]:
+        return {
+            "health/restarts": float(pool.restarts),
+            "health/env_restarts": float(self.env_restarts),
+            "health/redone_updates": float(self.redone_updates),
+        }
+
+
+def _evidence(member: Member) -> Callable[[], dict[str, Tree]] | None:
+    """What a sampler was at when it failed: its state, and the policy versions it was given since."""
+    versions = [job.args[0] for job in member.log if job.method == "produce"]
+    states = [job.args[0] for job in member.log if job.method == "load"]
+    state = member.border if member.border is not None else next(iter(states), None)
+    if member.kind != "sampler" or not versions or (state is None and member.attempts):
+        return None
+
+    def parts() -> dict[str, Tree]:
+        found: dict[str, Tree] = {} if state is None else {"sampler": state.result()}
+        return found | {"versions": {str(i): version.result().state() for i, version in enumerate(versions)}}
+
+    return parts

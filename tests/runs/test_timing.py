@@ -1,0 +1,243 @@
+"""Where the time went: shares that add up, and advice that names the right setting, one that exists."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+
+from raynforce import settings
+from raynforce.algos import algorithm_class
+from raynforce.cli.parser import parse
+from raynforce.config import Config
+from raynforce.experiment import resolve
+from raynforce.runs.timing import Seen, TimeTree, verdict, wall_shares
+
+FLAGS = {"--samplers": "sampling.samplers", "--envs": "sampling.envs", "--runtime": "runtime", "--topology": "topology"}
+
+
+def config(algo: str = "ppo", **dotted: Any) -> Config:
+    given = {"runtime": "inline", "topology": "sync"} | {k.replace("__", "."): v for k, v in dotted.items()}
+    return resolve({"env": "CartPole-v1", "algo": algo, "preset": "none"}, settings.nested(given))[0]
+
+
+def tree(sampler: dict[str, float], learner: dict[str, float]) -> TimeTree:
+    times = TimeTree()
+    times.add("sampler", sampler)
+    times.add("learner", learner)
+    return times
+
+
+def test_metrics_are_shares_of_each_role_since_the_last_call() -> None:
+    times = TimeTree()
+    assert times.metrics() == {}
+    times.add("sampler", {"env": 1.0, "policy": 2.0})
+    times.add("sampler", {"env": 2.0, "waiting": 3.0})
+    assert times.metrics() == pytest.approx(
+        {"time/sampler/env": 3 / 8, "time/sampler/policy": 0.25} | {"time/sampler/waiting": 3 / 8}
+    )
+    assert times.metrics() == {}, "nothing happened since"
+    times.add("sampler", {"env": 1.0})
+    times.add("learner", {"learn": 0.5, "transport": 1.5})
+    assert times.metrics() == {
+        "time/sampler/env": 1.0,
+        "time/sampler/policy": 0.0,
+        "time/sampler/waiting": 0.0,
+        "time/learner/learn": 0.25,
+        "time/learner/transport": 0.75,
+    }
+
+
+def test_adding_is_cheap() -> None:
+    times, seconds = TimeTree(), dict.fromkeys(("env", "policy", "other", "transport", "waiting"), 0.1)
+    began = time.perf_counter()
+    for _ in range(10_000):
+        times.add("sampler", seconds)
+    assert time.perf_counter() - began < 0.5
+
+
+# -- what held the run up ---------------------------------------------------------------------------------
+
+
+def test_inline_nobody_waits() -> None:
+    """Two samplers and a learner in turn: what a role waits for is another's work, which is counted there."""
+    total = {
+        "sampler": {"env": 4.0, "policy": 1.0, "other": 1.0, "waiting": 14.0},
+        "learner": {"learn": 4.0, "waiting": 6},
+    }
+    shares = wall_shares(total, config(sampling__samplers=2))
+    assert shares == {"env": 0.4, "policy": 0.2, "learner": 0.4, "transport": 0.0, "waiting": 0.0}
+
+
+def test_in_turns_over_processes() -> None:
+    """Ten seconds: two samplers sample for 5 and 3 s, one waits for the other, then both for the learner."""
+    total = {
+        "sampler": {"env": 7.0, "policy": 1.0, "transport": 1.0, "waiting": 11.0},
+        "learner": {"learn": 3.0, "prepare": 0.5, "transport": 0.5, "waiting": 6.0},
+    }
+    shares = wall_shares(total, config(runtime="process", sampling__samplers=2))
+    expected = {"env": 0.35, "policy": 0.05, "learner": 0.35, "transport": 0.1, "waiting": 0.15}
+    assert shares == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("topology", ["overlap", "async"])
+def test_side_by_side_the_busier_role_counts(topology: str) -> None:
+    how = config(runtime="process", topology=topology)
+    busy, idle = {"env": 8.0, "policy": 1.0, "waiting": 1.0}, {"env": 1.0, "waiting": 9.0}
+    learner = {"learn": 4.0, "transport": 1.0, "waiting": 5.0}
+    by_sampler = wall_shares({"sampler": busy, "learner": learner}, how)
+    assert by_sampler == {"env": 0.8, "policy": 0.1, "learner": 0.0, "transport": 0.0, "waiting": 0.1}
+    by_learner = wall_shares({"sampler": idle, "learner": learner}, how)
+    assert by_learner == {"env": 0.0, "policy": 0.0, "learner": 0.4, "transport": 0.1, "waiting": 0.5}
+
+
+# -- what to change ---------------------------------------------------------------------------------------
+
+ENV, POLICY, LEARNER, TRANSPORT, WAITING = ("env", "policy", "learner", "transport", "waiting")
+ELSEWHERE = {"runtime": "process", "topology": "overlap"}
+TABLE = {
+    "inline, cores to spare": (ENV, {}, 4, "--runtime process --samplers 4 --envs 2 uses all 4 cores"),
+    "inline, two cores": (ENV, {}, 2, "--runtime process --samplers 2 --envs 4 uses all 2 cores"),
+    "inline, samplers enough": (ENV, {"sampling__samplers": 4}, 4, "--runtime process uses all 4 cores"),
+    "inline, one environment": (
+        ENV,
+        {"sampling__envs": 1},
+        4,
+        "--runtime process --samplers 4 --set sampling.fragment=32",
+    ),
+    "one core": (ENV, {}, 1, "one core: --runtime ray uses others, or make the environment faster"),
+    "process, cores to spare": (ENV, ELSEWHERE, 8, "time. --samplers 8 --envs 1 uses all 8 cores"),
+    "process, no core to spare": (ENV, {**ELSEWHERE, "sampling__samplers": 2}, 2, "--runtime ray uses other machines"),
+    "a cluster": (
+        ENV,
+        {"runtime": "ray", "sampling__samplers": 4},
+        2,
+        "--samplers 8 --envs 4 uses more of the cluster",
+    ),
+    "forward passes": (POLICY, {}, 2, "--envs 16 steps more environments with each forward pass"),
+    "updates of ppo": (LEARNER, {}, 2, "--set algorithm.epochs=2 or --set algorithm.minibatch_size=512"),
+    "one epoch": (LEARNER, {"algorithm__epochs": 1}, 2, "cost less: --set algorithm.minibatch_size=512"),
+    "updates of dqn": (
+        LEARNER,
+        {"algo": "dqn"},
+        2,
+        "--set algorithm.batch_size=128 or --set algorithm.samples_per_insert=8",
+    ),
+    "updates of impala": (LEARNER, {"algo": "impala"}, 2, "--set algorithm.minibatch_size=640"),
+    "nothing to lower": (
+        LEARNER,
+        {"algo": "impala", "algorithm__minibatch_size": None},
+        2,
+        "A smaller network.hidden costs less",
+    ),
+    "a large network": (LEARNER, {"network__hidden": (512, 512)}, 4, "or --set learner.threads=4"),
+    "a large network kept off the GPU": (
+        LEARNER,
+        {"network__hidden": (512, 512), "learner__device": "cpu"},
+        1,
+        "or --set learner.device=auto",
+    ),
+    "messages": (
+        TRANSPORT,
+        ELSEWHERE,
+        2,
+        "--set sampling.fragment=256 or --envs 16 moves more at a time, and --runtime",
+    ),
+    "messages of many": (TRANSPORT, {**ELSEWHERE, "sampling__samplers": 2}, 2, "moves more at a time"),
+    "uneven samplers": (WAITING, {**ELSEWHERE, "sampling__samplers": 2}, 2, "--topology async lets nobody wait"),
+    "one slow sampler": (WAITING, ELSEWHERE, 2, "--set sampling.fragment=256 lets roles meet less often"),
+    "large async batches": (WAITING, {"runtime": "process", "topology": "async"}, 2, "--set stream.batch=1"),
+}
+NAMES = {
+    ENV: "the environment bound",
+    POLICY: "the policy bound",
+    LEARNER: "the learner bound",
+    TRANSPORT: "transport between roles bound",
+    WAITING: "waiting for each other bound",
+}
+
+
+def seen(bound: str, how: dict[str, Any], cores: int, *, share: float = 0.8, tolerates_lag: bool = True) -> Seen:
+    rest = (1 - share) / 4
+    return Seen({name: share if name == bound else rest for name in NAMES}, config(**how), cores, tolerates_lag)
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_what_bound_a_run_and_what_to_change(case: str) -> None:
+    bound, how, cores, advice = TABLE[case]
+    said = verdict(seen(bound, how, cores))
+    assert said.startswith(f"{NAMES[bound]} this run: it took 80 % of the time. ")
+    assert advice in said
+
+
+def test_taking_turns() -> None:
+    shares = {"env": 0.4, "policy": 0.1, "learner": 0.45, "transport": 0.03, "waiting": 0.02}
+    turns = "sampling and learning took turns, 50 % and 45 % of the time: "
+    inline, process = config(), config(runtime="process")
+    assert verdict(Seen(shares, inline, 2, True)) == f"{turns}--runtime process --topology overlap does both at once"
+    assert verdict(Seen(shares, process, 2, True)) == f"{turns}--topology overlap does both at once"
+    assert verdict(Seen(shares, inline, 1, True)).startswith("the learner bound"), "one core cannot do both at once"
+    assert verdict(Seen(shares, inline, 2, False)).startswith("the learner bound"), "the algorithm cannot wait"
+    assert verdict(Seen(shares, config(runtime="process", topology="overlap"), 2, True)).startswith("the learner bound")
+
+
+def test_nothing_stands_out() -> None:
+    shares = {"env": 0.3, "policy": 0.2, "learner": 0.2, "transport": 0.1, "waiting": 0.2}
+    assert verdict(Seen(shares, config(), 2, True)) == "nothing stands out: this run was balanced"
+
+
+@pytest.mark.parametrize("tolerates_lag", [True, False])
+@pytest.mark.parametrize("case", TABLE)
+def test_all_advice_can_be_followed(case: str, tolerates_lag: bool) -> None:
+    """Every setting exists, and what is suggested is a config that can be built."""
+    bound, how, cores, _ = TABLE[case]
+    for share in (0.5, 0.8):
+        run = seen(bound, how, cores, share=share, tolerates_lag=tolerates_lag)
+        said = verdict(run)
+        known = set(settings.known_keys(Config, {"algorithm": algorithm_class(run.config.algo).Settings}))
+        assert set(re.findall(r"\b[a-z]+\.[a-z_]+\b", said)) <= known
+        words = [word.rstrip(",;.") for word in said.split()]
+        flags = [words[i : i + 2] for i, word in enumerate(words) if word.startswith("--")]
+        assert {flag for flag, _ in flags} <= {*FLAGS, "--set"}
+        for flag, value in flags:
+            parse(["train", "ppo", "CartPole-v1", flag, value])
+            change = settings.parse_assignments([value if flag == "--set" else f"{FLAGS[flag]}={value}"])
+            built, _ = resolve(run.config.to_dict(), change)
+            assert built != run.config, f"{flag} {value} changes nothing"
+
+
+# -- the block at the end ---------------------------------------------------------------------------------
+
+
+def test_the_report() -> None:
+    times = tree(
+        {"env": 7.0, "policy": 1.2, "other": 0.4, "waiting": 1.4}, {"learn": 1.0, "prepare": 0.4, "waiting": 8.6}
+    )
+    assert times.report(config(), cores=2, tolerates_lag=True).splitlines() == [
+        "where the time went, in percent:",
+        "  sampler  ████████▓▓··  env 70, policy 12, other 4, waiting 14",
+        "  learner  █▓··········  learn 10, prepare 4, waiting 86",
+        "the environment bound this run: it took 70 % of the time. --runtime process",
+        "--samplers 2 --envs 4 uses all 2 cores",
+    ]
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_a_report_fits_a_terminal(case: str) -> None:
+    bound, how, cores, _ = TABLE[case]
+    sampler = dict.fromkeys(("env", "policy", "other", "transport", "waiting"), 10.0)
+    learner = dict.fromkeys(("learn", "prepare", "transport", "waiting"), 10.0)
+    for parts in (sampler, learner):
+        parts |= {name: 1e3 for name in parts if name == {"learner": "learn"}.get(bound, bound)}
+    lines = tree(sampler, learner).report(config(**how), cores=cores, tolerates_lag=True).splitlines()
+    assert 4 <= len(lines) <= 6
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_run_that_did_nothing_has_no_report() -> None:
+    assert TimeTree().report(config(), cores=2, tolerates_lag=True) == ""
+    times = TimeTree()
+    times.add("sampler", {"env": 1.0})
+    assert times.report(config(), cores=2, tolerates_lag=True).splitlines()[1:] == ["  sampler  ████████████  env 100"]

@@ -1,0 +1,342 @@
+"""Evaluations: pinned versions, played beside training where roles have processes of their own, else in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import raynforce
+from raynforce.config import EvalConfig
+from raynforce.errors import EnvError
+from raynforce.evaluating import FINAL, Evaluations, Pinned
+from raynforce.roles.evaluator import Evaluation
+from raynforce.runs.checkpoint import load as load_checkpoint
+from raynforce.runtimes.base import Handle, RoleDied, Runtime
+from raynforce.runtimes.inline import InlineRuntime
+from raynforce.runtimes.member import Fault, Job, Member, Rules
+from raynforce.runtimes.pool import Pool
+from raynforce.runtimes.process import ProcessRuntime
+
+DEADLINE = 20.0
+
+
+class FakeLearner:
+    """Its policy versions are numbers."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def learn(self) -> int:
+        self.number += 1
+        return self.number
+
+    def publish(self) -> int:
+        return self.number
+
+    def state(self) -> int:
+        return self.number
+
+    def load(self, number: int) -> None:
+        self.number = number
+
+
+class FakeEvaluator:
+    """Plays one episode a call, whose return is the version; as slowly as it is told."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.playing: tuple[int, int] | None = None
+        self.returns: list[float] = []
+
+    def play(self, version: int, episodes: int, max_length: int, purpose: int, seconds: float) -> Evaluation:
+        if self.playing != (version, purpose):
+            self.playing, self.returns = (version, purpose), []
+        time.sleep(self.seconds)
+        self.returns.append(version + 100.0 * purpose)
+        over = len(self.returns) == episodes
+        self.playing = None if over else self.playing
+        return Evaluation(over, np.array(self.returns), [{"cause": "broke"}] if over else [])
+
+
+class Witness:
+    """Remembers faults."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+
+    def fault(self, fault: Fault, member: Member) -> None:
+        self.faults.append(fault)
+
+    def recovered(self, role: str, seconds: float) -> None: ...
+    def absent(self, role: str, cause: str) -> None: ...
+    def back(self, role: str) -> None: ...
+    def note(self, text: str) -> None: ...
+    def redone(self, job: Job) -> None: ...
+
+
+class Scene:
+    """A learner, and evaluations of its versions."""
+
+    def __init__(self, runtime: Runtime, seconds: float = 0.0, episodes: int = 2) -> None:
+        self.witness = Witness()
+        self.pool = Pool(runtime, self.witness)
+        self.shown: list[str] = []
+        self.broken: list[Mapping[str, Any]] = []
+        self.stopped = False
+        self.spawned = 0
+
+        def evaluator(_: int) -> Handle:
+            self.spawned += 1
+            return runtime.spawn("test_evaluating:FakeEvaluator", seconds, name="evaluator")
+
+        def learner(_: int) -> Handle:
+            return runtime.spawn("test_evaluating:FakeLearner", name="learner")
+
+        rules = Rules(work="play", has_state=False, accidents=(RoleDied, EnvError), backoff=0.0)
+        self.evaluations = Evaluations(
+            self.pool,
+            evaluator,
+            rules,
+            EvalConfig(episodes=episodes),
+            longest=30.0,
+            show=self.shown.append,
+            stopped=lambda: self.stopped,
+            broken=self.broken.append,
+        )
+        (self.learner,) = self.pool.add("learner", learner, 1, Rules(work="learn"))
+
+    def learn(self) -> Pinned:
+        """One more round; the version it led to."""
+        learned, version = self.pool.submit(self.learner, "learn"), self.pool.submit(self.learner, "publish")
+        assert self.pool.wait([learned], DEADLINE)
+        return Pinned(version, learned.result(), 10 * learned.result())
+
+    def until(self, done: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + DEADLINE
+        while not (found := done()):
+            assert time.monotonic() < deadline
+            self.pool.next([], 0.02)
+        return found
+
+
+@pytest.fixture
+def process() -> Iterator[Runtime]:
+    with ProcessRuntime({}, lambda text: None) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def inline() -> Iterator[Runtime]:
+    with InlineRuntime({}) as runtime:
+        yield runtime
+
+
+# -- beside training ----------------------------------------------------------------------------------------
+
+
+def test_the_version_is_pinned_and_training_goes_on(process: Runtime) -> None:
+    scene = Scene(process, seconds=0.4, episodes=3)
+    pinned = scene.learn()
+    assert scene.evaluations.begin(pinned) is None
+    began, rounds, found = time.monotonic(), 0, None
+    while found is None:
+        assert time.monotonic() < began + DEADLINE
+        round_began = time.monotonic()
+        scene.learn()
+        assert time.monotonic() - round_began < 0.2, "no round waits for it"
+        found = scene.evaluations.finished()
+        rounds += 1
+    assert time.monotonic() - began > 1.2
+    assert rounds > 20
+    assert found[0] == pinned
+    assert found[1].tolist() == [1.0] * 3, "of the version as it was"
+    assert scene.evaluations.waited == 0
+    assert scene.broken == [{"cause": "broke"}]
+    assert scene.evaluations.unfinished == []
+
+
+def test_the_newest_that_is_due_is_next(process: Runtime) -> None:
+    scene = Scene(process, seconds=0.3, episodes=1)
+    versions = [scene.learn() for _ in range(4)]
+    for pinned in versions:
+        assert scene.evaluations.begin(pinned) is None
+    assert scene.evaluations.unfinished == [versions[0], versions[3]]
+    found = [scene.until(scene.evaluations.finished) for _ in range(2)]
+    assert [(pinned.number, returns.tolist()) for pinned, returns in found] == [(1, [1.0]), (4, [4.0])]
+    assert scene.evaluations.skipped == 2
+    assert scene.evaluations.finished() is None
+
+
+def test_at_the_end_what_is_being_played_is_waited_for(process: Runtime) -> None:
+    scene = Scene(process, seconds=0.1, episodes=3)
+    first, second = scene.learn(), scene.learn()
+    scene.evaluations.begin(first)
+    scene.evaluations.begin(second)
+    found = scene.evaluations.wait()
+    assert found is not None
+    assert (found[0], found[1].tolist()) == (first, [1.0] * 3)
+    assert scene.shown
+    assert scene.evaluations.wait() is None
+
+
+def test_stopping_gives_up_what_is_being_played_at_once(process: Runtime) -> None:
+    scene = Scene(process, seconds=100)
+    scene.evaluations.begin(scene.learn())
+    scene.pool.next([], 0.5)
+    scene.stopped = True
+    began = time.monotonic()
+    assert scene.evaluations.wait() is None
+    assert time.monotonic() - began < 2
+    scene.pool.states([scene.learner])
+    scene.pool.next([], 0.3)
+    assert (scene.witness.faults, scene.pool.restarts, scene.spawned) == ([], 0, 1), "which is no fault"
+    assert scene.evaluations.unfinished == []
+
+
+def test_after_a_stop_another_can_be_played(process: Runtime) -> None:
+    scene = Scene(process, seconds=0.2, episodes=1)
+    scene.evaluations.begin(scene.learn())
+    scene.evaluations.stop()
+    returns = scene.evaluations.play(scene.learn(), 2, "evaluating", FINAL)
+    assert returns is not None
+    assert returns.tolist() == [102.0] * 2
+    assert scene.witness.faults == []
+
+
+def test_a_killed_evaluator_plays_again(process: Runtime) -> None:
+    scene = Scene(process, seconds=0.2, episodes=3)
+    pinned = scene.learn()
+    scene.evaluations.begin(pinned)
+    scene.pool.next([], 0.3)
+    (evaluator,) = [member for member in scene.pool.members if member.kind == "evaluator"]
+    handle: Any = evaluator.handle
+    os.kill(handle.process.pid, signal.SIGKILL)
+    found = scene.until(scene.evaluations.finished)
+    assert (found[0], found[1].tolist()) == (pinned, [1.0] * 3)
+    assert [(fault.role, fault.kind, fault.action) for fault in scene.witness.faults] == [
+        ("evaluator", "died", "restarted")
+    ]
+    assert scene.spawned == 2
+
+
+def test_a_killed_learner_does_not_take_a_pinned_version_along(process: Runtime) -> None:
+    scene = Scene(process, seconds=0.2, episodes=2)
+    pinned = scene.learn()
+    handle: Any = scene.learner.handle
+    os.kill(handle.process.pid, signal.SIGKILL)
+    scene.evaluations.begin(pinned)
+    found = scene.until(scene.evaluations.finished)
+    assert found[1].tolist() == [1.0] * 2
+    assert scene.learn().number == 2
+
+
+# -- between two rounds -------------------------------------------------------------------------------------
+
+
+def test_inline_it_is_played_at_once(inline: Runtime) -> None:
+    scene = Scene(inline, seconds=0.01, episodes=3)
+    pinned = scene.learn()
+    found = scene.evaluations.begin(pinned)
+    assert found is not None
+    assert (found[0], found[1].tolist()) == (pinned, [1.0] * 3)
+    assert scene.evaluations.waited > 0.03
+    assert scene.shown == ["evaluating: 1 of 3 episodes", "evaluating: 2 of 3 episodes"]
+    assert (scene.evaluations.unfinished, scene.evaluations.finished(), scene.evaluations.wait()) == ([], None, None)
+
+
+def test_inline_it_can_be_stopped(inline: Runtime) -> None:
+    scene = Scene(inline, episodes=1000)
+    scene.stopped = True
+    assert scene.evaluations.begin(scene.learn()) is None
+    assert scene.evaluations.unfinished == []
+
+
+# -- whole runs ---------------------------------------------------------------------------------------------
+
+
+class Slow(gymnasium.Env[np.ndarray, Any]):
+    """Ten steps, each of them slow in the evaluator alone."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, seconds: float = 0.05) -> None:
+        import sys
+
+        frames, frame = [], sys._getframe()
+        while frame is not None:
+            frames.append(frame.f_globals.get("__name__"))
+            frame = frame.f_back  # type: ignore[assignment]
+        self.seconds = seconds if "raynforce.roles.evaluator" in frames else 0.0
+
+    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.count = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        time.sleep(self.seconds)
+        self.count += 1
+        return np.zeros(2, np.float32), 1.0, self.count == 10, False, {}
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    small = {"sampling.samplers": 1, "sampling.envs": 2, "sampling.fragment": 16, "algorithm.minibatch_size": 32}
+    small |= {"algorithm.epochs": 1, "log_every": 32, "eval.every": 64, "eval.episodes": 2, "eval.envs": 1}
+    return small | {"eval.final_episodes": 0, "checkpoint.every": 0} | more
+
+
+def start(run: Path, runtime: str, steps: int, **more: Any) -> raynforce.Run:
+    changes = settings(**more)
+    where = {"runtime": runtime, "topology": "sync", "progress": "quiet", "out": run}
+    return raynforce.train("test_evaluating:Slow", "ppo", steps=steps, settings=changes, **where)
+
+
+def evaluated(run: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["eval/return"]) for line in lines if "eval/return" in line]
+
+
+def test_training_is_not_held_up(tmp_path: Path) -> None:
+    """An evaluation takes a second, and twenty rounds much less: versions are skipped, the last one is not."""
+    start(tmp_path / "run", "process", 640)
+    found = evaluated(tmp_path / "run")
+    assert found[0] == (64, 10.0)
+    assert found[-1] == (640, 10.0)
+    assert len(found) < 8
+
+
+def test_inline_every_version_that_is_due_is_evaluated(tmp_path: Path) -> None:
+    first = start(tmp_path / "one", "inline", 256, env_args={"seconds": 0.0})
+    second = start(tmp_path / "two", "inline", 256, env_args={"seconds": 0.01})
+    assert evaluated(tmp_path / "one") == [(steps, 10.0) for steps in (64, 128, 192, 256)]
+    assert evaluated(tmp_path / "two") == evaluated(tmp_path / "one"), "whatever time it takes"
+    assert first.result.weights_sha256 == second.result.weights_sha256
+
+
+def test_a_stopped_evaluation_is_played_after_a_resume(tmp_path: Path) -> None:
+    """The version that was being played is in the checkpoint, and is evaluated for the step it belongs to."""
+
+    def fail(status: raynforce.Status) -> None:
+        if status.steps >= 96:
+            raise RuntimeError("a callback of the user's")
+
+    run = tmp_path / "run"
+    how = {"runtime": "process", "topology": "sync", "progress": "quiet"}
+    with pytest.raises(RuntimeError, match="of the user's"):
+        raynforce.train("test_evaluating:Slow", settings=settings(), steps=640, out=run, callbacks=[fail], **how)
+    assert evaluated(run) == []
+    saved = load_checkpoint(run / "last")
+    assert saved["evaluating_0"]["steps"] == 64
+    assert saved["evaluating_0"]["version"]["number"] == 2
+    raynforce.resume(run, steps=128, progress="quiet")
+    assert evaluated(run)[0] == (64, 10.0)
+    assert evaluated(run)[-1][0] == 128
