@@ -1,6 +1,8 @@
 """`python -m benchmarks`: all benchmarks with their default sizes, one after the other."""
 
 from benchmarks import (
+    evaluation,
+    faults,
     runtimes_calls,
     runtimes_flat,
     runtimes_memory,
@@ -12,12 +14,13 @@ from benchmarks import (
 from benchmarks.measure import Table, command
 
 RUNTIMES = (runtimes_startup, runtimes_memory, runtimes_overlap, runtimes_uneven, runtimes_calls, runtimes_flat)
+KEEPING_GOING = (evaluation, faults)
 
 
 def everything() -> list[Table]:
     """Start-up first: its child processes are started by a small parent."""
     tables = startup.measure()
-    for benchmark in RUNTIMES:
+    for benchmark in RUNTIMES + KEEPING_GOING:
         tables += benchmark.measure()
     from benchmarks import ppo_vs_sb3
 
