@@ -140,6 +140,7 @@ class Member:
         self.spawned = 0.0
         self.heard = 0.0  # when it last answered, was spawned, or was without room
         self.border_at = 0.0
+        self.border_cost = math.inf  # seconds, as far as we know
         self.border_every = 0.0  # seconds between two borders at least; infinite if its state is too large for that
         self.attempts = 0  # to begin anew
 

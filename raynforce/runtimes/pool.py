@@ -281,7 +281,8 @@ class Pool:
             return
         began, now = max(member.heard, saving.asked), time.monotonic()
         self._hear(member)
-        member.border_every = min(LONGEST_BACKOFF, max(BORDER_SECONDS, BORDER_COST * (now - began)))
+        member.border_cost = min(now - began, 2 * member.border_cost)  # once, the driver may have looked late
+        member.border_every = min(LONGEST_BACKOFF, max(BORDER_SECONDS, BORDER_COST * member.border_cost))
         if pending.size > STATE_BYTES:
             self._watcher.note(
                 f"the state of the {member.name} takes {pending.size / 1e9:.1f} GB and is not kept beside it: if it "
