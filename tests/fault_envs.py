@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
-from raynforce.envs.vector import LocalVector
+from raynforce.envs.local import LocalVector
 from raynforce.roles.evaluator import EVALUATION_STREAM
 
 _leaked: list[np.ndarray] = []

@@ -22,9 +22,9 @@ from gymnasium import spaces
 
 from raynforce import settings
 from raynforce.config import Config
-from raynforce.envs.describe import describe, flatten_obs, misfit, short
-from raynforce.envs.make import Env, make
-from raynforce.envs.vector import is_flag, is_scalar, probe
+from raynforce.envs.describe import describe, flatten_obs, is_flag, is_scalar, misfit, short
+from raynforce.envs.make import Env, close_env, make
+from raynforce.envs.vector import probe
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory
@@ -109,8 +109,7 @@ def _episode(run: RunDirectory, evidence: Mapping[str, Any], how: How) -> Outcom
     try:
         return _Episode(env, name, seed, actions, how).play()
     finally:
-        with contextlib.suppress(Exception, SystemExit):
-            env.close()  # type: ignore[no-untyped-call]
+        close_env(env)
 
 
 class _Episode:

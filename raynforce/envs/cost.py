@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import math
 import statistics
 import threading
@@ -11,8 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from raynforce.envs.describe import describe
-from raynforce.envs.make import Env, make
+from raynforce.envs.make import Env, close_env, make_described
 from raynforce.spaces import EnvSpec
 
 PATIENCE = 0.1  # seconds; whoever is not through its first step by then is slow
@@ -25,12 +22,7 @@ def probe_cost(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[Env
     The seconds are infinite if not even one step ended in time, and None if the environment raised before: the roles
     will say what is wrong with it.
     """
-    made = make(env, env_args)
-    try:
-        spec = dataclasses.replace(describe(env, made.observation_space, made.action_space), args=dict(env_args or {}))
-    except BaseException:
-        _close(made)
-        raise
+    made, spec = make_described(env, env_args)
     trial = _Trial(made)
     trial.start()
     try:
@@ -61,7 +53,7 @@ class _Trial(threading.Thread):
     def leave(self) -> None:
         """Called by both sides: the environment is closed by whoever has no more use for it last."""
         if not self._left.acquire(blocking=False):
-            _close(self._made)
+            close_env(self._made)
 
     def seconds(self) -> float | None:
         """Robust against the odd step that was held up: a cheap environment must not be taken for a slow one."""
@@ -85,8 +77,3 @@ class _Trial(threading.Thread):
             _, _, terminated, truncated, _ = made.step(action)
             self._steps.append(time.perf_counter() - began)
             ended = bool(terminated or truncated)
-
-
-def _close(made: Env) -> None:
-    with contextlib.suppress(Exception, SystemExit):
-        made.close()  # type: ignore[no-untyped-call]

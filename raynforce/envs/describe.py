@@ -1,8 +1,8 @@
-"""From gymnasium spaces to `raynforce.spaces`: the plain data that the rest of Raynforce works with."""
+"""From gymnasium spaces to `raynforce.spaces`, the plain data that the rest works with; and whether a value fits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,19 @@ from raynforce.errors import UsageError
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 
 _OBS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
+_FLAGS = (bool, np.bool_, int, np.integer)
+_NUMBERS = (float, int, np.floating, np.integer, np.bool_)
 _ACTION = "Discrete, MultiDiscrete, MultiBinary and Box of floats"
 
 
-def describe(env: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> EnvSpec:
+def describe(
+    env: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any], env_args: Mapping[str, Any] | None = None
+) -> EnvSpec:
     """Describe an environment's spaces as data; a space that cannot be learned from is a `UsageError`."""
     leaves = tuple(_obs_leaf(env, path, space) for path, space in leaf_spaces(env, obs_space))
     if not leaves:
         raise UsageError(f"env {env!r} has an empty observation space {short(obs_space)}; allowed: {_OBS}")
-    return EnvSpec(env=env, obs=leaves, action=_action(env, action_space))
+    return EnvSpec(env=env, obs=leaves, action=_action(env, action_space), args=dict(env_args or {}))
 
 
 def leaf_spaces(env: str, space: spaces.Space[Any], path: str = "obs") -> Iterator[tuple[str, spaces.Space[Any]]]:
@@ -123,3 +127,15 @@ def misfit(value: Any, leaf: ObsLeaf) -> str:
         last = [a + n - 1 for a, n in zip(leaf.start, leaf.sizes, strict=True)]
         return f"{leaf.path!r} is {short(array.tolist())}; expected integers from {list(leaf.start)} to {last}"
     return ""
+
+
+def is_scalar(reward: Any) -> bool:
+    """Whether a reward is one number (also NaN or infinite, which are found elsewhere)."""
+    if isinstance(reward, _NUMBERS):
+        return True
+    return isinstance(reward, np.ndarray) and reward.ndim == 0 and reward.dtype.kind in "biuf"
+
+
+def is_flag(value: Any) -> bool:
+    """Whether `terminated` or `truncated` can be read as a truth value without doubt."""
+    return isinstance(value, _FLAGS) or (isinstance(value, np.ndarray) and value.shape == ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,10 +11,10 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from raynforce.envs.describe import describe, flatten_obs, leaf_spaces, misfit, short
-from raynforce.envs.make import Env, locate, make
+from raynforce.envs.describe import describe, flatten_obs, is_flag, is_scalar, leaf_spaces, misfit, short
+from raynforce.envs.make import Env, close_env, locate, make
 from raynforce.envs.native import native_vector
-from raynforce.envs.vector import is_flag, is_scalar, same
+from raynforce.envs.vector import same
 from raynforce.errors import UsageError, summary
 from raynforce.spaces import ObsLeaf
 
@@ -73,8 +72,7 @@ def check_env(env: str, env_args: Mapping[str, Any] | None = None, *, steps: int
     except _GiveUp:
         pass
     finally:
-        with contextlib.suppress(Exception, SystemExit):
-            made.close()  # type: ignore[no-untyped-call]
+        close_env(made)
     return report
 
 

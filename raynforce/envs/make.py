@@ -10,8 +10,10 @@ from typing import Any
 
 import gymnasium
 
+from raynforce.envs.describe import describe
 from raynforce.errors import UsageError, nearest, summary
 from raynforce.imports import load_module, load_object
+from raynforce.spaces import EnvSpec
 
 # A word in the message of a failed import, and what to install.
 _EXTRAS = {
@@ -33,6 +35,22 @@ def make(env: str, env_args: Mapping[str, Any] | None = None) -> Env:
     if isinstance(found, str):
         return _from_id(env, found, args)
     return _from_factory(env, found, args)
+
+
+def make_described(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[Env, EnvSpec]:
+    """Make it, and describe what it takes and gives; one whose spaces are refused is closed again."""
+    made = make(env, env_args)
+    try:
+        return made, describe(env, made.observation_space, made.action_space, env_args)
+    except BaseException:
+        close_env(made)
+        raise
+
+
+def close_env(env: Env | gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
+    """Close an environment that is not needed any more: nothing is lost if it cannot even do that."""
+    with contextlib.suppress(Exception, SystemExit):
+        env.close()  # type: ignore[no-untyped-call]
 
 
 def locate(env: str) -> str | Callable[..., Any]:

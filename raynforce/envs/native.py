@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -13,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from raynforce import trees
 from raynforce.envs.describe import describe, flatten_obs
 from raynforce.envs.faults import EnvFault, trace_of
-from raynforce.envs.make import locate, make
+from raynforce.envs.make import close_env, locate, make
 from raynforce.envs.vector import Step, derive_seed, first_of_attempt
 from raynforce.errors import CheckpointError, ContractError, EnvError, UsageError, summary
 from raynforce.trees import Tree
@@ -82,7 +81,7 @@ def native_vector(
     if not isinstance(name, str) or gymnasium.registry[name].vector_entry_point is None:
         return None, ""
     if gymnasium.registry[name].entry_point is not None:
-        make(env, args).close()  # type: ignore[no-untyped-call]  # it says best what is wrong with env_args
+        close_env(make(env, args))  # it says best what is wrong with env_args
     if args.get("max_episode_steps") == -1:  # gymnasium.make's word for "no time limit", which only wrappers know
         return None, f"env {env!r} is stepped in a loop: its vector implementation cannot go without a time limit"
     try:
@@ -90,8 +89,7 @@ def native_vector(
     except Exception as error:
         return None, f"env {env!r} is stepped in a loop: its vector implementation failed ({summary(error)})"
     if exact_resume and snapshot_of(vector) is None:
-        with contextlib.suppress(Exception):
-            vector.close()
+        close_env(vector)
         return None, f"env {env!r} is stepped in a loop: its vector implementation has no snapshot for exact resume"
     return NativeVector(env, vector, seed=seed, sampler=sampler, env_args=args), ""
 
@@ -112,7 +110,7 @@ class NativeVector:
         env_args: Mapping[str, Any] | None = None,
     ) -> None:
         self.num_envs, self.note = vector.num_envs, ""
-        self.spec = describe(env, vector.single_observation_space, vector.single_action_space)
+        self.spec = describe(env, vector.single_observation_space, vector.single_action_space, env_args)
         self.restarted: list[int] = []
         self._env, self._vector, self._seed, self._sampler = env, vector, seed, sampler
         self._args = dict(env_args or {})
@@ -159,10 +157,9 @@ class NativeVector:
         return self._obs
 
     def step(self, action: np.ndarray) -> Step:
+        self._must_be_reset()
         if action.shape != self._action_shape:
             raise UsageError(f"the actions have shape {action.shape}; expected {self._action_shape}")
-        if not self._obs:
-            self._must_be_reset()
         self._steps += 1
         try:
             raw, rewards, ends, cuts, infos = self._vector.step(action.astype(self._action_dtype, copy=False))
@@ -233,8 +230,7 @@ class NativeVector:
         return []
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):
-            self._vector.close()
+        close_env(self._vector)
 
     def _take(self, raw: Any) -> dict[str, np.ndarray]:
         """Copy a batched observation, because the env may write the next one into the same memory.

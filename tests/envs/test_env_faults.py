@@ -13,9 +13,10 @@ from gymnasium.vector import AutoresetMode
 from test_native import Batch
 
 from raynforce import trees
-from raynforce.envs import vector as vector_module
+from raynforce.envs import local
+from raynforce.envs.local import LocalVector
 from raynforce.envs.native import NativeVector
-from raynforce.envs.vector import LocalVector, Step, derive_seed, make_vector, require_finite
+from raynforce.envs.vector import Step, derive_seed, make_vector, require_finite
 from raynforce.errors import ContractError, EnvError, UsageError
 
 SEED = 4
@@ -133,7 +134,7 @@ def flaky(seed: int, lanes: int = 4, p: float = 0.1, p_reset: float = 0.0) -> Lo
 
 
 def test_a_run_with_faults_follows_from_its_seed_and_is_resumed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector_module, "BREAKS_IN_A_ROW", 20)
+    monkeypatch.setattr(local, "BREAKS_IN_A_ROW", 20)
     first, second = flaky(1, p_reset=0.2), flaky(1, p_reset=0.2)
     first._proven = second._proven = True  # its first resets break too
     first.reset()
@@ -203,10 +204,10 @@ def test_an_env_that_cannot_be_made_again(monkeypatch: pytest.MonkeyPatch) -> No
     def make(*args: Any) -> Any:
         raise UsageError("no licence")
 
-    monkeypatch.setattr(vector_module, "make", make)
+    monkeypatch.setattr("raynforce.envs.make.make", make)
     with pytest.raises(EnvError, match="it could not be made again: UsageError: no licence"):
         run(one, 2)
-    monkeypatch.setattr(vector_module, "make", lambda *args: bad_envs.Bad("discrete"))
+    monkeypatch.setattr("raynforce.envs.make.make", lambda *args: bad_envs.Bad("discrete"))
     with pytest.raises(EnvError, match="made again, it has other spaces"):
         run(two, 2)
 

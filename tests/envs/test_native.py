@@ -14,9 +14,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from raynforce import trees
 from raynforce.envs import native
+from raynforce.envs.local import LocalVector
 from raynforce.envs.native import NativeVector, register_snapshot
 from raynforce.envs.tiny import DictIdentity
-from raynforce.envs.vector import LocalVector, derive_seed, make_vector
+from raynforce.envs.vector import derive_seed, make_vector
 from raynforce.errors import CheckpointError, EnvError, UsageError
 
 ZEROS = np.zeros(2, np.int64)

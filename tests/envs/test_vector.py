@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from raynforce import trees
+from raynforce.envs.local import LocalVector
 from raynforce.envs.native import NativeVector
-from raynforce.envs.vector import LocalVector, VectorEnv, derive_seed, make_vector
+from raynforce.envs.vector import VectorEnv, derive_seed, make_vector
 from raynforce.errors import CheckpointError, ContractError, EnvError, UsageError
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from raynforce.algos.ppo import PPO
 from raynforce.config import Config
-from raynforce.envs import vector as vector_module
+from raynforce.envs import local
 from raynforce.envs.vector import derive_seed, probe
 from raynforce.errors import EnvError
 from raynforce.experience.fragment import Fragment
@@ -104,7 +104,7 @@ def acting(config: Config, **env_args: float) -> tuple[PPO, PolicyVersion]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(vector_module, "BREAKS_IN_A_ROW", 10_000)
+    monkeypatch.setattr(local, "BREAKS_IN_A_ROW", 10_000)
     Shaky.log.clear()
     yield
     Shaky.log.clear()

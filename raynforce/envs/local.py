@@ -1,0 +1,428 @@
+"""Single environments stepped in a loop, as one vector environment; one that breaks is made anew by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from raynforce.envs.describe import flatten_obs, in_range, is_flag, is_scalar, misfit, short
+from raynforce.envs.faults import EnvFault, trace_of
+from raynforce.envs.make import Env, close_env, make_described
+from raynforce.envs.vector import FINITE, Step, derive_seed, finite, first_of_attempt, same
+from raynforce.errors import CheckpointError, ContractError, EnvError, UsageError, summary
+from raynforce.spaces import EnvSpec, ObsLeaf
+from raynforce.trees import Tree
+
+BREAKS_IN_A_ROW = 3
+"""How often an environment may break and be made anew with no more than `STEPS_BETWEEN` steps in between."""
+STEPS_BETWEEN = 10
+
+
+class _Broken(Exception):
+    """An env broke; what it raised, if anything, is the cause."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(what)
+        self.kind, self.what = kind, what
+
+
+class LocalVector:
+    """Single environments stepped in a plain loop, each reset in the step in which its episode ends.
+
+    Episode seeds derive from (seed, sampler, lane, episode). With `record`, the actions of the running episodes
+    are kept, so that `load` can replay them; without it `load` starts new episodes.
+
+    An env that raises, or returns what is no observation or reward, is closed; a new one takes its place and begins
+    the lane's next episode, while the other lanes go on. `faults` tells of it. It is an `EnvError` if a lane does
+    not get on with that, and a `ContractError` if nothing but nonsense comes from the first step on.
+    """
+
+    def __init__(
+        self,
+        env: str,
+        env_args: Mapping[str, Any] | None,
+        num_envs: int,
+        *,
+        seed: int,
+        sampler: int = 0,
+        record: bool = True,
+        note: str = "",
+    ) -> None:
+        self.num_envs, self.note = num_envs, note
+        self.restarted: list[int] = []
+        self.faults: list[EnvFault] = []
+        self._env, self._args, self._seed, self._sampler = env, dict(env_args or {}), seed, sampler
+        self._envs: list[Env] = []
+        try:
+            self.spec = self._make_all()
+        except BaseException:
+            self.close()
+            raise
+        self._leaves: tuple[ObsLeaf, ...] = self.spec.obs
+        self._plain = self._leaves[0].path == "obs"
+        self._floats = [i for i, leaf in enumerate(self._leaves) if np.dtype(leaf.dtype).kind == "f"]
+        action_space = self._envs[0].action_space
+        self._scalar_action = isinstance(action_space, spaces.Discrete)
+        self._env_action_dtype = action_space.dtype
+        self._action_shape = (num_envs, *self.spec.action.shape)
+        self._lanes = np.arange(num_envs)
+        self._episodes = np.full(num_envs, -1, np.int64)
+        self._steps = np.zeros(num_envs, np.int64)
+        self._proven = False  # whether any lane's step has gone well
+        self._clock = 0
+        self._broke_at = np.zeros(num_envs, np.int64)  # by the clock
+        self._breaks = np.zeros(num_envs, np.int64)  # in a row
+        self._obs: list[np.ndarray] = []  # the current ones, in the order of the leaves; empty before the first reset
+        # Actions of the running episodes: lane b's are [b, :steps[b]]. The second dimension doubles when it is full.
+        self._actions = np.empty((num_envs, 64, *self.spec.action.shape), self.spec.action.dtype) if record else None
+        self._all_valid = np.ones(num_envs, np.bool_)
+        self._all_valid.flags.writeable = False  # shared by all steps
+        self._no_lanes = np.empty(0, np.int64)
+        self._no_final = {leaf.path: np.empty((0, *leaf.shape), leaf.dtype) for leaf in self._leaves}
+
+    def _make_all(self) -> EnvSpec:
+        specs: list[EnvSpec] = []
+        for lane in range(self.num_envs):
+            made, spec = make_described(self._env, self._args)
+            self._envs.append(made)
+            specs.append(spec)
+            if specs[lane] != specs[0]:
+                raise UsageError(
+                    f"env {self._env!r} has other spaces in lane {lane} than in lane 0; they must be equal"
+                )
+        return specs[0]
+
+    def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
+        if seed is not None:
+            self._seed = seed
+            self._episodes[:] = -1
+        self._breaks[:] = 0
+        obs = self._new_obs()
+        for lane in range(self.num_envs):
+            try:
+                self._begin(lane, int(self._episodes[lane]) + 1, obs)
+            except _Broken as broken:
+                if not self._proven:
+                    raise self._error(broken, self._fault(lane, broken)) from broken.__cause__
+                self._restart(lane, broken, obs)
+        self._obs = obs
+        return self.current()
+
+    def begin_anew(self, attempt: int) -> dict[str, np.ndarray]:
+        self._episodes[:] = first_of_attempt(attempt) - 1
+        self._proven = True  # in the first run
+        return self.reset()
+
+    def take_faults(self) -> list[EnvFault]:
+        faults, self.faults = self.faults, []
+        return faults
+
+    def current(self) -> dict[str, np.ndarray]:
+        self._must_be_reset()
+        return {leaf.path: array for leaf, array in zip(self._leaves, self._obs, strict=True)}
+
+    def step(self, action: np.ndarray) -> Step:
+        self._must_be_reset()
+        if action.shape != self._action_shape:
+            raise UsageError(f"the actions have shape {action.shape}; expected {self._action_shape}")
+        self._record(action)
+        self._steps += 1
+        self._clock += 1
+        obs = self._new_obs()
+        reward = np.empty(self.num_envs, np.float32)
+        terminated = np.empty(self.num_envs, np.bool_)
+        truncated = np.empty(self.num_envs, np.bool_)
+        ended: list[int] = []
+        broke: list[int] = []
+        final: list[list[np.ndarray]] = [[] for _ in self._leaves]
+        for lane, choice in enumerate(self._for_env(action)):
+            try:
+                reward[lane], end, cut = self._step_lane(lane, choice, obs)
+                terminated[lane], truncated[lane] = end, cut
+                if not (end or cut):
+                    continue
+                self._require_finite(lane, obs, reward)  # here, because the row will show the next episode
+            except _Broken as broken:
+                broke.append(lane)
+                self._restart(lane, broken, obs)
+                reward[lane], terminated[lane], truncated[lane] = 0.0, False, False
+                continue
+            ended.append(lane)
+            for rows, array in zip(final, obs, strict=True):
+                rows.append(array[lane].copy())
+            try:
+                self._begin(lane, int(self._episodes[lane]) + 1, obs)
+            except _Broken as broken:
+                self._restart(lane, broken, obs)
+        sound = finite(reward)
+        for i in self._floats:
+            sound = sound and finite(obs[i])
+        if not sound:
+            broke = sorted(broke + self._restart_not_finite(obs, reward))
+        self._proven = self._proven or len(broke) < self.num_envs
+        self._obs = obs
+        final_lanes, final_obs = self._no_lanes, self._no_final
+        if ended:
+            final_lanes = np.array(ended, np.int64)
+            final_obs = {leaf.path: np.array(rows) for leaf, rows in zip(self._leaves, final, strict=True)}
+        if not broke:
+            valid = self._all_valid
+            return Step(self.current(), reward, terminated, truncated, valid, final_lanes, final_obs, self._no_lanes)
+        lanes = np.array(broke, np.int64)
+        valid = self._all_valid.copy()
+        valid[lanes] = False
+        return Step(self.current(), reward, terminated, truncated, valid, final_lanes, final_obs, lanes)
+
+    def state(self) -> Tree:
+        self._must_be_reset()
+        tree: Tree = {
+            "kind": "local",
+            "episodes": self._episodes.copy(),  # [B]
+            "steps": self._steps.copy(),  # [B]
+            "proven": self._proven,
+            "breaks": self._breaks.copy(),  # [B]
+            "unbroken": self._clock - self._broke_at,  # [B]
+            "obs": {str(i): array for i, array in enumerate(self._obs)},  # by number: a path's '/' would nest
+        }
+        if self._actions is not None:
+            longest = int(self._steps.max())
+            taken = np.arange(longest) < self._steps[:, None]  # [B, longest]
+            tree["actions"] = self._actions[:, :longest][taken]  # [sum of steps, ...] lane after lane
+        return tree
+
+    def load(self, tree: Tree) -> list[str]:
+        saved = self._fitting(tree)
+        episodes, steps = np.array(tree["episodes"]), np.array(tree["steps"])
+        actions = tree.get("actions")
+        ends = np.cumsum(steps)
+        obs = self._new_obs()
+        self.restarted, self.faults = [], []
+        self._proven = bool(tree.get("proven", True))
+        self._breaks[:], self._broke_at[:] = tree.get("breaks", 0), np.negative(tree.get("unbroken", 0))
+        self._clock = 0
+        for lane in range(self.num_envs):
+            episode, end, count = int(episodes[lane]), int(ends[lane]), int(steps[lane])
+            past = actions[end - count : end] if actions is not None else None
+            try:
+                if self._replay(lane, episode, count, past, obs, saved):
+                    continue
+                self._begin(lane, episode + 1, obs)
+            except _Broken as broken:
+                self._restart(lane, broken, obs)
+            self.restarted.append(lane)
+        self._obs = obs
+        if not self.restarted:
+            return []
+        lanes = f"{len(self.restarted)} of {self.num_envs} running episodes of env {self._env!r} begin anew"
+        if actions is None:
+            return [f"{lanes}: they were saved with exact_resume=false"]
+        return [f"{lanes}: replaying their actions led elsewhere, so this env is not determined by its seed"]
+
+    def close(self) -> None:
+        while self._envs:
+            close_env(self._envs.pop())
+
+    def _begin(self, lane: int, episode: int, obs: list[np.ndarray]) -> None:
+        """Start an episode in a lane and write its first observation."""
+        self._episodes[lane], self._steps[lane] = episode, 0
+        try:
+            result: Any = self._envs[lane].reset(seed=self._episode_seed(lane))
+        except (Exception, SystemExit) as error:
+            raise _Broken("raised", f"reset raised {summary(error)}") from error
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise _Broken("garbage", f"reset returned {_shape_of(result)}; expected (obs, info)")
+        self._put(lane, result[0], obs)
+        self._require_finite(lane, obs)
+
+    def _step_lane(self, lane: int, choice: Any, obs: list[np.ndarray]) -> tuple[float, bool, bool]:
+        """Step one lane and write its observation; returns reward, terminated, truncated."""
+        try:
+            result: Any = self._envs[lane].step(choice)
+        except (Exception, SystemExit) as error:
+            raise _Broken("raised", f"step raised {summary(error)}") from error
+        if not isinstance(result, tuple) or len(result) != 5:
+            expected = "(obs, reward, terminated, truncated, info)"
+            raise _Broken("garbage", f"step returned {_shape_of(result)}; expected {expected}")
+        raw, reward, terminated, truncated, _ = result
+        if not is_scalar(reward):
+            came = f"{short(reward)} ({type(reward).__name__})"
+            raise _Broken("garbage", f"the reward is {came}; expected one number")
+        if not (is_flag(terminated) and is_flag(truncated)):
+            came = f"{short(terminated)} and {short(truncated)}"
+            raise _Broken("garbage", f"terminated and truncated are {came}; expected True or False")
+        self._put(lane, raw, obs)
+        return float(reward), bool(terminated), bool(truncated)
+
+    def _put(self, lane: int, raw: Any, obs: list[np.ndarray]) -> None:
+        """Write one env's observation into row `lane` of the batch, if it fits."""
+        try:
+            values = (raw,) if self._plain else flatten_obs(raw, self._leaves).values()
+        except UsageError as error:
+            raise _Broken("garbage", str(error)) from None
+        for leaf, array, value in zip(self._leaves, obs, values, strict=True):
+            try:
+                one = np.asarray(value)
+                fits = one.shape == leaf.shape  # asked first, because copyto would broadcast
+                if fits:
+                    np.copyto(array[lane, ...], one, casting="same_kind")
+                    fits = not leaf.sizes or in_range(one, leaf)
+            except (TypeError, ValueError):
+                fits = False
+            if not fits:
+                raise _Broken("garbage", f"the observation {misfit(value, leaf)}")
+
+    def _require_finite(self, lane: int, obs: list[np.ndarray], reward: np.ndarray | None = None) -> None:
+        """Refuse NaN and infinity in one lane."""
+        if reward is not None and not math.isfinite(reward[lane]):
+            raise _Broken("garbage", f"reward = {reward[lane]}; {FINITE}")
+        for i in self._floats:
+            row = obs[i][lane]
+            if not finite(row):
+                bad = row[~np.isfinite(row)][0]
+                raise _Broken("garbage", f"{self._leaves[i].path} = {bad}; {FINITE}")
+
+    def _restart_not_finite(self, obs: list[np.ndarray], reward: np.ndarray) -> list[int]:
+        """Restart the lanes whose step gave NaN or infinity, and return them."""
+        found = []
+        for lane in range(self.num_envs):
+            try:
+                self._require_finite(lane, obs, reward)
+            except _Broken as broken:
+                found.append(lane)
+                self._restart(lane, broken, obs)
+                reward[lane] = 0.0
+        return found
+
+    def _restart(self, lane: int, broken: _Broken, obs: list[np.ndarray]) -> None:
+        """Put a new env in the place of one that broke, and begin the lane's next episode in it."""
+        while True:
+            self._note(lane, broken)
+            close_env(self._envs[lane])
+            self._episodes[lane] += 1
+            self._steps[lane] = 0
+            try:
+                self._envs[lane] = self._made_again()
+                self._begin(lane, int(self._episodes[lane]), obs)
+                return
+            except _Broken as again:
+                broken = again
+
+    def _made_again(self) -> Env:
+        try:
+            made, spec = make_described(self._env, self._args)
+        except (Exception, SystemExit) as error:
+            raise _Broken("raised", f"it could not be made again: {summary(error)}") from error
+        if spec != self.spec:
+            close_env(made)
+            raise _Broken("garbage", "made again, it has other spaces")
+        return made
+
+    def _note(self, lane: int, broken: _Broken) -> None:
+        """Add to the faults; an error if going on is of no use."""
+        fault = self._fault(lane, broken)
+        if broken.kind == "garbage" and not self._proven and self._breaks[lane]:
+            raise self._error(broken, fault) from broken.__cause__
+        calm = self._clock - self._broke_at[lane] > STEPS_BETWEEN
+        self._breaks[lane] = 1 if calm else self._breaks[lane] + 1
+        self._broke_at[lane] = self._clock
+        if self._breaks[lane] > BREAKS_IN_A_ROW:
+            often = f", {self._breaks[lane]} times in a row within {STEPS_BETWEEN} steps"
+            raise self._error(broken, fault, often) from broken.__cause__
+        self.faults.append(fault)
+
+    def _fault(self, lane: int, broken: _Broken) -> EnvFault:
+        step = int(self._steps[lane])
+        return EnvFault(
+            env=self._env,
+            args=self._args,
+            kind=broken.kind,
+            lane=lane,
+            seed=self._episode_seed(lane),
+            step=step,
+            cause=broken.what,
+            trace=trace_of(broken.__cause__),
+            actions=None if self._actions is None else self._actions[lane, :step].copy(),
+        )
+
+    def _error(self, broken: _Broken, fault: EnvFault, often: str = "") -> EnvError:
+        kind = ContractError if broken.kind == "garbage" and not self._proven else EnvError
+        where = f"in lane {fault.lane}{often} (episode seed {fault.seed}, step {fault.step})"
+        error = kind(f"env {self._env!r} broke {where}: {broken.what}")
+        error.facts = fault.facts()
+        return error
+
+    def _for_env(self, action: np.ndarray) -> Sequence[Any]:
+        """Actions as a single env expects them: an int, or an array of its space's dtype that it may keep."""
+        if self._scalar_action:
+            return action.tolist()
+        return action.astype(self._env_action_dtype)  # type: ignore[return-value]
+
+    def _record(self, action: np.ndarray) -> None:
+        if self._actions is None:
+            return
+        if self._steps.max() == self._actions.shape[1]:
+            self._actions = np.concatenate([self._actions, np.empty_like(self._actions)], axis=1)
+        self._actions[self._lanes, self._steps] = action
+
+    def _replay(
+        self,
+        lane: int,
+        episode: int,
+        count: int,
+        past: np.ndarray | None,
+        obs: list[np.ndarray],
+        saved: list[np.ndarray],
+    ) -> bool:
+        """Bring a lane to where it was by taking its past actions again; False when that leads elsewhere."""
+        if count and past is None:
+            return False
+        self._begin(lane, episode, obs)
+        if past is not None and count:
+            self._remember(lane, past)
+            for choice in self._for_env(past):
+                self._steps[lane] += 1
+                _, terminated, truncated = self._step_lane(lane, choice, obs)
+                if terminated or truncated:
+                    return False
+        return all(same(now[lane], then[lane]) for now, then in zip(obs, saved, strict=True))
+
+    def _remember(self, lane: int, past: np.ndarray) -> None:
+        if self._actions is None:
+            return
+        while len(past) > self._actions.shape[1]:
+            self._actions = np.concatenate([self._actions, np.empty_like(self._actions)], axis=1)
+        self._actions[lane, : len(past)] = past
+
+    def _fitting(self, tree: Tree) -> list[np.ndarray]:
+        """The saved observations, once the saved state is known to fit this vector environment."""
+        if tree.get("kind") != "local":
+            raise CheckpointError(
+                f"env {self._env!r} was saved by another vector implementation; resume with the same one"
+            )
+        saved = [np.asarray(tree["obs"][str(i)]) for i in range(len(tree["obs"]))]
+        shapes = [array.shape for array in saved]
+        expected = [(self.num_envs, *leaf.shape) for leaf in self._leaves]
+        if shapes != expected:
+            raise CheckpointError(f"env {self._env!r} was saved with observations {shapes}, now they are {expected}")
+        return saved
+
+    def _new_obs(self) -> list[np.ndarray]:
+        return [np.empty((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self._leaves]
+
+    def _episode_seed(self, lane: int) -> int:
+        return derive_seed(self._seed, self._sampler, lane, int(self._episodes[lane]))
+
+    def _must_be_reset(self) -> None:
+        if not self._obs:
+            raise UsageError(f"env {self._env!r} has no running episodes yet; call reset() or load() first")
+
+
+def _shape_of(result: Any) -> str:
+    if isinstance(result, tuple):
+        hint = " (the old gym interface)" if len(result) == 4 else ""
+        return f"{len(result)} values{hint}"
+    return f"a {type(result).__name__}"
