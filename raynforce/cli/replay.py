@@ -23,6 +23,7 @@ from gymnasium import spaces
 from raynforce import settings
 from raynforce.config import Config
 from raynforce.envs.describe import describe, flatten_obs, is_flag, is_scalar, misfit, short
+from raynforce.envs.faults import MOST_BYTES
 from raynforce.envs.make import Env, close_env, make
 from raynforce.envs.vector import probe
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
@@ -103,8 +104,14 @@ def _episode(run: RunDirectory, evidence: Mapping[str, Any], how: How) -> Outcom
     try:
         name, args, seed = str(evidence["env"]), dict(evidence.get("args") or {}), int(evidence["seed"])
         actions = np.asarray(evidence["actions"], evidence.get("dtype"))  # [step, ...]
+        step = int(evidence.get("step", len(actions)))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"this evidence of {run.path} is torn: {summary(error)}") from None
+    if evidence.get("too_long"):
+        raise UsageError(
+            f"this episode is too long to be replayed: it broke at step {step:,}, and more than "
+            f"{MOST_BYTES / 1e6:.0f} MB of actions are not kept; it began with reset(seed={seed})"
+        )
     env = make(name, args)
     try:
         return _Episode(env, name, seed, actions, how).play()

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 TRACE_LENGTH = 4000
+MOST_BYTES = 1 << 20
+"""Of an episode's actions, which travel between processes and are kept: 131,072 steps of one integer, say."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,9 @@ class EnvFault:
     trace: str = ""
     """The traceback inside the environment, if it raised."""
     actions: np.ndarray | None = None
-    """`[step, ...]` as given to the environment since its reset, the last one included; None if not recorded."""
+    """`[step, ...]` as given to the environment since its reset, the last one included; None if not kept."""
+    too_long: bool = False
+    """Whether they are not kept because they take more than `MOST_BYTES`."""
 
     def facts(self) -> dict[str, Any]:
         """As JSON, for the history of the run."""
@@ -38,6 +42,8 @@ class EnvFault:
         if self.lane is not None:
             facts |= {"lane": self.lane, "seed": self.seed}
         facts |= {"step": self.step, "cause": self.cause, "trace": self.trace}
+        if self.too_long:
+            facts["too_long"] = True
         if self.actions is not None:
             facts |= {"actions": self.actions.tolist(), "dtype": str(self.actions.dtype)}
         return facts

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from raynforce.envs.describe import flatten_obs, in_range, is_flag, is_scalar, misfit, short
-from raynforce.envs.faults import EnvFault, trace_of
+from raynforce.envs.faults import MOST_BYTES, EnvFault, trace_of
 from raynforce.envs.make import Env, close_env, make_described
 from raynforce.envs.vector import FINITE, Step, derive_seed, finite, first_of_attempt, same
 from raynforce.errors import CheckpointError, ContractError, EnvError, UsageError, summary
@@ -336,6 +336,8 @@ class LocalVector:
 
     def _fault(self, lane: int, broken: _Broken) -> EnvFault:
         step = int(self._steps[lane])
+        past = None if self._actions is None else self._actions[lane, :step]
+        too_long = past is not None and past.nbytes > MOST_BYTES
         return EnvFault(
             env=self._env,
             args=self._args,
@@ -345,7 +347,8 @@ class LocalVector:
             step=step,
             cause=broken.what,
             trace=trace_of(broken.__cause__),
-            actions=None if self._actions is None else self._actions[lane, :step].copy(),
+            actions=None if past is None or too_long else past.copy(),
+            too_long=too_long,
         )
 
     def _error(self, broken: _Broken, fault: EnvFault, often: str = "") -> EnvError:

@@ -27,7 +27,7 @@ LONGEST_CAUSE, LONGEST_TEXT = 400, 8000  # characters in a line of the history
 
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|\d[\d_,.]*(?:[eE][-+]?\d+)?")
 _DONE = {"environment restarted": "restarted"}
-_EPISODE = ("env", "args", "seed", "actions", "dtype", "lane", "step")
+_EPISODE = ("env", "args", "seed", "actions", "dtype", "too_long", "lane", "step")
 
 
 def same_cause(kind: str, cause: str) -> str:
@@ -128,7 +128,8 @@ class FaultHistory:
         self.faults += 1
         cause = same_cause(line["kind"], line["cause"])
         evidence = None
-        if self._kept.total() < MOST_EVIDENCE and self._kept[cause] < MOST_OF_A_CAUSE:
+        most = 1 if facts.get("too_long") else MOST_OF_A_CAUSE  # room for those that can be seen again
+        if self._kept.total() < MOST_EVIDENCE and self._kept[cause] < most:
             evidence = self._keep(cause, {**line, "trace": trace}, facts, parts)
         if trace and cause not in self._seen:
             line["trace"] = trace[-LONGEST_TEXT:]
@@ -146,7 +147,8 @@ class FaultHistory:
         evidence = {"kind": "", "fault": known.pop("kind"), "time": time.time(), **known}
         path = self._folder / f"{self._number + 1:04d}.json"
         try:
-            if "seed" in facts and (facts.get("actions") is not None or facts.get("step") == 0):
+            known_by_seed = facts.get("step") == 0 or facts.get("too_long")  # the latter is not to be seen again
+            if "seed" in facts and (facts.get("actions") is not None or known_by_seed):
                 evidence |= {"kind": "episode", "actions": []} | {k: facts[k] for k in _EPISODE if k in facts}
             elif parts is not None:
                 evidence |= {"kind": "fragment", "index": int(known["role"].partition(" ")[2] or 0)}

@@ -294,6 +294,14 @@ def test_it_works_from_a_shell_with_a_module_of_the_current_directory(
     assert "broke again at step 3: JSONDecodeError: " in out.splitlines()[-1]
 
 
+def test_an_episode_too_long_to_be_kept_is_refused_in_one_line(cli: Cli, history: FaultHistory) -> None:
+    facts = broken("step raises", step=2_000_000, too_long=True)
+    del facts["actions"], facts["dtype"]
+    history.env_fault("sampler 0", facts, 1)
+    answer = cli("doctor", "run", "--replay")
+    answer.refused(2, "too long to be replayed: it broke at step 2,000,000, ", "reset(seed=5)")
+
+
 def test_a_fragment_is_sampled_again(
     cli: Cli, run: Path, history: FaultHistory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -274,6 +274,21 @@ def test_actions_are_not_kept_without_record() -> None:
     assert "actions" not in vector.take_faults()[0].facts()
 
 
+@pytest.mark.parametrize(("steps", "too_long"), [(4, False), (5, True)])
+def test_the_actions_of_a_very_long_episode_are_left_out(
+    steps: int, too_long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "MOST_BYTES", 4 * 8)
+    vector = LocalVector("bad_envs:Scripted", {"every": steps, "length": 9}, 1, seed=0)
+    vector.reset()
+    run(vector, steps)
+    (fault,) = vector.take_faults()
+    facts = fault.facts()
+    assert facts["step"] == steps
+    assert facts.get("too_long", False) == too_long
+    assert ("actions" in facts) == (fault.actions is not None) == (not too_long)
+
+
 class Deep(bad_envs.Counter):
     def step(self, action: Any) -> Any:
         def dig(depth: int) -> None:

@@ -107,6 +107,20 @@ def test_a_role_that_failed_over_its_environment_leaves_the_episode(run: RunDire
     assert history.restarts.total() == 0
 
 
+def test_an_episode_too_long_to_be_seen_again_leaves_room_for_those_that_can(run: RunDirectory) -> None:
+    history = FaultHistory(run)
+    long = {k: v for k, v in facts(too_long=True, step=10**6).items() if k not in ("actions", "dtype")}
+    for known in (long, long, facts(), long, facts()):
+        history.env_fault("sampler 0", known, 1)
+    assert [e["evidence"] is not None for e in read_events(run.events)] == [True, False, True, False, True]
+    kept = [evidence for _, evidence in evidence_of(run)]
+    assert [(e["kind"], e.get("too_long", False), e["actions"]) for e in kept] == [
+        ("episode", True, []),
+        ("episode", False, [0, 1]),
+        ("episode", False, [0, 1]),
+    ]
+
+
 def test_evidence_is_kept_of_the_first_three_of_a_cause_and_twenty_in_all_also_after_a_resume(
     run: RunDirectory,
 ) -> None:
