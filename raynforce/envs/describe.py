@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from raynforce.errors import UsageError
+from raynforce.errors import UsageError, summary
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 
 _OBS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
 _FLAGS = (bool, np.bool_, int, np.integer)
-_NUMBERS = (float, int, np.floating, np.integer, np.bool_)
+_NUMBERS = (float, np.floating, np.integer, np.bool_)
+_LARGEST = 1 << 1023  # what a float can hold
 _ACTION = "Discrete, MultiDiscrete, MultiBinary and Box of floats"
 
 
@@ -117,6 +118,8 @@ def misfit(value: Any, leaf: ObsLeaf) -> str:
         array = np.asarray(value)
     except ValueError:
         return f"{leaf.path!r} is a ragged {type(value).__name__}; expected an array of shape {leaf.shape}"
+    except Exception as error:  # a tensor that has a gradient, or is on a GPU
+        return f"{leaf.path!r} is a {type(value).__name__} that is no array: {summary(error)}"
     if array.dtype.kind not in "biuf":
         return f"{leaf.path!r} is a {type(value).__name__}; expected {leaf.dtype} of shape {leaf.shape}"
     if array.shape != leaf.shape:
@@ -133,6 +136,8 @@ def is_scalar(reward: Any) -> bool:
     """Whether a reward is one number (also NaN or infinite, which are found elsewhere)."""
     if isinstance(reward, _NUMBERS):
         return True
+    if isinstance(reward, int):
+        return -_LARGEST < reward < _LARGEST
     return isinstance(reward, np.ndarray) and reward.ndim == 0 and reward.dtype.kind in "biuf"
 
 

@@ -270,7 +270,7 @@ class LocalVector:
                 if fits:
                     np.copyto(array[lane, ...], one, casting="same_kind")
                     fits = not leaf.sizes or in_range(one, leaf)
-            except (TypeError, ValueError):
+            except Exception:  # it may be anything
                 fits = False
             if not fits:
                 raise _Broken("garbage", f"the observation {misfit(value, leaf)}")

@@ -245,7 +245,7 @@ class NativeVector:
         for path, dtype, shape in self._leaves:
             try:
                 array = obs[path] = np.array(values[path], dtype, order="C")
-            except (TypeError, ValueError) as error:
+            except Exception as error:  # it may be anything
                 raise self._broken(f"the observation {path!r} is no array: {summary(error)}") from error
             if array.shape != shape:
                 raise self._broken(f"the observation {path!r} has shape {array.shape}; expected {shape}")
@@ -267,11 +267,20 @@ class NativeVector:
         last = infos.get("final_obs")
         if last is None:
             raise self._broken("it resets in the same step, but infos has no 'final_obs' for the episodes that ended")
-        if isinstance(last, np.ndarray) and last.dtype == object:  # [B] observations, None where none ended
-            rows = [flatten_obs(last[lane], self.spec.obs) for lane in lanes]
-            return {path: np.array([row[path] for row in rows], dtype) for path, dtype, _ in self._leaves}
-        values = flatten_obs(last, self.spec.obs)
-        return {path: np.array(np.asarray(values[path])[lanes], dtype) for path, dtype, _ in self._leaves}
+        try:
+            if isinstance(last, np.ndarray) and last.dtype == object:  # [B] observations, None where none ended
+                rows = [flatten_obs(last[lane], self.spec.obs) for lane in lanes]
+                final = {path: np.array([row[path] for row in rows], dtype) for path, dtype, _ in self._leaves}
+            else:
+                values = flatten_obs(last, self.spec.obs)
+                final = {path: np.array(np.asarray(values[path])[lanes], dtype) for path, dtype, _ in self._leaves}
+        except Exception as error:  # it may be anything
+            raise self._broken(f"infos['final_obs'] does not fit: {summary(error)}") from error
+        for path, _, (_, *shape) in self._leaves:
+            if final[path].shape != (len(lanes), *shape):
+                came = f"{path!r} of shape {final[path].shape[1:]}"
+                raise self._broken(f"infos['final_obs'] has {came}; expected {tuple(shape)}")
+        return final
 
     def _must_be_reset(self) -> None:
         if not self._obs:

@@ -85,6 +85,13 @@ class Bad(Counter):
         return obs, rewards.get(self.fault, reward), terminated, flags.get(self.fault, truncated), info
 
 
+class Tensor:
+    """Cannot become an array, like one that has a gradient."""
+
+    def __array__(self, *args: Any, **more: Any) -> np.ndarray:
+        raise RuntimeError("detach it")
+
+
 class Scripted(Counter):
     """A `Counter` whose episode of a seed in `script` breaks at a step (0: its reset) in the way that is named there.
 
@@ -116,11 +123,11 @@ class Scripted(Counter):
         if kind == "exit":
             raise SystemExit(3)
         obs, *rest = result
-        observations = {"nan": obs * np.nan, "inf": obs + np.inf, "shape": obs[:1], "none": None}
+        observations = {"nan": obs * np.nan, "inf": obs + np.inf, "shape": obs[:1], "none": None, "tensor": Tensor()}
         if kind in observations:
             return observations[kind], *rest
         _, terminated, truncated, info = rest
-        rewards = {"reward": np.ones(2), "text": "1", "nan reward": np.nan, "large reward": 1e39}
+        rewards = {"reward": np.ones(2), "text": "1", "nan reward": np.nan, "large reward": 1e39, "huge": 10**400}
         if kind in rewards:
             return obs, rewards[kind], terminated, truncated, info
         if kind == "flag":

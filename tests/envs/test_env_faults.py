@@ -49,10 +49,12 @@ KINDS = {
     "inf": "obs = inf; observations and rewards must be finite numbers",
     "shape": "the observation 'obs' has shape (1,); expected (2,)",
     "none": "the observation 'obs' is a NoneType; expected float32 of shape (2,)",
+    "tensor": "the observation 'obs' is a Tensor that is no array: RuntimeError: detach it",
     "reward": "the reward is array([1., 1.]) (ndarray); expected one number",
     "text": "the reward is '1' (str); expected one number",
     "nan reward": "reward = nan; observations and rewards must be finite numbers",
     "large reward": "reward = inf; observations and rewards must be finite numbers",
+    "huge": f"the reward is {'1'.ljust(117, '0')}... (int); expected one number",
     "flag": "terminated and truncated are False and None; expected True or False",
     "old": "step returned 4 values (the old gym interface); expected (obs, reward, terminated, truncated, info)",
 }
@@ -95,7 +97,7 @@ def test_one_lane_begins_its_next_episode_in_a_new_env(kind: str, at: int) -> No
     assert facts["dtype"] == "int64"
 
 
-@pytest.mark.parametrize("kind", ["raise", "exit", "nan", "shape", "none"])
+@pytest.mark.parametrize("kind", ["raise", "exit", "nan", "shape", "none", "tensor"])
 def test_a_reset_that_breaks_after_an_episodes_end_spoils_no_step(kind: str) -> None:
     vector = scripted({(1, 1): (0, kind)})
     vector.reset()

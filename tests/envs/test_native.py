@@ -112,6 +112,28 @@ def test_final_obs_as_one_batch() -> None:
     assert step.obs["obs"].tolist() == [[1], [1]]
 
 
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        (None, "has no 'final_obs'"),
+        (np.zeros((2, 3)), r"has 'obs' of shape \(3,\); expected \(1,\)"),
+        (np.zeros((1, 1)), "does not fit: IndexError"),
+        (np.array([None, "x"], object), "does not fit: ValueError"),
+        (np.array([None, None], object), "has 'obs' of shape"),
+    ],
+    ids=["none", "shape", "lanes", "text", "empty"],
+)
+def test_final_obs_that_are_none(last: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Batch(AutoresetMode.SAME_STEP)
+    step = batch.step
+    monkeypatch.setattr(batch, "step", lambda actions: (*step(actions)[:4], {"final_obs": last}))
+    vector = NativeVector("batch", batch, seed=0)
+    vector.reset()
+    with pytest.raises(EnvError, match=said) as caught:
+        vector.step(ZEROS)
+    assert caught.value.facts["kind"] == "garbage"
+
+
 def test_cartpole_agrees_with_gymnasium() -> None:
     vector = make_vector("CartPole-v1", {}, 4, seed=3, sampler=1)
     other = gymnasium.make_vec("CartPole-v1", 4, vectorization_mode="vector_entry_point")
