@@ -24,12 +24,14 @@ def patience(seconds: float, what: str) -> Iterator[None]:
 
     timer = threading.Timer(seconds, interrupt)
     timer.daemon = True
-    timer.start()
     try:
-        yield
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()  # an interrupt that is on its way arrives here, not in what comes after
     except KeyboardInterrupt:
         if not late.is_set():
             raise
         raise EnvError(f"{what} takes longer than faults.start_seconds = {seconds:g}; raise it if need be") from None
-    finally:
-        timer.cancel()
