@@ -88,10 +88,10 @@ def _obstacle(env: str) -> str:
 
 def _known_elsewhere(env: str) -> bool:
     """Whether a new process finds this environment: not if it is an id that the user's own script registered."""
-    name = locate(env)
-    if ":" in env or not isinstance(name, str):
+    if ":" in env:
         return True  # its module is imported wherever it is made
-    entry: Any = gymnasium.registry[name].entry_point
+    registered = gymnasium.registry[str(locate(env))]
+    entry: Any = registered.entry_point or registered.vector_entry_point
     package = _package(entry if isinstance(entry, str) else entry.__module__)
     if package in ("gymnasium", "ale_py"):
         return True

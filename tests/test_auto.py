@@ -283,6 +283,15 @@ def test_an_id_that_only_this_process_knows_stays_in_it() -> None:
         del gymnasium.registry["HereOnly-v0"]
 
 
+def test_an_id_that_has_a_vector_implementation_alone_is_refused() -> None:
+    gymnasium.register("VectorOnly-v0", vector_entry_point="gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv")
+    try:
+        with pytest.raises(UsageError, match="'VectorOnly-v0' could not be made"):
+            chosen(env="VectorOnly-v0")
+    finally:
+        del gymnasium.registry["VectorOnly-v0"]
+
+
 # -- the run ----------------------------------------------------------------------------------------------
 
 
