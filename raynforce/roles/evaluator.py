@@ -102,12 +102,15 @@ class Evaluator:
     def _count(self, cut: np.ndarray) -> None:
         """An episode that breaks every time would be played for ever."""
         self._cuts[cut] += 1
-        for lane in cut[(self._cuts[cut] > CUTS_IN_A_ROW) & (self._quota[cut] > 0)]:
-            last = [fault for fault in self._vector().take_faults() if fault.lane == lane][-1]
-            often = f"env {self._args.env!r} broke in {self._cuts[lane]} evaluation episodes in a row, in lane {lane}"
-            error = EnvError(f"{often} (episode seed {last.seed}, step {last.step}): {last.cause}")
-            error.facts = last.facts()
-            raise error
+        hopeless = cut[(self._cuts[cut] > CUTS_IN_A_ROW) & (self._quota[cut] > 0)]
+        if not len(hopeless):
+            return
+        lane = hopeless[0]
+        last = [fault for fault in self._vector().take_faults() if fault.lane == lane][-1]
+        often = f"env {self._args.env!r} broke in {self._cuts[lane]} evaluation episodes in a row, in lane {lane}"
+        error = EnvError(f"{often} (episode seed {last.seed}, step {last.step}): {last.cause}")
+        error.facts = last.facts()
+        raise error
 
     def _vector(self) -> VectorEnv:
         if self._envs is None:
