@@ -77,7 +77,7 @@ class LocalVector:
         self._broke_at = np.zeros(num_envs, np.int64)  # by the clock
         self._breaks = np.zeros(num_envs, np.int64)  # in a row
         self._obs: list[np.ndarray] = []  # the current ones, in the order of the leaves; empty before the first reset
-        # Actions of the running episodes: lane b's are [b, :steps[b]]. The second dimension doubles when it is full.
+        # Actions of the running episodes: lane b's are [b, :steps[b]].
         self._actions = np.empty((num_envs, 64, *self.spec.action.shape), self.spec.action.dtype) if record else None
         self._all_valid = np.ones(num_envs, np.bool_)
         self._all_valid.flags.writeable = False  # shared by all steps
@@ -158,10 +158,7 @@ class LocalVector:
                 self._begin(lane, int(self._episodes[lane]) + 1, obs)
             except _Broken as broken:
                 self._restart(lane, broken, obs)
-        sound = finite(reward)
-        for i in self._floats:
-            sound = sound and finite(obs[i])
-        if not sound:
+        if not (finite(reward) and all(finite(obs[i]) for i in self._floats)):
             broke = sorted(broke + self._restart_not_finite(obs, reward))
         self._proven = self._proven or len(broke) < self.num_envs
         self._obs = obs
@@ -169,13 +166,11 @@ class LocalVector:
         if ended:
             final_lanes = np.array(ended, np.int64)
             final_obs = {leaf.path: np.array(rows) for leaf, rows in zip(self._leaves, final, strict=True)}
-        if not broke:
-            valid = self._all_valid
-            return Step(self.current(), reward, terminated, truncated, valid, final_lanes, final_obs, self._no_lanes)
-        lanes = np.array(broke, np.int64)
-        valid = self._all_valid.copy()
-        valid[lanes] = False
-        return Step(self.current(), reward, terminated, truncated, valid, final_lanes, final_obs, lanes)
+        valid, broken_lanes = self._all_valid, self._no_lanes
+        if broke:
+            valid, broken_lanes = valid.copy(), np.array(broke, np.int64)
+            valid[broken_lanes] = False
+        return Step(self.current(), reward, terminated, truncated, valid, final_lanes, final_obs, broken_lanes)
 
     def state(self) -> Tree:
         self._must_be_reset()
@@ -302,11 +297,11 @@ class LocalVector:
         while True:
             self._note(lane, broken)
             close_env(self._envs[lane])
-            self._episodes[lane] += 1
-            self._steps[lane] = 0
+            episode = int(self._episodes[lane]) + 1
+            self._episodes[lane], self._steps[lane] = episode, 0  # also if it breaks before it has begun
             try:
                 self._envs[lane] = self._made_again()
-                self._begin(lane, int(self._episodes[lane]), obs)
+                self._begin(lane, episode, obs)
                 return
             except _Broken as again:
                 broken = again
@@ -367,9 +362,8 @@ class LocalVector:
     def _record(self, action: np.ndarray) -> None:
         if self._actions is None:
             return
-        if self._steps.max() == self._actions.shape[1]:
-            self._actions = np.concatenate([self._actions, np.empty_like(self._actions)], axis=1)
-        self._actions[self._lanes, self._steps] = action
+        actions = self._actions = _with_room(self._actions, int(self._steps.max()) + 1)
+        actions[self._lanes, self._steps] = action
 
     def _replay(
         self,
@@ -385,20 +379,15 @@ class LocalVector:
             return False
         self._begin(lane, episode, obs)
         if past is not None and count:
-            self._remember(lane, past)
+            if self._actions is not None:
+                self._actions = _with_room(self._actions, count)
+                self._actions[lane, :count] = past
             for choice in self._for_env(past):
                 self._steps[lane] += 1
                 _, terminated, truncated = self._step_lane(lane, choice, obs)
                 if terminated or truncated:
                     return False
         return all(same(now[lane], then[lane]) for now, then in zip(obs, saved, strict=True))
-
-    def _remember(self, lane: int, past: np.ndarray) -> None:
-        if self._actions is None:
-            return
-        while len(past) > self._actions.shape[1]:
-            self._actions = np.concatenate([self._actions, np.empty_like(self._actions)], axis=1)
-        self._actions[lane, : len(past)] = past
 
     def _fitting(self, tree: Tree) -> list[np.ndarray]:
         """The saved observations, once the saved state is known to fit this vector environment."""
@@ -422,6 +411,13 @@ class LocalVector:
     def _must_be_reset(self) -> None:
         if not self._obs:
             raise UsageError(f"env {self._env!r} has no running episodes yet; call reset() or load() first")
+
+
+def _with_room(actions: np.ndarray, steps: int) -> np.ndarray:
+    """Actions `[B, T, ...]` with T doubled until `steps` fit."""
+    while steps > actions.shape[1]:
+        actions = np.concatenate([actions, np.empty_like(actions)], axis=1)
+    return actions
 
 
 def _shape_of(result: Any) -> str:

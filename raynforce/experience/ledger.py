@@ -73,7 +73,7 @@ class Ledger:
         """Raise unless everything balances, where `held` are the fragments that the topology has in its hands."""
         there = sorted(held)
         if there != sorted(self._flying):
-            extra = ", ".join(map(_name, set(there) ^ set(self._flying))) or "some twice"
+            extra = ", ".join(map(_name, sorted(set(there) ^ set(self._flying)))) or "some twice"
             raise LedgerError(f"the ledger and the run hold different fragments: {extra}")
         if self.produced != self.trained + self.dropped + self.in_flight:
             raise LedgerError(
