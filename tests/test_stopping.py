@@ -268,9 +268,9 @@ def test_the_second_signal_ends_at_once(start: Start, tmp_path: Path, runtime: s
     began = time.monotonic()
     command.send(how)
     assert command.ended() == SIGNALS[how], command.said
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
     assert "Traceback" not in command.said
-    command.nothing_left(1)
+    command.nothing_left(5)
     checkpoint.load(tmp_path / "run" / "last")  # of the beginning
 
 

@@ -102,7 +102,7 @@ def test_the_reason_of_a_death_is_one_line(runtime: Runtime, how: str, words: st
     calls = [role.call("pids"), role.call("die", how, words), role.call("pids"), role.call("hang", "loop")]
     began = time.monotonic()
     assert runtime.wait(calls, timeout=DEADLINE)[1] == []
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert calls[0].result()[1] == 0
     for call in [*calls[1:], role.call("pids")]:
         with pytest.raises(RoleDied) as caught:
@@ -201,15 +201,15 @@ def test_children_die_with_close(runtime: Runtime, busy: str, now: bool, monkeyp
         time.sleep(0.1)
     began = time.monotonic()
     runtime.close(now=now)
-    assert time.monotonic() - began < 2
-    assert until(lambda: gone(worker, child), 1)
+    assert time.monotonic() - began < 5
+    assert until(lambda: gone(worker, child), 5)
 
 
 def test_a_death_is_noticed_though_a_forked_child_lives_on(runtime: Runtime) -> None:
     began = time.monotonic()
     with pytest.raises(RoleDied, match="was killed by SIGKILL"):
         spawn(runtime, "Mortal").call("die", "forked").result()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 DRIVER = """
@@ -327,7 +327,7 @@ def test_a_role_that_prints_for_ever_can_be_closed(monkeypatch: pytest.MonkeyPat
         role.call("endless", 1000, 10**9, "\n")
         time.sleep(0.2)
         began = time.monotonic()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
 
 
 def test_nobody_types_for_a_role(runtime: Runtime) -> None:
