@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from pools import Witness, kill
+from running import metrics
 
 import raynforce
 from raynforce.config import EvalConfig
@@ -282,7 +282,7 @@ def start(run: Path, runtime: str, steps: int, **more: Any) -> raynforce.Run:
 
 
 def evaluated(run: Path) -> list[tuple[int, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(run)
     return [(line["step"], line["eval/return"]) for line in lines if "eval/return" in line]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from rays import Head
+from roles_for_tests import alive
 
 from raynforce.config import Config, RayConfig, SamplingConfig
 from raynforce.errors import UsageError
@@ -293,13 +294,6 @@ def test_nothing_is_left_when_the_driver_is_killed() -> None:
         driver.communicate()
     assert len(pids) >= 8
     deadline = time.monotonic() + 15
-    while Path(folder).exists() or any(_alive(int(pid)) for pid in pids):
+    while Path(folder).exists() or any(alive(int(pid)) for pid in pids):
         assert time.monotonic() < deadline, "something outlived the driver"
         time.sleep(0.2)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from roles_for_tests import alive
 
 from raynforce.config import Config, SamplingConfig
 from raynforce.errors import EnvError
@@ -179,7 +180,7 @@ def test_a_runtime_of_its_own_leaves_nothing_and_passes_on_what_roles_print(
         runtime.close(now=True)
         assert time.monotonic() - began < 5
     assert not folder.exists()
-    assert [pid for pid in pids if _alive(pid)] == []
+    assert [pid for pid in pids if alive(pid)] == []
     assert {"sampler 1: to stdout", "sampler 1: to stderr"} <= set(said)
     assert dict(os.environ) == before
     assert capfd.readouterr() == ("", ""), "stdout carries the result, stderr is not Ray's"
@@ -196,10 +197,3 @@ def _processes(folder: Path) -> list[int]:
         if str(folder).encode() in words:
             found.append(int(path.name))
     return found
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
