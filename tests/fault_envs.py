@@ -81,7 +81,22 @@ class Leaking(CartPole):
         return super().reset(**options)
 
 
-class Sudden(CartPole):
+class Passing(CartPole):
+    """Says where it comes to: a reset or a step."""
+
+    def reset(self, **options: Any) -> Any:
+        self._come_to("reset")
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        self._come_to("step")
+        return super().step(action)
+
+    def _come_to(self, where: str) -> None:
+        raise NotImplementedError
+
+
+class Sudden(Passing):
     """Does `what` in `where` (make, reset, step), the `at`-th time that this object is there.
 
     Never in the process `spared`, such as the driver, which looks at an environment before it trains. With `once`, the
@@ -93,14 +108,6 @@ class Sudden(CartPole):
         self.what, self.where, self.at, self.spared, self.once = what, where, at, spared, once
         self.count = 0
         self._come_to("make")
-
-    def reset(self, **options: Any) -> Any:
-        self._come_to("reset")
-        return super().reset(**options)
-
-    def step(self, action: Any) -> Any:
-        self._come_to("step")
-        return super().step(action)
 
     def _come_to(self, where: str) -> None:
         if where != self.where or os.getpid() == self.spared:
@@ -130,7 +137,7 @@ def fail(what: str) -> None:
         raise AssertionError(what)
 
 
-class Doomed(CartPole):
+class Doomed(Passing):
     """Of sampler `sampler`, raises in every step or reset (`where`) once one of them has taken `at` of them."""
 
     def __init__(self, flag: str, sampler: int = 0, where: str = "step", at: int = 100) -> None:
@@ -138,14 +145,6 @@ class Doomed(CartPole):
         self.flag, self.where, self.at = Path(flag), where, at
         self.mine = sampler_here() == sampler
         self.count = 0
-
-    def reset(self, **options: Any) -> Any:
-        self._come_to("reset")
-        return super().reset(**options)
-
-    def step(self, action: Any) -> Any:
-        self._come_to("step")
-        return super().step(action)
 
     def _come_to(self, where: str) -> None:
         if self.mine and where == self.where:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from raynforce.config import Config, SamplingConfig
 from raynforce.runtimes.ray.cluster import Cluster
 from raynforce.runtimes.ray.connecting import connect
@@ -27,6 +29,12 @@ class SharedRay:
         if self.cluster is not None:
             self.cluster.close()
             self.cluster = None
+
+
+def needs(runtime: str, request: pytest.FixtureRequest) -> None:
+    """If this is `ray`, it is the one that all tests share."""
+    if runtime == "ray":
+        request.getfixturevalue("shared_ray")
 
 
 @dataclass(frozen=True)

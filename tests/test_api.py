@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from running import events, metrics
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import raynforce
@@ -48,13 +49,13 @@ def test_a_run_leaves_config_metrics_events_and_checkpoints(run: raynforce.Run) 
     assert config["sampling"]["envs"] == 2
     assert config == run.config.to_dict()
 
-    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(run.path)
     names = {name for line in lines for name in line}
     assert {"charts/episodic_return", "charts/SPS", "losses/policy_loss", "losses/value_loss", "eval/return"} <= names
     assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
 
-    events = EventAccumulator(str(run.path / "tensorboard")).Reload()
-    shown = events.Scalars("losses/policy_loss")
+    drawn = EventAccumulator(str(run.path / "tensorboard")).Reload()
+    shown = drawn.Scalars("losses/policy_loss")
     assert [(e.step, e.value) for e in shown] == [
         (x["step"], pytest.approx(x["losses/policy_loss"])) for x in lines if "losses/policy_loss" in x
     ]
@@ -63,8 +64,7 @@ def test_a_run_leaves_config_metrics_events_and_checkpoints(run: raynforce.Run) 
         manifest = json.loads((run.path / pointer / "manifest.json").read_text())
         assert manifest["format_version"] == 1
         assert {"policy.safetensors", "policy.json"} <= set(manifest["files"])
-    history = [json.loads(line)["event"] for line in (run.path / "events.jsonl").read_text().splitlines()]
-    assert history == ["started", "stopped"]
+    assert [line["event"] for line in events(run.path)] == ["started", "stopped"]
     assert not list(run.path.rglob("*.tmp"))
 
 
@@ -296,8 +296,7 @@ def test_metrics_as_numpy_numbers_can_be_saved(tmp_path: Path) -> None:
         status.metrics["mine/number"] = np.float32(1.5)
 
     small(tmp_path / "run", callbacks=[add])
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert any(line.get("mine/number") == 1.5 for line in lines)
+    assert any(line.get("mine/number") == 1.5 for line in metrics(tmp_path / "run"))
 
 
 def test_a_policy_keeps_its_environments_arguments(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_an_environment_that_breaks_has_no_cost(fault: str) -> None:
 def test_an_environment_that_hangs_is_left_to_itself(fault: str) -> None:
     began = time.monotonic()
     _, seconds = probe_cost("test_auto:Timed", {"fault": fault})
-    assert 0.09 < time.monotonic() - began < 1.0
+    assert 0.09 < time.monotonic() - began < 5
     assert seconds == math.inf
     assert Timed.closed == []
     Timed.waiting.set()

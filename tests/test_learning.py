@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-import raynforce
-
-slow = pytest.mark.slow
+from marks import slow
+from running import solve
 
 
 @pytest.mark.parametrize(
@@ -31,8 +29,7 @@ slow = pytest.mark.slow
     ],
 )
 def test_preset_solves(algo: str, env: str, target: float, within: int, seed: int, tmp_path: Path) -> None:
-    run = raynforce.train(env, algo, steps=within, target=target, seed=seed, out=tmp_path / "run", progress="quiet")
-    assert run.result.solved_steps is not None, run.result
+    run = solve(env, algo, tmp_path / "run", steps=within, target=target, seed=seed)
     assert run.config.eval.episodes == 20
     # The policy that is kept is the one that solved it, on a hundred other episodes too.
     assert run.result.eval_return is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from marks import slowly
+from rays import needs
+from running import metrics, solve, without
 
 import raynforce
 
@@ -23,7 +25,6 @@ ALGOS: dict[str, dict[str, Any]] = {
     "examples.own_algorithm:Reinforce": {"sampling.fragment": 16, "learner.scale_rewards": True},
 }
 ENV, STEPS = "raynforce.envs.tiny:Identity", 900
-slow = pytest.mark.slow
 
 
 def train(path: Path, algo: str, steps: int = STEPS, env: str = ENV, **more: Any) -> raynforce.Run:
@@ -31,19 +32,18 @@ def train(path: Path, algo: str, steps: int = STEPS, env: str = ENV, **more: Any
     return raynforce.train(env, algo, steps=steps, seed=7, out=path, settings=settings, progress="quiet", **more)
 
 
-def metrics(run: raynforce.Run) -> list[dict[str, float]]:
+def measured(run: raynforce.Run) -> list[dict[str, float]]:
     """All that was measured, but for times and the runtime's own health."""
-    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     skipped = ("time", "health", "charts/SPS", "replay/mb")  # a restored replay is as large as it needs to be
-    return [{k: v for k, v in line.items() if not k.startswith(skipped)} for line in lines]
+    return without(metrics(run.path), *skipped)
 
 
 def trained(run: raynforce.Run) -> list[dict[str, float]]:
-    return [line for line in metrics(run) if "eval/return" not in line]
+    return [line for line in measured(run) if "eval/return" not in line]
 
 
 def evaluations(run: raynforce.Run) -> list[dict[str, float]]:
-    return [line for line in metrics(run) if "eval/return" in line]
+    return [line for line in measured(run) if "eval/return" in line]
 
 
 @cache
@@ -59,8 +59,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["process", "ray"])
 def runtime(request: pytest.FixtureRequest) -> str:
     """Each runtime that is not this process; Ray is the one that all tests share."""
-    if request.param == "ray":
-        request.getfixturevalue("shared_ray")
+    needs(request.param, request)
     return str(request.param)
 
 
@@ -120,17 +119,14 @@ def test_resuming_elsewhere_says_nothing_strange(tmp_path: Path, capfd: pytest.C
 def test_overlap_is_another_run_than_sync_and_one_version_behind(base: Path) -> None:
     sync, overlap = reference(base, "ppo", "sync"), reference(base, "ppo", "overlap")
     assert sync.result.weights_sha256 != overlap.result.weights_sha256
-    assert {line["lag/max"] for line in metrics(sync) if "lag/max" in line} == {0.0}
-    lags = {(line["lag/mean"], line["lag/max"]) for line in metrics(overlap) if "lag/max" in line}
+    assert {line["lag/max"] for line in measured(sync) if "lag/max" in line} == {0.0}
+    lags = {(line["lag/mean"], line["lag/max"]) for line in measured(overlap) if "lag/max" in line}
     assert lags == {(1.0, 1.0)}  # the first round, whose lag is 0, is before the first line
 
 
 @pytest.mark.parametrize(
     ("algo", "topology"),
-    [
-        ("ppo", "overlap"),
-        *(pytest.param(*c, marks=slow) for c in (("ppo", "sync"), ("dqn", "sync"), ("dqn", "overlap"))),
-    ],
+    [("ppo", "overlap"), *slowly(("ppo", "sync"), ("dqn", "sync"), ("dqn", "overlap"))],
 )
 def test_a_run_goes_from_runtime_to_runtime_and_ends_as_one_that_never_moved(
     algo: str, topology: str, base: Path, tmp_path: Path, shared_ray: None
@@ -147,12 +143,12 @@ def stop_at(steps: int) -> Callable[[raynforce.Status], None]:
     return lambda status: status.stop() if status.steps >= steps else None
 
 
-@pytest.mark.parametrize("algo", ["ppo", pytest.param("dqn", marks=slow)])
+@pytest.mark.parametrize("algo", ["ppo", *slowly("dqn")])
 def test_async_learns_on_every_runtime(algo: str, runtime: str, tmp_path: Path) -> None:
     run = train(tmp_path / "run", algo, runtime=runtime, topology="async")
     assert run.result.steps >= STEPS
     assert run.result.dropped_steps == 0
-    lags = [line["lag/max"] for line in metrics(run) if "lag/max" in line]
+    lags = [line["lag/max"] for line in measured(run) if "lag/max" in line]
     assert max(lags) >= 1  # somebody sampled while the learner learned
 
 
@@ -161,42 +157,32 @@ def test_async_learns_on_every_runtime(algo: str, runtime: str, tmp_path: Path) 
     [
         ("ppo", "process", "overlap", 2),
         ("ppo", "ray", "sync", 2),
-        pytest.param("ppo", "process", "sync", 2, marks=slow),
-        pytest.param("ppo", "process", "async", 2, marks=slow),
-        pytest.param("ppo", "ray", "overlap", 2, marks=slow),
-        pytest.param("ppo", "ray", "async", 2, marks=slow),
-        pytest.param("ppo", "inline", "overlap", 2, marks=slow),
-        pytest.param("dqn", "process", "sync", 1, marks=slow),
-        pytest.param("dqn", "process", "overlap", 1, marks=slow),
-        pytest.param("dqn", "process", "async", 2, marks=slow),
-        pytest.param("dqn", "ray", "sync", 1, marks=slow),
-        pytest.param("dqn", "ray", "overlap", 1, marks=slow),
-        pytest.param("dqn", "inline", "overlap", 1, marks=slow),
-        pytest.param("impala", "inline", "sync", 1, marks=slow),
-        pytest.param("impala", "process", "overlap", 2, marks=slow),
-        pytest.param("impala", "process", "async", 4, marks=slow),
-        pytest.param("impala", "ray", "async", 2, marks=slow),
-        pytest.param("examples.own_algorithm:Reinforce", "process", "overlap", 1, marks=slow),
-        pytest.param("examples.own_algorithm:Reinforce", "ray", "sync", 1, marks=slow),
+        *slowly(
+            ("ppo", "process", "sync", 2),
+            ("ppo", "process", "async", 2),
+            ("ppo", "ray", "overlap", 2),
+            ("ppo", "ray", "async", 2),
+            ("ppo", "inline", "overlap", 2),
+            ("dqn", "process", "sync", 1),
+            ("dqn", "process", "overlap", 1),
+            ("dqn", "process", "async", 2),
+            ("dqn", "ray", "sync", 1),
+            ("dqn", "ray", "overlap", 1),
+            ("dqn", "inline", "overlap", 1),
+            ("impala", "inline", "sync", 1),
+            ("impala", "process", "overlap", 2),
+            ("impala", "process", "async", 4),
+            ("impala", "ray", "async", 2),
+            ("examples.own_algorithm:Reinforce", "process", "overlap", 1),
+            ("examples.own_algorithm:Reinforce", "ray", "sync", 1),
+        ),
     ],
 )
 def test_cartpole_is_solved(
     algo: str, runtime: str, topology: str, samplers: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    if runtime == "ray":
-        request.getfixturevalue("shared_ray")
-    settings = {"sampling.samplers": samplers}
-    run = raynforce.train(
-        "CartPole-v1",
-        algo,
-        steps=200_000,
-        target=475,
-        runtime=runtime,
-        topology=topology,
-        out=tmp_path / "run",
-        settings=settings,
-        progress="quiet",
-    )
-    assert run.result.solved_steps is not None, run.result
+    needs(runtime, request)
+    how: dict[str, Any] = {"runtime": runtime, "topology": topology, "settings": {"sampling.samplers": samplers}}
+    run = solve("CartPole-v1", algo, tmp_path / "run", steps=200_000, target=475, **how)
     assert run.result.eval_return is not None
     assert run.result.eval_return >= 380

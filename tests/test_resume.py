@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from running import events, metrics, without
 
 import raynforce
 
@@ -94,7 +95,7 @@ def test_resumed_run_equals_one_never_stopped(case: str, tmp_path: Path) -> None
         assert getattr(resumed.result, count) == getattr(whole.result, count), count
     # The first half was evaluated when it stopped; otherwise there is no gap, no double and no difference.
     stop = half.result.steps
-    assert metrics(tmp_path / "whole", but=stop) == metrics(path, but=stop)
+    assert measured(tmp_path / "whole", but=stop) == measured(path, but=stop)
     assert times(path) == sorted(times(path))
 
 
@@ -115,7 +116,7 @@ def test_a_crash_costs_nothing_but_the_time_since_the_last_checkpoint(case: str,
         raynforce.train(env, algo, steps=2000, seed=3, out=path, settings=often, callbacks=[crash], progress="quiet")
     resumed = raynforce.resume(path, progress="quiet")
     assert resumed.result.weights_sha256 == whole.result.weights_sha256
-    assert metrics(tmp_path / "whole") == metrics(path)
+    assert measured(tmp_path / "whole") == measured(path)
 
 
 def test_a_callback_that_raises_loses_nothing(tmp_path: Path) -> None:
@@ -129,30 +130,29 @@ def test_a_callback_that_raises_loses_nothing(tmp_path: Path) -> None:
         raynforce.train(
             env, algo, steps=2000, out=tmp_path / "run", settings=settings, callbacks=[raises], progress="quiet"
         )
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert events[-1]["event"] == "failed"
+    last = events(tmp_path / "run")[-1]
+    assert last["event"] == "failed"
     saved = json.loads((tmp_path / "run" / "last" / "manifest.json").read_text())
-    assert saved["step"] == events[-1]["steps"] >= 700
+    assert saved["step"] == last["steps"] >= 700
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     first = train("ppo-native-env", tmp_path / "run", 800)
-    before = metrics(tmp_path / "run")
+    before = measured(tmp_path / "run")
     again = raynforce.resume(tmp_path / "run", progress="quiet")
     assert again.result.weights_sha256 == first.result.weights_sha256
     assert again.result.stopped == "steps done"
-    assert metrics(tmp_path / "run") == before
+    assert measured(tmp_path / "run") == before
 
 
-def metrics(run: Path, but: int = -1) -> list[dict[str, Any]]:
+def measured(run: Path, but: int = -1) -> list[dict[str, Any]]:
     """Every line of metrics, evaluations included, but for the clock and what was evaluated at step `but`."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if not ("eval/return" in line and line["step"] == but)]
-    return [{k: v for k, v in line.items() if not k.startswith(("time", "charts/SPS"))} for line in lines]
+    lines = [line for line in metrics(run) if not ("eval/return" in line and line["step"] == but)]
+    return without(lines, "time", "charts/SPS")
 
 
 def times(run: Path) -> list[float]:
-    return [json.loads(line)["time"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["time"] for line in metrics(run)]
 
 
 @pytest.mark.parametrize("case", ["ppo-native-env", "dqn-everything", "own-network-with-dropout"])

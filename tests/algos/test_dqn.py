@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nets import BOX, FixedNet
+from running import solve
 
 import raynforce
 from raynforce.algos.dqn import DQN, DQNConfig
 from raynforce.config import Config, SamplingConfig
 from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
-from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
+from raynforce.spaces import ActionSpec, EnvSpec
 
-BOX = ObsLeaf("obs", "box", (1,), "float32")
 ENV = EnvSpec("test", (BOX,), ActionSpec("discrete", (), "int64", sizes=(3,), start=(0,)))
 
 
@@ -83,7 +84,7 @@ def test_the_derivative_is_that_of_the_huber_loss(dueling: bool) -> None:
     algo = dqn(dueling=dueling, huber_delta=0.7)
     torch.manual_seed(0)
     out = {k: torch.randn(50, n, requires_grad=True) for k, n in algo.heads().items()}
-    net = FixedNet({k: v.detach() for k, v in out.items()})
+    net = FixedNet(**{k: v.detach() for k, v in out.items()})
     algo.target = torch.zeros(1)
     columns = batch(
         action=torch.randint(3, (50,)), reward=torch.randn(50), discount=torch.rand(50), weight=torch.rand(50)
@@ -101,19 +102,6 @@ def test_the_derivative_is_that_of_the_huber_loss(dueling: bool) -> None:
     assert loss.gradients is not None
     for name, gradient in zip(out, torch.autograd.grad(total, list(out.values())), strict=True):
         torch.testing.assert_close(loss.gradients[name], gradient)
-
-
-class FixedNet:
-    """A network whose outputs are given, whatever it is shown."""
-
-    def __init__(self, outputs: dict[str, torch.Tensor]) -> None:
-        self.outputs = outputs
-
-    def __call__(self, obs: Any, params: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        return self.outputs
-
-    def record(self, obs: Any) -> dict[str, torch.Tensor]:
-        return self.outputs
 
 
 def test_epsilon_falls_linearly_then_stays() -> None:
@@ -199,16 +187,7 @@ QUICK = {
     ],
 )
 def test_tiny_environments_are_learned(env: str, target: float, more: dict[str, Any], tmp_path: Path) -> None:
-    run = raynforce.train(
-        f"raynforce.envs.tiny:{env}",
-        "dqn",
-        steps=12_000,
-        target=target,
-        settings=QUICK | more,
-        out=tmp_path / "run",
-        progress="quiet",
-    )
-    assert run.result.solved_steps is not None, run.result
+    solve(f"raynforce.envs.tiny:{env}", "dqn", tmp_path / "run", steps=12_000, target=target, settings=QUICK | more)
 
 
 def test_values_are_bootstrapped_through_time_limits(tmp_path: Path) -> None:

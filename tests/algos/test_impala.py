@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nets import ACTIONS, BOX, FixedNet, at_random
+from running import solve
 
-import raynforce
 from raynforce.algos.base import advantages, corrected
 from raynforce.algos.impala import IMPALA, IMPALAConfig
 from raynforce.config import Config
@@ -24,25 +25,7 @@ from raynforce.policies.torch_net import tensor
 from raynforce.roles.evaluator import Evaluator
 from raynforce.roles.learner import Learner
 from raynforce.roles.sampler import EnvArgs, Sampler
-from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
-
-BOX = ObsLeaf("obs", "box", (1,), "float32")
-ACTIONS = {
-    "discrete": ActionSpec("discrete", (), "int64", sizes=(3,), start=(0,)),
-    "multidiscrete": ActionSpec("multidiscrete", (2,), "int64", sizes=(2, 3), start=(0, 0)),
-    "box": ActionSpec("box", (2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0)),
-}
-
-
-class FixedNet:
-    """A network whose outputs are given, so that only the loss is tested."""
-
-    def __init__(self, **outputs: torch.Tensor) -> None:
-        self.outputs = outputs
-        self.flat = torch.zeros(1)
-
-    def record(self, obs: Any) -> dict[str, torch.Tensor]:
-        return self.outputs
+from raynforce.spaces import EnvSpec
 
 
 def impala(kind: str = "discrete", **hp: Any) -> IMPALA:
@@ -82,13 +65,7 @@ def test_policy_gradient_value_loss_and_entropy_by_hand() -> None:
 def test_derivatives_beside_the_terms_are_those_of_the_papers_objective(kind: str, hp: dict[str, float]) -> None:
     algo, action, count = impala(kind, **hp), ACTIONS[kind], 200
     torch.manual_seed(0)
-    out = {k: torch.randn(count, n, dtype=torch.float64) for k, n in algo.heads().items()}
-    if kind == "box":
-        out["log_std"] = torch.randn(2, dtype=torch.float64)
-        actions = torch.randn(count, 2, dtype=torch.float64)
-    else:
-        actions = torch.stack([torch.randint(n, (count,)) for n in action.sizes], 1).reshape(count, *action.shape)
-    out = {k: v.requires_grad_() for k, v in out.items()}
+    out, actions = at_random(algo.heads(), action, count)
     logp, entropy = logp_entropy(action, out, actions)
     advantage, targets, noise = torch.randn(3, count, dtype=torch.float64)
     older = logp.detach() + 0.5 * noise  # ratios on both sides of the clip
@@ -217,16 +194,8 @@ def test_values_are_the_new_policys_not_those_of_the_one_that_acted(algo: str, h
     ],
 )
 def test_tiny_environments_are_learned(env: str, target: float, steps: int, tmp_path: Path) -> None:
-    run = raynforce.train(
-        f"raynforce.envs.tiny:{env}",
-        "impala",
-        steps=steps,
-        target=target,
-        settings={"algorithm.minibatch_size": 64, "eval.every": 1000, "eval.final_episodes": 0},
-        out=tmp_path / "run",
-        progress="quiet",
-    )
-    assert run.result.solved_steps is not None, run.result
+    settings = {"algorithm.minibatch_size": 64, "eval.every": 1000, "eval.final_episodes": 0}
+    solve(f"raynforce.envs.tiny:{env}", "impala", tmp_path / "run", steps=steps, target=target, settings=settings)
 
 
 def test_values_are_bootstrapped_through_time_limits() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nets import ACTIONS, BOX, FixedNet, at_random
+from running import solve
 
 import raynforce
 from raynforce.algos.base import shuffled
@@ -20,21 +22,9 @@ from raynforce.experience.vtrace import vtrace
 from raynforce.policies.numpy_net import NumpyNet
 from raynforce.policies.torch_distributions import logp_entropy
 from raynforce.policies.torch_net import SpecNet
-from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
+from raynforce.spaces import ActionSpec, EnvSpec
 
-BOX = ObsLeaf("obs", "box", (1,), "float32")
 ENV = EnvSpec("test", (BOX,), ActionSpec("discrete", (), "int64", sizes=(2,), start=(0,)))
-
-
-class FixedNet:
-    """A network whose outputs are given, so that only the loss is tested."""
-
-    def __init__(self, **outputs: torch.Tensor) -> None:
-        self.outputs = outputs
-        self.flat = torch.zeros(1)
-
-    def record(self, obs: Any) -> dict[str, torch.Tensor]:
-        return self.outputs
 
 
 def ppo(**hp: Any) -> PPO:
@@ -94,26 +84,13 @@ def test_no_gradient_beyond_the_clip() -> None:
     assert torch.all(gradients["policy"] == 0)
 
 
-ACTIONS = {
-    "discrete": ActionSpec("discrete", (), "int64", sizes=(3,), start=(0,)),
-    "multidiscrete": ActionSpec("multidiscrete", (2,), "int64", sizes=(2, 3), start=(0, 0)),
-    "box": ActionSpec("box", (2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0)),
-}
-
-
 @pytest.mark.parametrize("kind", ACTIONS)
 @pytest.mark.parametrize("hp", [{}, {"entropy_coef": 0.3}, {"clip_value": 0.2, "value_coef": 0.7}])
 def test_derivatives_beside_the_terms_are_those_of_the_papers_objective(kind: str, hp: dict[str, float]) -> None:
     action, count = ACTIONS[kind], 200
     algo = PPO(Config(env="test", algorithm=PPOConfig(**hp)), EnvSpec("test", (BOX,), action))
     torch.manual_seed(0)
-    out = {k: torch.randn(count, n, dtype=torch.float64) for k, n in algo.heads().items()}
-    if kind == "box":
-        out["log_std"] = torch.randn(2, dtype=torch.float64)
-        actions = torch.randn(count, 2, dtype=torch.float64)
-    else:
-        actions = torch.stack([torch.randint(n, (count,)) for n in action.sizes], 1).reshape(count, *action.shape)
-    out = {k: v.requires_grad_() for k, v in out.items()}
+    out, actions = at_random(algo.heads(), action, count)
     logp, entropy = logp_entropy(action, out, actions)
     advantage, returns, old = torch.randn(3, count, dtype=torch.float64)
     old_logp = logp.detach() + 0.3 * torch.randn(count, dtype=torch.float64)  # ratios on both sides of the clip
@@ -185,16 +162,7 @@ QUICK = {"algorithm.learning_rate": 3e-3, "sampling.fragment": 32, "eval.every":
 def test_tiny_environments_are_learned(
     env: str, target: float, steps: int, more: dict[str, Any], tmp_path: Path
 ) -> None:
-    run = raynforce.train(
-        f"raynforce.envs.tiny:{env}",
-        "ppo",
-        steps=steps,
-        target=target,
-        settings=QUICK | more,
-        out=tmp_path / "run",
-        progress="quiet",
-    )
-    assert run.result.solved_steps is not None, run.result
+    solve(f"raynforce.envs.tiny:{env}", "ppo", tmp_path / "run", steps=steps, target=target, settings=QUICK | more)
 
 
 def test_values_are_bootstrapped_through_time_limits(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -11,11 +10,11 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import cli_envs
 import pytest
 from cli_helpers import PLAIN, SICK, TINY, Answer, contents
+from disks import fail_to_write_config
 
 from raynforce.runs import checkpoint
 
@@ -207,16 +206,9 @@ def test_a_disk_that_is_full_at_a_resume_keeps_the_run(cli: Cli, disk: Disk, run
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # and the metrics are left open
 def test_a_disk_that_fills_up_while_resume_writes_the_config(cli: Cli, run: Path) -> None:
     before = (run / "config.yaml").read_bytes()
-    write_text = Path.write_text
-
-    def full(self: Path, data: str, *args: Any, **kwargs: Any) -> int:
-        if "config" not in self.name:
-            return write_text(self, data, *args, **kwargs)
-        write_text(self, data[: len(data) // 2])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        fail_to_write_config(patch)
         answer = cli("resume", "run", "--steps", "128", "--quiet")
     assert (run / "config.yaml").read_bytes() == before
     answer.refused(1, "config.yaml", "No space left on device")

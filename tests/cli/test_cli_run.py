@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_helpers import KEYS, PLAIN, SICK, TINY, Answer, contents
+from running import events, metrics
 
 from raynforce.runs import checkpoint
 
@@ -102,9 +103,8 @@ def test_the_run_directory_holds_what_is_promised(cli: Cli, tmp_path: Path) -> N
         *("best", "checkpoints", "config.yaml", "events.jsonl", "last", "metrics.jsonl", "tensorboard")
     ]
     assert yaml.safe_load((run / "config.yaml").read_text())["config_version"] == 1
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    assert [e["event"] for e in events] == ["started", "stopped"]
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [e["event"] for e in events(run)] == ["started", "stopped"]
+    lines = metrics(run)
     assert [line["step"] for line in lines] == [32, 64, 64]
     assert lines[0]["charts/episodic_return"] == 5.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from cli_helpers import KEYS, PLAIN, TINY, Answer
+from running import events
 
 import raynforce
 from raynforce.runs import checkpoint
@@ -80,8 +80,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint_and_resume_goes_on(
     assert list(result)[: len(KEYS)] == KEYS
     assert result["stopped"] == number.name
     assert checkpoint.manifest(run / "last")["step"] == result["steps"] > 0
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    assert [(e["event"], e.get("reason")) for e in events] == [("started", None), ("stopped", number.name)]
+    assert [(e["event"], e.get("reason")) for e in events(run)] == [("started", None), ("stopped", number.name)]
 
     more = result["steps"] + 300
     resumed = ended(start("resume", "run", "--steps", str(more), "--set", "eval.final_episodes=1", "--json"))

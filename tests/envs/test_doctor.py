@@ -91,7 +91,7 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raynforce.envs.doctor._SECONDS", 0.2)
     started = time.monotonic()
     report = check("slow", steps=100_000)
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 10
     assert report.ok
 
 

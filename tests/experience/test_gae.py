@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from columns import NONE, at, column
 
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import discounted, final_values, gae
-
-NONE = np.zeros((3, 1), bool)
-
-
-def column(*values: float) -> np.ndarray:
-    return np.array(values, np.float32)[:, None]  # [T, 1]
-
-
-def at(t: int) -> np.ndarray:
-    flags = NONE.copy()
-    flags[t] = True
-    return flags
 
 
 # gamma 0.5, lambda 0.5, rewards 1 2 3, values 4 5 6 7:

@@ -7,21 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from columns import NONE, at, column
 
 from raynforce.experience.gae import gae
 from raynforce.experience.vtrace import vtrace
-
-NONE = np.zeros((3, 1), bool)
-
-
-def column(*values: float) -> np.ndarray:
-    return np.array(values, np.float32)[:, None]  # [T, 1]
-
-
-def at(t: int) -> np.ndarray:
-    flags = NONE.copy()
-    flags[t] = True
-    return flags
 
 
 # gamma 0.5, rewards 1 2 3, values 4 5 6 7, ratios 0.5 4 2, clipped at rho 0.5 2 2 and c 0.5 1 1.

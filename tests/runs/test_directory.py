@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from disks import fail_to_write_config
 
 from raynforce.errors import CheckpointError, RaynforceError, UsageError
 from raynforce.runs import checkpoint
@@ -81,19 +81,6 @@ def test_a_dangling_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         RunDirectory(tmp_path / "link").create("env: x\n")
     assert os.listdir(tmp_path) == ["link"]
-
-
-def fail_to_write_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that fills up in the middle of config.yaml, whatever the name it is written under."""
-    write_text = Path.write_text
-
-    def full(self: Path, data: str, *args: Any, **kwargs: Any) -> int:
-        if "config" not in self.name:
-            return write_text(self, data, *args, **kwargs)
-        write_text(self, data[: len(data) // 2])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_text", full)
 
 
 def test_a_directory_that_could_not_be_made_can_be_tried_again(tmp_path: Path) -> None:

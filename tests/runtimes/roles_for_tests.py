@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -248,3 +249,11 @@ def descriptors() -> list[str]:
         except FileNotFoundError:
             continue
     return sorted(found)
+
+
+def alive(pid: int) -> bool:
+    """Whether this process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from rays import Head
+from roles_for_tests import alive
 
 from raynforce.config import Config, RayConfig, SamplingConfig
 from raynforce.errors import UsageError
@@ -31,12 +32,12 @@ def config(address: str | None = None, samplers: int = 1, env: str = "CartPole-v
     return Config(env=env, runtime="ray", sampling=SamplingConfig(samplers=samplers), ray=settings)
 
 
-def refusal(asked: Config, capfd: pytest.CaptureFixture[str], seconds: float = 4.0) -> str:
+def refusal(asked: Config, capfd: pytest.CaptureFixture[str]) -> str:
     """The one line that a user sees; nothing else reaches the screen."""
     began = time.monotonic()
     with pytest.raises(UsageError) as raised:
         connect(asked, lambda text: None)
-    assert time.monotonic() - began < seconds
+    assert time.monotonic() - began < 10, "Ray itself tries for minutes"
     assert capfd.readouterr() == ("", "")
     assert "\n" not in str(raised.value)
     return str(raised.value)
@@ -53,7 +54,7 @@ def refusal(asked: Config, capfd: pytest.CaptureFixture[str], seconds: float = 4
     ],
 )
 def test_addresses_that_cannot_be(address: str, words: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert words in refusal(config(address), capfd, seconds=2)
+    assert words in refusal(config(address), capfd)
 
 
 def test_the_environment_names_the_address(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +89,7 @@ def test_auto_where_none_runs(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
 
 def test_shared_memory_that_is_too_small(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(starting, "_shared_memory_bytes", lambda: 64 << 20)
-    line = refusal(config(), capfd, seconds=1)
+    line = refusal(config(), capfd)
     assert "/dev/shm has 67 MB free" in line
     assert "--shm-size=1g" in line
     assert "--runtime process" in line
@@ -293,13 +294,6 @@ def test_nothing_is_left_when_the_driver_is_killed() -> None:
         driver.communicate()
     assert len(pids) >= 8
     deadline = time.monotonic() + 15
-    while Path(folder).exists() or any(_alive(int(pid)) for pid in pids):
+    while Path(folder).exists() or any(alive(int(pid)) for pid in pids):
         assert time.monotonic() < deadline, "something outlived the driver"
         time.sleep(0.2)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

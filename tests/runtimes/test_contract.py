@@ -216,14 +216,14 @@ def test_wait_for_all_keeps_the_order_given(runtime: Runtime) -> None:
 def test_wait_for_some(runtime: Runtime, kind: str) -> None:
     slow, quick = notebook(runtime, "slow"), notebook(runtime, "quick")
     answered(runtime, slow.call("read"), quick.call("read"))
-    calls = [slow.call("sleep", 0.6), quick.call("sleep", 0.0)]
+    calls = [slow.call("sleep", 1.5), quick.call("sleep", 0.0)]
     began = time.monotonic()
     ready, rest = runtime.wait(calls, 1, DEADLINE)
     if kind == "inline":
         assert (ready, rest) == (calls, [])
     else:
         assert (ready, rest) == (calls[1:], calls[:1])
-        assert time.monotonic() - began < 0.55
+        assert time.monotonic() - began < 1.4
 
 
 def test_waiting_for_some_tells_of_all_that_are_there(runtime: Runtime) -> None:
@@ -235,14 +235,14 @@ def test_waiting_for_some_tells_of_all_that_are_there(runtime: Runtime) -> None:
 def test_wait_not_longer_than_said(runtime: Runtime, kind: str) -> None:
     role = notebook(runtime)
     answered(runtime, role.call("read"))
-    call = role.call("sleep", 0.5)
+    call = role.call("sleep", 1.5)
     began = time.monotonic()
     ready, rest = runtime.wait([call], timeout=0.1)
     if kind != "inline":
         assert (ready, rest) == ([], [call])
-        assert 0.08 < time.monotonic() - began < 0.4
+        assert 0.08 < time.monotonic() - began < 1.4
         assert runtime.wait([call], timeout=0) == ([], [call])
-    assert call.result() == 0.5
+    assert call.result() == 1.5
     assert runtime.wait([call], timeout=0) == ([call], [])
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from _pytest.mark import ParameterSet
-from roles_for_tests import descriptors
+from marks import slowly
+from roles_for_tests import alive, descriptors
 
 import raynforce
 from raynforce.config import Config
@@ -49,10 +49,6 @@ def spawn(runtime: Runtime, role: str, *args: object, place: Place = HERE_TOO) -
     return runtime.spawn(f"roles_for_tests:{role}", *args, name=role.lower(), place=place)
 
 
-def slow(*cell: object) -> ParameterSet:
-    return pytest.param(*cell, marks=pytest.mark.slow)
-
-
 def until(condition: Callable[[], bool], seconds: float = DEADLINE) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -63,14 +59,8 @@ def until(condition: Callable[[], bool], seconds: float = DEADLINE) -> bool:
 
 
 def gone(*pids: int) -> bool:
-    """Whether none of them runs any more; a zombie does not."""
-
-    def runs(pid: int) -> bool:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        return False
-
-    return not any(runs(pid) for pid in pids)
+    """Whether none of them runs any more."""
+    return not any(map(alive, pids))
 
 
 def memory() -> int:
@@ -102,7 +92,7 @@ def test_the_reason_of_a_death_is_one_line(runtime: Runtime, how: str, words: st
     calls = [role.call("pids"), role.call("die", how, words), role.call("pids"), role.call("hang", "loop")]
     began = time.monotonic()
     assert runtime.wait(calls, timeout=DEADLINE)[1] == []
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert calls[0].result()[1] == 0
     for call in [*calls[1:], role.call("pids")]:
         with pytest.raises(RoleDied) as caught:
@@ -173,7 +163,7 @@ def test_a_worker_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) ->
 # -- children -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["kill", slow("exit"), slow("segfault")])
+@pytest.mark.parametrize("how", ["kill", *slowly("exit", "segfault")])
 def test_children_die_with_their_worker(runtime: Runtime, how: str) -> None:
     role = spawn(runtime, "Mortal", True)
     worker, child = role.call("pids").result()
@@ -189,7 +179,7 @@ def test_children_die_with_their_worker(runtime: Runtime, how: str) -> None:
         ("", False),
         ("c", False),
         ("loop", True),
-        *(slow(*cell) for cell in (("", True), ("c", True), ("loop", False), ("sleep", False), ("sleep", True))),
+        *slowly(("", True), ("c", True), ("loop", False), ("sleep", False), ("sleep", True)),
     ],
 )
 def test_children_die_with_close(runtime: Runtime, busy: str, now: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,15 +191,15 @@ def test_children_die_with_close(runtime: Runtime, busy: str, now: bool, monkeyp
         time.sleep(0.1)
     began = time.monotonic()
     runtime.close(now=now)
-    assert time.monotonic() - began < 2
-    assert until(lambda: gone(worker, child), 1)
+    assert time.monotonic() - began < 5
+    assert until(lambda: gone(worker, child), 5)
 
 
 def test_a_death_is_noticed_though_a_forked_child_lives_on(runtime: Runtime) -> None:
     began = time.monotonic()
     with pytest.raises(RoleDied, match="was killed by SIGKILL"):
         spawn(runtime, "Mortal").call("die", "forked").result()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 DRIVER = """
@@ -228,7 +218,7 @@ DRIVER = """
 """
 
 
-@pytest.mark.parametrize("busy", [slow(""), slow("loop"), "c", slow("sleep")])
+@pytest.mark.parametrize("busy", [*slowly("", "loop"), "c", *slowly("sleep")])
 def test_nothing_outlives_kill_9_of_the_driver(busy: str) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(DRIVER), busy],
@@ -327,7 +317,7 @@ def test_a_role_that_prints_for_ever_can_be_closed(monkeypatch: pytest.MonkeyPat
         role.call("endless", 1000, 10**9, "\n")
         time.sleep(0.2)
         began = time.monotonic()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
 
 
 def test_nobody_types_for_a_role(runtime: Runtime) -> None:
