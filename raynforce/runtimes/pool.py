@@ -91,15 +91,6 @@ class Pool:
                 return False
         return True
 
-    def poll(self) -> None:
-        """Take what has come in the meantime, without waiting."""
-        self._make_what_can_be()
-        watched = self._watched()
-        if watched:
-            for pending in self.runtime.wait(list(watched), 0, 0)[0]:
-                watched[pending]()
-        self._look_at_clock()
-
     def states(self, members: Sequence[Member]) -> list[Any]:
         """The state of each member, which becomes its border; None for one that is away and has none."""
         jobs: dict[Member, Job] = {}
@@ -116,10 +107,6 @@ class Pool:
                     self.wait(covered)
                     self._new_border(member, state, covered)
         return [None if state is None else state.result() for state in states.values()]
-
-    def begin_at(self, member: Member, state: Pending) -> Job:
-        """Let a member start from a saved state."""
-        return self.submit(member, "load", state)
 
     def replace(self, member: Member, fault: Fault) -> None:
         """Put a new process in the place of one that works, at its next border: nothing is lost or redone."""
