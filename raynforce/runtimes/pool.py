@@ -117,10 +117,6 @@ class Pool:
                     self._new_border(member, state, covered)
         return [None if state is None else state.result() for state in states.values()]
 
-    def begin_at(self, member: Member, state: Pending) -> Job:
-        """Let a member start from a saved state."""
-        return self.submit(member, "load", state)
-
     def replace(self, member: Member, fault: Fault) -> None:
         """Put a new process in the place of one that works, at its next border: nothing is lost or redone."""
         if member.renew is None and member.handle is not None:
@@ -486,7 +482,7 @@ class Pool:
                 raise error
             return
         member.absent = True
-        cause = self.runtime.excuse().strip() or "it is being replaced"
+        cause = self.runtime.excuse().lstrip(": ") or "it is being replaced"
         fault = Fault(member.name, "absent", RoleDied(f"{member.name} is away: {cause}"), "left out")
         for job in [j for j in member.open if not j.settled]:
             self._settle_without(job, fault)
