@@ -87,7 +87,7 @@ def _end(history: History, running: bool) -> tuple[str, str]:
     if running:
         return "running", "still running"
     if history.outcome == "none":
-        return "killed", "it left no word of its end; it was killed, or the machine went down"
+        return "killed", "it left no word of its end; it was killed, as by a second Ctrl-C, or the machine went down"
     if history.outcome == "failed":
         return "failed", f"failed, {history.reason}"
     words = {"SIGINT": "stopped by Ctrl-C", "SIGTERM": "stopped by SIGTERM"}
@@ -304,8 +304,10 @@ def _is_running(run: RunDirectory) -> bool:
 
 def _newest_step(run: RunDirectory) -> int:
     """How far the metrics go, for a run that has not said how far it came."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), run.metrics.open("rb") as file:
+    newest = 0
+    with contextlib.suppress(OSError), run.metrics.open("rb") as file:
         file.seek(max(0, run.metrics.stat().st_size - 65536))
-        for line in reversed(file.read().split(b"\n")[:-1]):
-            return int(json.loads(line)["step"])
-    return 0
+        for line in file.read().split(b"\n"):
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # torn: the first one, most often
+                newest = max(newest, int(json.loads(line)["step"]))  # evaluations end after later steps
+    return newest

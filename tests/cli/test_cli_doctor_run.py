@@ -125,6 +125,9 @@ def test_runs_that_are_running_were_killed_or_failed(cli: Cli, run: Path) -> Non
     answer = cli("doctor", "run")
     assert "resumed once" in answer.out
     assert "it left no word of its end" in answer.out
+    with directory.metrics.open("a") as file:
+        file.write('{"step": 68, "charts/SPS": 1.0}\n{"step": 66, "eval/return": 1.0}\n{"st')
+    assert "ended   68 steps in " in cli("doctor", "run").out
     directory.event("failed", steps=70, reason="EnvError: no licence")
     assert "ended   70 steps in " in cli("doctor", "run").out
     assert "failed, EnvError: no licence" in cli("doctor", "run").out
