@@ -102,8 +102,9 @@ class Supervision:
 
     def fault(self, fault: Fault, member: Member) -> None:
         error, lost, self._lost = fault.error, self._lost, 0
-        wait = f", attempt {fault.attempt}" if fault.attempt > 1 else ""
-        self._say(f"{fault.cause}; {fault.action}{wait}")
+        if fault.action != "stopped":  # its error ends the run, and is told as that
+            attempt = f", attempt {fault.attempt}" if fault.attempt > 1 else ""
+            self._say(f"{fault.cause}; {fault.action}{attempt}")
         if self.history is not None:
             self.history.role_fault(
                 fault.role,

@@ -324,7 +324,7 @@ def test_the_doctor_tells_of_it_and_shows_it_again(raising: raynforce.Run, capsy
     assert main(["doctor", str(raising.path)]) in (0, 1)
     told, err = capsys.readouterr()
     count = raising.result.env_restarts
-    assert f"{count} environments restarted" in told
+    assert f"{count} restarts of environments" in told
     assert "an environment raised, in samplers 0 and 1" in told
     assert "lost its connection" in told
     assert "fault_envs.py:" in told

@@ -63,13 +63,8 @@ def train(arguments: argparse.Namespace) -> int:
     if arguments.env in BUILT_IN and arguments.algo not in BUILT_IN:
         raise UsageError(f"ALGO comes before ENV: raynforce train {arguments.env} {arguments.algo}")
     config, preset = resolve(file, assigned, given)
-    for option, setting in WHERE.items():
-        if not setting.startswith("ray.") or getattr(arguments, option) is None:
-            continue
-        if config.runtime == "auto":
-            config = replace(config, runtime="ray")
-        if config.runtime != "ray":
-            raise UsageError(f"--{option.replace('_', '-')} is for --runtime ray, and the runtime is {config.runtime}")
+    if _asks_for_ray(arguments, config.runtime):
+        config = replace(config, runtime="ray")
     if arguments.print_config:
         print(config.to_yaml(explain=True), end="")
         return 0
@@ -80,11 +75,24 @@ def train(arguments: argparse.Namespace) -> int:
 
 def resume(arguments: argparse.Namespace) -> int:
     from raynforce import api
+    from raynforce.runs.directory import RunDirectory
 
     changes = settings.parse_assignments(arguments.set)
     changes |= {k: v for k in ("steps", "target") if (v := getattr(arguments, k)) is not None}
-    where = _where(arguments)
-    return _train(arguments, lambda **how: api.resume(arguments.run, settings=_dotted(changes) | where, **how))
+    changes = _dotted(changes) | _where(arguments)
+    before = settings.read_yaml(str(RunDirectory.open(Path(arguments.run)).config))
+    if _asks_for_ray(arguments, str(changes.get("runtime", before.get("runtime", "auto")))):
+        changes["runtime"] = "ray"
+    return _train(arguments, lambda **how: api.resume(arguments.run, settings=changes, **how))
+
+
+def _asks_for_ray(arguments: argparse.Namespace, runtime: str) -> bool:
+    """Whether there is an option that only Ray knows; refused if the run is to be elsewhere."""
+    given = [o for o, setting in WHERE.items() if setting.startswith("ray.") and getattr(arguments, o) is not None]
+    if given and runtime not in ("auto", "ray"):
+        option = given[0].replace("_", "-")
+        raise UsageError(f"--{option} is for Ray, and the runtime is {runtime}: add --runtime ray, or drop --{option}")
+    return bool(given)
 
 
 def _where(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -132,9 +140,9 @@ def _summary(target: float | None, result: Any, time_block: str) -> str:
     if result.restarts or result.env_restarts:
         lines.append(_faults(result))
     if time_block:
-        lines += ["", time_block, ""]
+        lines += ["", time_block]
     run = shlex.quote(result.run)
-    lines += [f"run: {result.run}", "", "what to type next:"]
+    lines += ["", f"run: {result.run}", "", "what to type next:"]
     if result.stopped.startswith("SIG"):
         lines.append(f"  {_me()} resume {run}")
     elif result.solved_steps is None:

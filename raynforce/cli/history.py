@@ -20,7 +20,7 @@ from typing import Any
 from raynforce import settings
 from raynforce.errors import RaynforceError
 from raynforce.runs.directory import RunDirectory
-from raynforce.runs.faults import FaultGroup, History, each_event, summarise
+from raynforce.runs.faults import ENV_RESTARTED, FaultGroup, History, each_event, summarise
 
 BOLD, DIM, RED, YELLOW, GREEN = "1", "2", "31", "33", "32"
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
@@ -87,7 +87,7 @@ def _end(history: History, running: bool) -> tuple[str, str]:
     if running:
         return "running", "still running"
     if history.outcome == "none":
-        return "killed", "it left no word of its end; it was killed, or the machine went down"
+        return "killed", "it left no word of its end; it was killed, as by a second Ctrl-C, or the machine went down"
     if history.outcome == "failed":
         return "failed", f"failed, {history.reason}"
     words = {"SIGINT": "stopped by Ctrl-C", "SIGTERM": "stopped by SIGTERM"}
@@ -97,8 +97,8 @@ def _end(history: History, running: bool) -> tuple[str, str]:
 def _overview(history: History) -> Iterator[tuple[str, str]]:
     """What is known beyond how it ended, as a word and a sentence each."""
     done: Counter[str] = sum((group.actions for group in history.groups), Counter())
-    restarts = [("environment restarted", "environment"), ("restarted", "role")]
-    parts = [f"{_count(done[action], thing)} restarted" for action, thing in restarts if done[action]]
+    restarts = [(ENV_RESTARTED, "environments"), ("restarted", "roles")]
+    parts = [f"{_count(done[action], 'restart')} of {things}" for action, things in restarts if done[action]]
     yield "faults", ": ".join([f"{history.faults:,}", ", ".join(parts)] if parts else [f"{history.faults:,}"])
     back = []
     for role, seconds in history.recoveries.items():
@@ -152,9 +152,11 @@ def _what(group: FaultGroup) -> str:
 
 
 def _clean(group: FaultGroup) -> str:
-    """The cause, without a name that stands above it."""
-    (first, *others) = group.roles
-    cause = group.cause if others else group.cause.removeprefix(f"{first} ").removeprefix(f"{first}: ")
+    """The cause, without what stands above it, and for a hang below it."""
+    first = next(iter(group.roles))
+    cause = group.cause.removeprefix(first).lstrip(" :").removeprefix(f"{group.kind}: ")
+    if group.kind == "hung":
+        cause = cause.partition("; if ")[0]
     return textwrap.shorten(cause, 300, placeholder="…")
 
 
@@ -195,7 +197,7 @@ def advice(group: FaultGroup, config: Mapping[str, Any]) -> str:
 
 
 def _went_on(group: FaultGroup) -> bool:
-    return set(group.actions) == {"environment restarted"}
+    return set(group.actions) == {ENV_RESTARTED}
 
 
 def _setting(config: Mapping[str, Any], name: str) -> str:
@@ -302,8 +304,10 @@ def _is_running(run: RunDirectory) -> bool:
 
 def _newest_step(run: RunDirectory) -> int:
     """How far the metrics go, for a run that has not said how far it came."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), run.metrics.open("rb") as file:
+    newest = 0
+    with contextlib.suppress(OSError), run.metrics.open("rb") as file:
         file.seek(max(0, run.metrics.stat().st_size - 65536))
-        for line in reversed(file.read().split(b"\n")[:-1]):
-            return int(json.loads(line)["step"])
-    return 0
+        for line in file.read().split(b"\n"):
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # torn: the first one, most often
+                newest = max(newest, int(json.loads(line)["step"]))  # evaluations end after later steps
+    return newest

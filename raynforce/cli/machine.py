@@ -7,9 +7,11 @@ import platform
 import shutil
 import sys
 from importlib import metadata
-from typing import Literal
 
 from raynforce.envs.doctor import Finding, Report
+from raynforce.experience.memory import available_bytes
+from raynforce.runtimes.placing import cores
+from raynforce.runtimes.ray.starting import SHARED_MEMORY, SMALLEST_STORE, shared_memory_bytes
 
 NEEDED = ("numpy", "torch", "gymnasium", "pyyaml", "safetensors", "rich", "ray")
 
@@ -38,30 +40,27 @@ def _packages() -> list[Finding]:
 
 
 def _cores() -> Finding:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Finding("ok", "cores", f"{allowed} usable of {os.cpu_count()}")
+    return Finding("ok", "cores", f"{cores()} usable of {os.cpu_count()}")
 
 
 def _memory() -> Finding:
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
-    except (ValueError, OSError):
+    free = available_bytes()
+    if free is None:
         return Finding("warning", "memory", "unknown on this system")
-    level: Literal["ok", "warning"] = "ok" if free > 1 else "warning"
-    return Finding(level, "memory", f"{free:.1f} GB free" + ("" if level == "ok" else "; training wants 1 GB or more"))
+    if free < 1e9:
+        return Finding("warning", "memory", f"{free / 1e9:.2f} GB free; training wants 1 GB or more")
+    return Finding("ok", "memory", f"{free / 1e9:.1f} GB free")
 
 
 def _shared_memory() -> Finding:
     """Ray keeps its object store there; the other runtimes need none."""
-    try:
-        free = shutil.disk_usage("/dev/shm").free / 1e9
-    except OSError:
-        return Finding("ok", "shared memory", "no /dev/shm; Ray uses files instead")
-    if free < 0.2:
-        return Finding(
-            "warning", "shared memory", f"{free:.2f} GB free in /dev/shm; --runtime ray wants 0.2 GB or more"
-        )
-    return Finding("ok", "shared memory", f"{free:.1f} GB free in /dev/shm")
+    free = shared_memory_bytes()
+    if free is None:
+        return Finding("ok", "shared memory", f"no {SHARED_MEMORY}; Ray uses files instead")
+    if free < SMALLEST_STORE:
+        wanted = f"--runtime ray wants {SMALLEST_STORE / 1e9:g} GB or more"
+        return Finding("warning", "shared memory", f"{free / 1e9:.2f} GB free in {SHARED_MEMORY}; {wanted}")
+    return Finding("ok", "shared memory", f"{free / 1e9:.1f} GB free in {SHARED_MEMORY}")
 
 
 def _disk() -> Finding:

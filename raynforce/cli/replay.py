@@ -7,15 +7,18 @@ import contextlib
 import faulthandler
 import json
 import math
+import multiprocessing
 import pdb
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
@@ -30,6 +33,8 @@ from raynforce.errors import CheckpointError, RaynforceError, UsageError, summar
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import FOLDER, evidence_of
+from raynforce.runtimes.host import hung
+from raynforce.runtimes.process import how_it_ended
 from raynforce.spaces import ObsLeaf
 
 if TYPE_CHECKING:
@@ -47,6 +52,8 @@ class How:
     """Without any progress, until its stack is shown and the process ends."""
     debugger: bool
     before: bool
+    stacks: IO[str] | None
+    """Where they are shown, those of a crash in native code too."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,7 @@ class Outcome:
     """One sentence or two."""
     step: int | None = None
     trace: str = ""
+    hung: bool = False
 
 
 def replay(
@@ -65,18 +73,11 @@ def replay(
 ) -> int:
     """Replay evidence `number` of a run, or its last; returns 1 if it broke again, 0 if it ran."""
     number, evidence = _choose(run, number)
-    how = How(seconds, debugger, before)
+    how = How(seconds, debugger, before, sys.__stderr__)
     role, cause = str(evidence.get("role", "a role")), str(evidence.get("cause", ""))
-    print(f"evidence {number} of {run.path}: {role}, {cause.removeprefix(role).lstrip(' :')}", flush=True)
-    if not faulthandler.is_enabled() and sys.__stderr__ is not None:
-        faulthandler.enable(sys.__stderr__)  # a crash in native code ends this process too, but says where
-    try:
-        if evidence.get("kind") == "fragment":
-            outcome = _fragment(run, number, evidence, how)
-        else:
-            outcome = _episode(run, evidence, how)
-    except bdb.BdbQuit:
-        outcome = Outcome(False, "left by the debugger")
+    print(f"evidence {number} of {run.path}: {cause if cause.startswith(role) else f'{role}: {cause}'}", flush=True)
+    apart = as_json and not (debugger or before)
+    outcome = (_again_apart if apart else _again)(run, number, evidence, how)
     if outcome.trace and not as_json:
         print(outcome.trace, end="")
     print(outcome.verdict)
@@ -94,6 +95,52 @@ def _choose(run: RunDirectory, number: int | None) -> tuple[int, dict[str, Any]]
         known = ", ".join(str(n) for n in found)
         raise UsageError(f"{run.path} has no evidence {number}: there is {known}")
     return number, found[number]
+
+
+def _again(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: How) -> Outcome:
+    if how.stacks is not None and not faulthandler.is_enabled():
+        faulthandler.enable(how.stacks)  # a crash in native code ends this process too, but says where
+    try:
+        if evidence.get("kind") == "fragment":
+            return _fragment(run, number, evidence, how)
+        return _episode(run, evidence, how)
+    except bdb.BdbQuit:
+        return Outcome(False, "left by the debugger")
+
+
+def _again_apart(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: How) -> Outcome:
+    """The same in a process of its own: a hang or a crash in native code ends that one, and can be told here."""
+    fork = multiprocessing.get_context("fork")  # which needs no module to be found anew
+    ours, theirs = fork.Pipe(duplex=False)
+    with tempfile.TemporaryFile("w+") as stacks, ours:
+        child = fork.Process(target=_tell, args=(theirs, run, number, evidence, replace(how, stacks=stacks)))
+        child.start()
+        theirs.close()
+        answer: Outcome | RaynforceError | None = None
+        try:
+            wait([ours, child.sentinel])
+            with contextlib.suppress(EOFError):
+                answer = ours.recv() if ours.poll() else None
+            child.join(PATIENCE)
+        finally:
+            child.kill()  # if it hangs, a Ctrl-C does not reach it
+            child.join()
+        stacks.seek(0)
+        trace = stacks.read()
+    if isinstance(answer, RaynforceError):
+        raise answer
+    if answer is not None:
+        return answer
+    what = hung(trace.splitlines())
+    verdict = f"broke: {what or f'its process {how_it_ended(child.exitcode or 0)}'}"
+    return Outcome(True, verdict, trace=trace, hung=what is not None)
+
+
+def _tell(parent: Connection, *what: Any) -> None:
+    try:
+        parent.send(_again(*what))
+    except Exception as error:
+        parent.send(error if isinstance(error, RaynforceError) else RaynforceError(summary(error)))
 
 
 # -- an episode -------------------------------------------------------------------------------------------------------
@@ -129,7 +176,7 @@ class _Episode:
 
     def play(self) -> Outcome:
         last = len(self.actions)
-        with _Watch(self.how.seconds, lambda: f"step {self.step:,} of {last:,}") as watch:
+        with _Watch(self.how, lambda: f"step {self.step:,} of {last:,}") as watch:
             try:
                 wrong = self._reset(self._stop(watch, last))
                 for index in range(last):
@@ -263,7 +310,7 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 def _fragment(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: How) -> Outcome:
     """Let the sampler, put to where it stood, sample the fragment again that it did not come back from."""
     began, broke = time.monotonic(), None
-    with _Watch(how.seconds, lambda: "sampling") as watch, contextlib.ExitStack() as opened:
+    with _Watch(how, lambda: "sampling") as watch, contextlib.ExitStack() as opened:
         try:
             sampler, versions = _sampler(run, number, int(evidence.get("index", 0)), opened)
             watch.alive()
@@ -331,8 +378,8 @@ def _close(sampler: Sampler) -> None:
 class _Watch:
     """Shows progress if something takes long; ends the process with its stack if it does not move for `seconds`."""
 
-    def __init__(self, seconds: float, doing: Callable[[], str]) -> None:
-        self._seconds, self._doing = seconds, doing
+    def __init__(self, how: How, doing: Callable[[], str]) -> None:
+        self._seconds, self._stacks, self._doing = how.seconds, how.stacks, doing
         self._began = time.monotonic()
         self._armed = -math.inf
         self._over = threading.Event()
@@ -346,9 +393,9 @@ class _Watch:
     def alive(self) -> None:
         """It moves: give it all of its seconds again. Call it as often as you like."""
         now = time.monotonic()
-        if now - self._armed > min(1.0, self._seconds / 2) and sys.__stderr__ is not None and not self._over.is_set():
+        if now - self._armed > min(1.0, self._seconds / 2) and self._stacks is not None and not self._over.is_set():
             self._armed = now
-            faulthandler.dump_traceback_later(self._seconds, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(self._seconds, exit=True, file=self._stacks)
 
     def stop(self) -> None:
         """From here on, as in a debugger, there is no hurry."""

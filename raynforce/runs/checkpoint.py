@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -46,9 +47,10 @@ def save(path: Path, parts: Mapping[str, Tree], **facts: Any) -> None:
         _flush(temporary)
         temporary.rename(path)
         _flush(path.parent)
-    except Exception as error:  # safetensors reports a full disk as an error of its own
-        reason = error.strerror if isinstance(error, OSError) else summary(error)
-        raise RaynforceError(f"cannot write checkpoint {path}: {reason}; older checkpoints are untouched") from error
+    except Exception as error:
+        raise RaynforceError(
+            f"cannot write checkpoint {path}: {_reason(error)}; older checkpoints are untouched"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # still there only if something went wrong
 
@@ -105,6 +107,14 @@ def point(link: Path, target: Path) -> None:
         _flush(link.parent)
     except OSError as error:
         raise cannot_write(link, error) from error
+
+
+def _reason(error: Exception) -> str:
+    """Why something could not be written; safetensors has an error of its own for a full disk."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return os.strerror(int(found[1])) if found else summary(error)
 
 
 def _verify(path: Path, stated: Mapping[str, Any]) -> None:

@@ -94,8 +94,10 @@ class RunDirectory:
     def open(path: Path) -> RunDirectory:
         """Open an existing run, one that can be resumed."""
         run = RunDirectory(path)
-        if not path.is_dir():
+        if not path.exists():
             raise UsageError(f"there is no run at {path}{_similar(path)}")
+        if not path.is_dir():
+            raise UsageError(f"{path} is not a run directory: it is a file")
         if not run.config.is_file():
             raise UsageError(f"{path} is not a run directory: it has no config.yaml")
         return run

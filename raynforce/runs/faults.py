@@ -24,15 +24,15 @@ FOLDER = "faults"
 MOST_EVIDENCE = 20  # of a run
 MOST_OF_A_CAUSE = 3
 LONGEST_CAUSE, LONGEST_TEXT = 400, 8000  # characters in a line of the history
+ENV_RESTARTED = "environment restarted"
 
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|\d[\d_,.]*(?:[eE][-+]?\d+)?")
-_DONE = {"environment restarted": "restarted"}
 _EPISODE = ("env", "args", "seed", "actions", "dtype", "too_long", "lane", "step")
 
 
-def same_cause(kind: str, cause: str) -> str:
-    """A text that is equal for equal causes: `seed 123` and `seed 456` are."""
-    return f"{kind}: {_NUMBER.sub('#', cause)}"
+def same_cause(role: str, kind: str, cause: str) -> str:
+    """A text that is equal for equal causes in equal kinds of role: `seed 123` and `seed 456` are."""
+    return f"{kind_of(role)} {kind}: {_NUMBER.sub('#', cause)}"
 
 
 def kind_of(role: str) -> str:
@@ -51,9 +51,6 @@ class FaultHistory:
 
     def __init__(self, run: RunDirectory, say: Callable[[str], None] = lambda text: None) -> None:
         self.faults = 0
-        self.env_restarts = 0
-        self.restarts: Counter[str] = Counter()
-        """By kind of role: `sampler`, `learner`, `evaluator`."""
         self.last = ""
         """The newest fault in a few words, for whoever watches."""
         self._run, self._say = run, say
@@ -63,15 +60,14 @@ class FaultHistory:
         kept = list(evidence_of(run))  # of the processes that this run was resumed from
         taken = [path.stem for path in self._folder.glob("[0-9]*")]
         self._number = max((int(stem) for stem in taken if stem.isdecimal()), default=0)
-        self._kept = Counter(same_cause(str(facts.get("fault")), str(facts.get("cause"))) for _, facts in kept)
+        self._kept = Counter(same_cause(*(str(facts.get(k)) for k in ("role", "fault", "cause"))) for _, facts in kept)
 
-    def env_fault(self, role: str, facts: Mapping[str, Any], steps: int, action: str = "environment restarted") -> None:
-        """Note an environment that broke: `facts` are those of an `EnvFault`."""
-        self.env_restarts += action == "environment restarted"
+    def env_fault(self, role: str, facts: Mapping[str, Any], steps: int) -> None:
+        """Note an environment that broke and was made anew: `facts` are those of an `EnvFault`."""
         kind, cause = str(facts.get("kind", "raised")), _one_line(facts.get("cause", ""))
         did = "raised" if kind == "raised" else "returned garbage"
-        self.last = f"an environment of {role} {did}, {_DONE.get(action, action)}"
-        line = {"steps": steps, "role": role, "kind": kind, "cause": cause, "action": action}
+        self.last = f"an environment of {role} {did}, restarted"
+        line = {"steps": steps, "role": role, "kind": kind, "cause": cause, "action": ENV_RESTARTED}
         line |= {k: facts[k] for k in ("env", "lane", "seed", "step") if k in facts}
         self._fault(line, str(facts.get("trace", "")), facts, None)
 
@@ -94,8 +90,6 @@ class FaultHistory:
         parts that fragments are sampled again from: `sampler`, its state, and `versions`, numbered. It is
         called only if there is room for more. `facts["lost"]` are environment steps that were lost with the role.
         """
-        if action == "restarted":
-            self.restarts[kind_of(role)] += 1
         facts, cause = facts or {}, _one_line(cause)
         self.last = f"{role} {_brief(cause, role)}, {action}"
         line = {"steps": steps, "role": role, "kind": kind, "cause": cause, "action": action, "attempt": attempt}
@@ -126,7 +120,7 @@ class FaultHistory:
         parts: Callable[[], dict[str, Tree]] | None,
     ) -> None:
         self.faults += 1
-        cause = same_cause(line["kind"], line["cause"])
+        cause = same_cause(line["role"], line["kind"], line["cause"])
         evidence = None
         most = 1 if facts.get("too_long") else MOST_OF_A_CAUSE  # room for those that can be seen again
         if self._kept.total() < MOST_EVIDENCE and self._kept[cause] < most:
@@ -243,11 +237,6 @@ def _parse(line: str) -> dict[str, Any] | None:
     return event if usable and isinstance(event.get("time"), int | float) else None
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """All of them at once."""
-    return list(each_event(path))
-
-
 @dataclass
 class FaultGroup:
     """Faults of one kind of role with an equal cause."""
@@ -326,7 +315,7 @@ class History:
 
 def summarise(events: Iterable[Mapping[str, Any]]) -> History:
     """Put a history together from its events, in one pass."""
-    history, groups = History(), dict[tuple[str, str], FaultGroup]()
+    history, groups = History(), dict[str, FaultGroup]()
     since: float | None = None  # when the process that is read of began, if that is known
     for event in events:
         at, kind, role = float(event["time"]), event["event"], str(event.get("role", ""))
@@ -361,10 +350,10 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> History:
     return history
 
 
-def _add(history: History, groups: dict[tuple[str, str], FaultGroup], event: Mapping[str, Any]) -> None:
+def _add(history: History, groups: dict[str, FaultGroup], event: Mapping[str, Any]) -> None:
     role, kind, cause = str(event.get("role", "")), str(event.get("kind", "failed")), str(event.get("cause", ""))
     where = float(event["time"]), _int(event.get("steps"))
-    key = kind_of(role), same_cause(kind, cause)
+    key = same_cause(role, kind, cause)
     group = groups.get(key)
     if group is None:
         group = groups[key] = FaultGroup(kind_of(role), kind, cause, first=where)

@@ -473,7 +473,7 @@ class Pool:
                 raise error
             return
         member.absent = True
-        cause = self.runtime.excuse().strip() or "it is being replaced"
+        cause = self.runtime.excuse().lstrip(": ") or "it is being replaced"
         fault = Fault(member.name, "absent", RoleDied(f"{member.name} is away: {cause}"), "left out")
         for job in [j for j in member.open if not j.settled]:
             self._settle_without(job, fault)

@@ -210,8 +210,8 @@ class _Worker(Handle):
         self.read(self._runtime.say, over=True)
         lines = list(self.said)
         said = f"; the last it said: {lines[-1].strip()[-LAST_WORDS:]}" if lines else ""
-        why = host.hung(lines) or f"{_how(code)}{said}"
-        self.reason = RoleDied(f"{self.name} {why}" if why.startswith(("was", "ended")) else f"{self.name}: {why}")
+        what = host.hung(lines)
+        self.reason = RoleDied(f"{self.name}: {what}" if what else f"{self.name} {how_it_ended(code)}{said}")
         self.reason.role, self.reason.said = self.name, "\n".join(lines)
         for answers in [*self.sent.values(), *(call.answers for call in self.queue)]:
             _fail(answers, self.reason)
@@ -325,7 +325,8 @@ def _fail(answers: Sequence[_Answer], error: Exception) -> None:
         answer.error = error
 
 
-def _how(code: int) -> str:
+def how_it_ended(code: int) -> str:
+    """A process, by its exit code."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}" if code else "ended before it had answered"

@@ -81,6 +81,7 @@ class Stream:
         self._turns = list(samplers)
         self._receipts: list[tuple[Receipt, Turn]] = []
         self._answered: dict[Member, float] = {}
+        self._disturbed: list[tuple[float, float]] = []  # when roles failed and were brought back, the last few
 
     def settle(self) -> list[Fragment]:
         """Wait until nothing is being sampled; returns the fragments that have not been learned from."""
@@ -192,9 +193,12 @@ class Stream:
 
     def _turn(self, job: Job, busy: float) -> Turn:
         before, self._answered[job.member] = self._answered.get(job.member, job.asked), job.answered
-        if job.disturbed:  # what a restart takes is neither
+        if job.disturbed:  # what a restart takes is neither, also for those who wait for it
+            self._disturbed = [*self._disturbed, (before, job.answered)][-2 * len(self._samplers) :]
             return Turn(0.0, 0.0)
-        return Turn(max(0.0, job.asked - before), max(0.0, job.answered - job.asked - busy))
+        lost = max((min(job.asked, until) - max(before, since) for since, until in self._disturbed), default=0.0)
+        waiting = job.asked - before - max(0.0, lost)
+        return Turn(max(0.0, waiting), max(0.0, job.answered - job.asked - busy))
 
     def _learn(self, fragments: Sequence[_Sample]) -> _Learning:
         """Ask for an update and for the version it leads to."""

@@ -65,8 +65,11 @@ def test_faults_are_told_with_what_to_do_about_them(cli: Cli, history: FaultHist
     history.recovered("sampler 1", 0.5)
     history.role_fault("sampler 0", "died", "sampler 0 was killed by SIGSEGV", "restarted", 1, 7000)
     history.recovered("sampler 0", 1.5)
+    for role in ("sampler 3", "sampler 4"):
+        history.role_fault(role, "died", f"{role} died: its node was lost", "restarted", 1, 7500)
     stack = 'Thread 0x1 (most recent call first):\n  File "/far/sims.py", line 7 in wait\n  File "/x.py", line 1 in y\n'
-    history.role_fault("sampler 2", "hung", "sampler 2 hangs", "given up", 3, 8000, said=stack, facts={"lost": 32})
+    hangs = "sampler 2 hangs; if it needs that long, raise a limit"
+    history.role_fault("sampler 2", "hung", hangs, "given up", 3, 8000, said=stack, facts={"lost": 32})
     history.absent("sampler 2", "given up")
     answer = cli("doctor", "run")
     assert (answer.code, answer.err) == (0, "")
@@ -75,7 +78,7 @@ def test_faults_are_told_with_what_to_do_about_them(cli: Cli, history: FaultHist
     text = " ".join(words)
     for part in (
         "run ppo on cli_envs:Sick",
-        "faults 8: 5 environments restarted, 2 roles restarted",
+        "faults 10: 5 restarts of environments, 4 restarts of roles",
         "back sampler after 1.0 s (median; 1.5 s at most)",
         "lost 32 steps",
         "given up: sampler 2",
@@ -85,6 +88,7 @@ def test_faults_are_told_with_what_to_do_about_them(cli: Cli, history: FaultHist
         "at step 4,000; environment restarted",
         "doctor run --replay 3",
         "1 × sampler 1 died was killed by SIGKILL",
+        "2 × samplers 3 and 4 died its node was lost",
         "faults.memory_mb",
         "most likely the simulator",
         "1 × sampler 2 hung hangs at /far/sims.py:7 in wait",
@@ -94,8 +98,8 @@ def test_faults_are_told_with_what_to_do_about_them(cli: Cli, history: FaultHist
     assert text.index("sampler 2 hung") < text.index("an environment raised")  # what was given up comes first
     assert "\x1b" not in answer.out
     data = cli("doctor", "run", "--json").json
-    assert (data["faults"], data["given_up"], data["lost_steps"]) == (8, ["sampler 2"], 32)
-    assert [g["count"] for g in data["groups"]] == [1, 5, 1, 1]
+    assert (data["faults"], data["given_up"], data["lost_steps"]) == (10, ["sampler 2"], 32)
+    assert [g["count"] for g in data["groups"]] == [1, 5, 2, 1, 1]
     assert all(g["advice"] for g in data["groups"])
 
 
@@ -121,6 +125,9 @@ def test_runs_that_are_running_were_killed_or_failed(cli: Cli, run: Path) -> Non
     answer = cli("doctor", "run")
     assert "resumed once" in answer.out
     assert "it left no word of its end" in answer.out
+    with directory.metrics.open("a") as file:
+        file.write('{"step": 68, "charts/SPS": 1.0}\n{"step": 66, "eval/return": 1.0}\n{"st')
+    assert "ended   68 steps in " in cli("doctor", "run").out
     directory.event("failed", steps=70, reason="EnvError: no licence")
     assert "ended   70 steps in " in cli("doctor", "run").out
     assert "failed, EnvError: no licence" in cli("doctor", "run").out
@@ -146,6 +153,7 @@ def test_a_path_that_is_no_run(cli: Cli, run: Path, tmp_path: Path, path: str) -
     answer = cli("doctor", path)
     answer.refused(2, str(Path(path)), "run")
     assert "gymnasium" not in answer.err
+    assert "did you mean" not in answer.err
 
 
 def test_an_environment_is_not_taken_for_a_run(cli: Cli, tmp_path: Path) -> None:
@@ -189,7 +197,7 @@ def test_an_environment_that_raises_again(cli: Cli, history: FaultHistory) -> No
     history.env_fault("sampler 0", broken("step raises", steps=1), 1)
     answer = cli("doctor", "run", "--replay")
     assert (answer.code, answer.err) == (1, "")
-    assert answer.out.startswith("evidence 2 of run: sampler 0, step raised RuntimeError: no licence\nTraceback")
+    assert answer.out.startswith("evidence 2 of run: sampler 0: step raised RuntimeError: no licence\nTraceback")
     assert "cli_envs.py" in answer.out
     assert "replay.py" not in answer.out
     assert answer.out.splitlines()[-1] == "broke again at step 1: RuntimeError: no licence"
@@ -327,17 +335,62 @@ def test_a_fragment_that_does_not_fit_the_run(cli: Cli, run: Path, history: Faul
     cli("doctor", "run", "--replay").refused(2, "torn")
 
 
-def test_a_hang_shows_its_stack_and_ends(run: Path, history: FaultHistory, tmp_path: Path) -> None:
-    text = "import time\nfrom cli_envs import Plain\nclass Slow(Plain):\n    def step(self, action): time.sleep(99)\n"
-    (tmp_path / "slow_env.py").write_text(text)
-    history.env_fault("sampler 0", broken("", env="slow_env:Slow", args={}), 1)
-    command = [sys.executable, "-m", "raynforce", "doctor", "run", "--replay", "--seconds", "0.3"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+NO_RETURN = """
+import ctypes, os, time
+from cli_envs import Plain
+
+class NoReturn(Plain):
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def step(self, action):
+        if self.how == "sleep":
+            time.sleep(99)
+        elif self.how == "hold the lock":
+            ctypes.PyDLL(None).sleep(99)
+        elif self.how == "crash":
+            ctypes.string_at(0)
+        os._exit(7)
+"""
+
+
+def no_return(how: str, history: FaultHistory, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "no_return.py").write_text(NO_RETURN)
+    history.env_fault("sampler 0", broken("", env="no_return:NoReturn", args={"how": how}), 1)
+    command = [sys.executable, "-m", "raynforce", "doctor", "run", "--replay", "--seconds", "0.5", *words]
+    return subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
     )
+
+
+def test_a_hang_shows_its_stack_and_ends(history: FaultHistory, tmp_path: Path) -> None:
+    done = no_return("sleep", history, tmp_path)
     assert done.returncode == 1
-    assert "slow_env.py" in done.stderr
+    assert "no_return.py" in done.stderr
     assert done.stdout.startswith("evidence 1 of run")
+
+
+@pytest.mark.parametrize(
+    ("how", "verdict"),
+    [
+        ("sleep", "broke: it hung for 0:00:00.500000 in step (no_return.py:12)"),
+        ("hold the lock", "broke: it hung for 0:00:00.500000 in step (no_return.py:14)"),
+        ("crash", "broke: its process was killed by SIGSEGV"),
+        ("exit", "broke: its process ended with exit code 7"),
+    ],
+)
+def test_json_says_so_if_it_never_returns(history: FaultHistory, tmp_path: Path, how: str, verdict: str) -> None:
+    done = no_return(how, history, tmp_path, "--json")
+    assert done.returncode == 1
+    data = json.loads(done.stdout.splitlines()[-1])
+    assert (data["broke"], data["verdict"], data["hung"]) == (True, verdict, "hung" in verdict)
+    assert ("no_return.py" in data["trace"]) == (how != "exit")
+
+
+def test_json_is_not_printed_for_what_cannot_be_replayed(cli: Cli, history: FaultHistory) -> None:
+    history.env_fault("sampler 0", broken("", env="cli_envs:Gone"), 1)
+    cli("doctor", "run", "--replay", "--json").refused(2, "cli_envs", "Gone")
 
 
 def test_progress_is_shown_when_it_takes_long(cli: Cli, history: FaultHistory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,6 +179,16 @@ def test_resume_of_a_finished_run_does_no_harm(cli: Cli, run: Path) -> None:
     assert cli("eval", "run").code == 0
 
 
+def test_resume_refuses_options_of_another_runtime(cli: Cli, run: Path) -> None:
+    before = contents(run)
+    cli("resume", "run", "--address", "auto").refused(2, "--address is for Ray", "inline", "--runtime ray")
+    cli("resume", "run", "--runtime", "process", "--sampler-cpus", "2").refused(2, "--sampler-cpus", "process")
+    cli("resume", "run", "--set", "runtime=process", "--learner-gpus", "1").refused(2, "--learner-gpus", "process")
+    cli("resume", "run", "--runtime", "auto", "--address", "nowhere").refused(2, "ray.address = 'nowhere'")
+    cli("resume", "none", "--address", "auto").refused(2, "no run at none")
+    assert contents(run) == before
+
+
 def test_resume_to_fewer_steps_than_there_are_is_refused(cli: Cli, run: Path) -> None:
     before = contents(run)
     cli("resume", "run", "--steps", "10").refused(2, "steps", "10", "64")

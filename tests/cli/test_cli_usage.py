@@ -48,7 +48,7 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "algo in capitals": (["train", "DQN", "CartPole-v1"], ["did you mean 'dqn'"]),
     "an option for another runtime": (
         ["train", "ppo", "CartPole-v1", "--runtime", "process", "--sampler-cpus", "2"],
-        ["--sampler-cpus", "--runtime ray", "process"],
+        ["--sampler-cpus is for Ray", "the runtime is process", "--runtime ray"],
     ),
     "algo empty": (["train", "", "CartPole-v1"], ["''", "dqn, impala, ppo"]),
     "algo unicode": (["train", "日本", "CartPole-v1"], ["'日本'"]),

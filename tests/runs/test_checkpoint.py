@@ -353,3 +353,14 @@ def test_arrays_and_json_that_contradict_each_other_are_refused(tmp_path: Path) 
     checkpoint.save(tmp_path / "c", {"part": {"a": {"b": np.ones(2)}}})
     replace(tmp_path / "c", "part.json", b'{"a": 3}')
     assert "part" in complaint(tmp_path / "c")
+
+
+def test_a_full_disk_is_named_as_such_whoever_notices_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors import SafetensorError
+
+    def full(*_: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    with pytest.raises(RaynforceError, match=r"step_2: No space left on device; older checkpoints are untouched$"):
+        checkpoint.save(tmp_path / "step_2", parts())

@@ -12,7 +12,7 @@ import pytest
 
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory
-from raynforce.runs.faults import FaultHistory, evidence_of, kind_of, read_events, same_cause, summarise
+from raynforce.runs.faults import FaultHistory, each_event, evidence_of, kind_of, same_cause, summarise
 from raynforce.trees import Tree
 
 
@@ -38,7 +38,7 @@ def test_an_environment_that_broke_is_one_short_line_and_evidence(run: RunDirect
     history = FaultHistory(run)
     history.env_fault("sampler 1", facts(), 640)
     history.env_fault("sampler 2", facts(seed=8), 700)
-    first, second = read_events(run.events)
+    first, second = list(each_event(run.events))
     assert first.pop("time") > 1e9
     assert first == {
         "event": "fault",
@@ -73,7 +73,7 @@ def test_an_environment_that_broke_is_one_short_line_and_evidence(run: RunDirect
         "dtype": "int64",
         "trace": "Traceback\nValueError",
     }
-    assert (history.faults, history.env_restarts, history.restarts.total()) == (2, 2, 0)
+    assert history.faults == 2
     assert history.last == "an environment of sampler 2 raised, restarted"
 
 
@@ -81,14 +81,13 @@ def test_a_role_that_died_leaves_the_fragment_to_sample_again(run: RunDirectory)
     history = FaultHistory(run)
     cause = "sampler 3 was killed by SIGKILL; it had said:\n  hello"
     history.role_fault("sampler 3", "died", cause, "restarted", 1, 50, said="hello", evidence=parts)
-    (line,) = read_events(run.events)
+    (line,) = list(each_event(run.events))
     assert (line["role"], line["kind"], line["attempt"], line["said"]) == ("sampler 3", "died", 1, "hello")
     assert "\n" not in line["cause"]
     ((number, evidence),) = evidence_of(run)
     assert (number, evidence["kind"], evidence["index"]) == (1, "fragment", 3)
     np.testing.assert_equal(checkpoint.load(run.path / "faults" / "0001"), parts())
     assert history.last == "sampler 3 killed by SIGKILL, restarted"
-    assert history.restarts == {"sampler": 1}
 
 
 def test_a_role_that_failed_over_its_environment_leaves_the_episode(run: RunDirectory) -> None:
@@ -101,10 +100,9 @@ def test_a_role_that_failed_over_its_environment_leaves_the_episode(run: RunDire
     history.role_fault("sampler 0", "raised", "another", "stopped", 5, 50, facts=unrecorded, evidence=parts)
     assert [e["kind"] for _, e in evidence_of(run)] == ["episode", "fragment"]
     history.env_fault("sampler 0", unrecorded, 60)
-    assert read_events(run.events)[-1]["evidence"] is None  # nothing to see it again with
+    assert list(each_event(run.events))[-1]["evidence"] is None  # nothing to see it again with
     history.env_fault("sampler 0", unrecorded | {"step": 0, "cause": "reset raised"}, 60)
     assert [e["actions"] for _, e in evidence_of(run) if e["kind"] == "episode"] == [[0, 1], []]
-    assert history.restarts.total() == 0
 
 
 def test_an_episode_too_long_to_be_seen_again_leaves_room_for_those_that_can(run: RunDirectory) -> None:
@@ -130,7 +128,7 @@ def test_evidence_is_kept_of_the_first_three_of_a_cause_and_twenty_in_all_also_a
     assert [n for n, _ in evidence_of(run)] == [1, 2, 3]
     resumed = FaultHistory(run)
     resumed.env_fault("sampler 0", facts(99), 1)
-    assert read_events(run.events)[-1]["evidence"] is None
+    assert list(each_event(run.events))[-1]["evidence"] is None
     (run.path / "faults" / "0003.json").write_text("torn")
     (run.path / "faults" / "0004").mkdir()  # a kill came between its state and its JSON
     for word in "abcdefghijklmnopqrstuvwxyz":
@@ -139,10 +137,21 @@ def test_evidence_is_kept_of_the_first_three_of_a_cause_and_twenty_in_all_also_a
     assert history.faults == 1  # of this process
 
 
+def test_an_equal_cause_in_another_kind_of_role_is_a_story_of_its_own(run: RunDirectory) -> None:
+    history = FaultHistory(run)
+    for role in [*("sampler 0",) * 4, "evaluator"]:
+        history.env_fault(role, facts(), 1)
+    assert [e["role"] for _, e in evidence_of(run)] == [*("sampler 0",) * 3, "evaluator"]
+    sampler, evaluator = summarise(each_event(run.events)).groups
+    assert (sampler.trace, evaluator.trace) == (facts()["trace"],) * 2
+
+
 def test_equal_causes() -> None:
-    assert same_cause("raised", "seed 123, x = -1.5e-3 at 0x7fA0") == same_cause("raised", "seed 4, x = -22 at 0x1")
-    assert same_cause("raised", "x is 1") != same_cause("garbage", "x is 1")
-    assert same_cause("raised", "x is 1") != same_cause("raised", "y is 1")
+    first, second = "seed 123, x = -1.5e-3 at 0x7fA0", "seed 4, x = -22 at 0x1"
+    assert same_cause("sampler 0", "raised", first) == same_cause("sampler 1", "raised", second)
+    assert same_cause("sampler 0", "raised", "x is 1") != same_cause("sampler 0", "garbage", "x is 1")
+    assert same_cause("sampler 0", "raised", "x is 1") != same_cause("sampler 0", "raised", "y is 1")
+    assert same_cause("sampler 0", "raised", "x is 1") != same_cause("evaluator", "raised", "x is 1")
     assert [kind_of(role) for role in ("sampler 12", "learner")] == ["sampler", "learner"]
 
 
@@ -159,7 +168,7 @@ def test_a_history_that_cannot_be_written_ends_nothing_and_is_said_once(run: Run
     (line,) = said
     assert "training goes on" in line
     assert str(run.path) in line
-    assert (history.faults, history.env_restarts, history.restarts["sampler"]) == (6, 3, 3)
+    assert history.faults == 6
 
 
 def test_evidence_that_cannot_be_had_costs_only_itself(run: RunDirectory) -> None:
@@ -168,7 +177,7 @@ def test_evidence_that_cannot_be_had_costs_only_itself(run: RunDirectory) -> Non
 
     said: list[str] = []
     FaultHistory(run, said.append).role_fault("sampler 0", "died", "it died", "restarted", 1, 1, evidence=gone)
-    assert read_events(run.events)[0]["evidence"] is None
+    assert next(each_event(run.events))["evidence"] is None
     assert "the node is gone" in said[0]
 
 
@@ -179,8 +188,8 @@ def test_torn_lines_are_left_out_and_what_follows_them_is_not(tmp_path: Path) ->
     path.write_bytes(
         f'{whole}\n{torn}{whole}\n\n[1]\n{{"time": "x", "event": 3}}\n'.encode() + b"\xff\xfe\n" + torn.encode()
     )
-    assert [e["event"] for e in read_events(path)] == ["started", "started"]
-    assert read_events(tmp_path / "none") == []
+    assert [e["event"] for e in each_event(path)] == ["started", "started"]
+    assert list(each_event(tmp_path / "none")) == []
 
 
 def test_a_summary_groups_equal_causes_by_kind_of_role(run: RunDirectory) -> None:
@@ -197,7 +206,7 @@ def test_a_summary_groups_equal_causes_by_kind_of_role(run: RunDirectory) -> Non
     history.absent("sampler 1", "late")
     history.back("sampler 1")
     run.event("stopped", reason="steps done", steps=100)
-    found = summarise(read_events(run.events))
+    found = summarise(list(each_event(run.events)))
     assert (found.steps, found.starts, found.outcome, found.reason) == (100, 1, "stopped", "steps done")
     assert (found.faults, found.lost, found.given_up, found.absent) == (7, 32, ["sampler 2"], {"sampler 2": "given up"})
     assert found.recoveries == {"sampler": [0.5, 1.5]}

@@ -88,7 +88,7 @@ def test_auto_where_none_runs(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
 
 
 def test_shared_memory_that_is_too_small(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(starting, "_shared_memory_bytes", lambda: 64 << 20)
+    monkeypatch.setattr(starting, "shared_memory_bytes", lambda: 64 << 20)
     line = refusal(config(), capfd)
     assert "/dev/shm has 67 MB free" in line
     assert "--shm-size=1g" in line
@@ -97,7 +97,7 @@ def test_shared_memory_that_is_too_small(monkeypatch: pytest.MonkeyPatch, capfd:
 
 def test_the_object_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starting, "available_bytes", lambda: None)
-    monkeypatch.setattr(starting, "_shared_memory_bytes", lambda: 1_000_000_000)
+    monkeypatch.setattr(starting, "shared_memory_bytes", lambda: 1_000_000_000)
     assert starting._store_bytes(config(samplers=1)) == 200_000_000
     assert starting._store_bytes(config(samplers=1000)) == 500_000_000
 
@@ -168,7 +168,7 @@ def test_joining_uses_the_cluster_and_leaves_it_as_it_was(token: str, capfd: pyt
         while "sampler 2: from afar" not in said or not runtime.excuse():
             assert time.monotonic() < deadline, said
             time.sleep(0.05)
-        assert runtime.excuse() == " to start or to find room: the cluster has 0 of 4 CPUs free"
+        assert runtime.excuse() == ": not started yet, the cluster has 0 of 4 CPUs free"
         assert runtime.wait([late], timeout=0)[1] == [late]
     assert not ray.is_initialized()
     assert dict(os.environ) == before

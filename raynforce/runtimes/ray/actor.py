@@ -6,7 +6,7 @@ from raynforce.runtimes.host import Host
 
 
 class RayHost(Host):
-    """A host that Ray calls by its role's name, in process titles and in front of what it prints."""
+    """A host whose output Ray marks with its role's name."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -202,8 +202,9 @@ class RayRuntime(Runtime):
         return {} if used is None else {"health/object_store_mb": used / 1e6}
 
     def excuse(self) -> str:
-        waiting = self._without_room()
-        return f" to start or to find room: {self._cluster.waiting_for()}" if waiting else ""
+        if self._cluster.started or not self._without_room():  # our own has room for all
+            return ""
+        return f": not started yet, {self._cluster.waiting_for()}"
 
     def _without_room(self) -> list[RayHandle]:
         """Roles for which the cluster has not found room yet."""

@@ -96,7 +96,7 @@ def _store_bytes(config: Config) -> int:
     sampling = config.sampling
     wanted = 4 * sampling.samplers * sampling.envs * sampling.fragment * BYTES_PER_STEP
     limits = [0.3 * memory for memory in [available_bytes()] if memory is not None]
-    free = _shared_memory_bytes()
+    free = shared_memory_bytes()
     if free is not None:
         limits.append(0.5 * free)
         if free < SMALLEST_STORE:
@@ -107,7 +107,7 @@ def _store_bytes(config: Config) -> int:
     return max(SMALLEST_STORE, int(min([wanted, *limits])))
 
 
-def _shared_memory_bytes() -> int | None:
+def shared_memory_bytes() -> int | None:
     """Free bytes for shared memory; None where Ray does not use it."""
     try:
         status = os.statvfs(SHARED_MEMORY)
