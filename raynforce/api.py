@@ -144,7 +144,9 @@ def resume(
     config, _ = resolve({"preset": "none"}, before, changes)
     done = directory.last_step()
     if "steps" in changes and config.steps < done:
-        raise UsageError(f"steps = {config.steps}, but {directory.path} has {done} already: give more, or leave it out")
+        raise UsageError(
+            f"steps = {config.steps:,}, but {directory.path} has {done:,} already: give more, or leave it out"
+        )
     config, env, chosen = settle(config)
     stream = stream or sys.stdout
     _say(chosen, stream, progress)

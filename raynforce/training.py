@@ -222,7 +222,8 @@ class Training:
             except Exception as error:
                 self._show()
                 with contextlib.suppress(RaynforceError):  # the disk may be what failed
-                    self._run.event("failed", reason=summary(error), steps=self._status.steps)
+                    reason = str(error) if isinstance(error, RaynforceError) else summary(error)
+                    self._run.event("failed", reason=reason, steps=self._status.steps)
                 self._progress.message(f"failed; what was saved can be continued: raynforce resume {self._run.path}")
                 raise
 

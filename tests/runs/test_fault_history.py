@@ -110,7 +110,7 @@ def test_an_episode_too_long_to_be_seen_again_leaves_room_for_those_that_can(run
     long = {k: v for k, v in facts(too_long=True, step=10**6).items() if k not in ("actions", "dtype")}
     for known in (long, long, facts(), long, facts()):
         history.env_fault("sampler 0", known, 1)
-    assert [e["evidence"] is not None for e in read_events(run.events)] == [True, False, True, False, True]
+    assert [e["evidence"] is not None for e in each_event(run.events)] == [True, False, True, False, True]
     kept = [evidence for _, evidence in evidence_of(run)]
     assert [(e["kind"], e.get("too_long", False), e["actions"]) for e in kept] == [
         ("episode", True, []),
