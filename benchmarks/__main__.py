@@ -1,6 +1,7 @@
 """`python -m benchmarks`: all benchmarks with their default sizes, one after the other."""
 
 from benchmarks import (
+    checkpoints,
     evaluation,
     faults,
     runtimes_calls,
@@ -14,7 +15,7 @@ from benchmarks import (
 from benchmarks.measure import Table, command
 
 RUNTIMES = (runtimes_startup, runtimes_memory, runtimes_overlap, runtimes_uneven, runtimes_calls, runtimes_flat)
-KEEPING_GOING = (evaluation, faults)
+KEEPING_GOING = (evaluation, faults, checkpoints)
 
 
 def everything() -> list[Table]:

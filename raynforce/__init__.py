@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from raynforce.api import train as train
     from raynforce.config import AlgorithmConfig as AlgorithmConfig
     from raynforce.config import Config as Config
+    from raynforce.envs.snapshots import Snapshot as Snapshot
+    from raynforce.envs.snapshots import register_snapshot as register_snapshot
     from raynforce.errors import RaynforceError as RaynforceError
     from raynforce.errors import UsageError as UsageError
     from raynforce.policy import Policy as Policy
@@ -35,6 +37,7 @@ _HOMES = {
     "raynforce.algos.base": ("Algorithm", "Loss"),
     "raynforce.api": ("Interrupted", "Run", "evaluate", "resume", "train"),
     "raynforce.config": ("AlgorithmConfig", "Config"),
+    "raynforce.envs.snapshots": ("Snapshot", "register_snapshot"),
     "raynforce.errors": ("RaynforceError", "UsageError"),
     "raynforce.policy": ("Policy", "load"),
     "raynforce.runs.metrics": ("Sink",),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from raynforce.imports import importing, name_of
 from raynforce.policy import Policy, load, read_policy
 from raynforce.runs.directory import RunDirectory, find_policy
 from raynforce.runs.metrics import Sink
+from raynforce.runs.mirrored import local_path, new_run, open_run
 from raynforce.runs.progress import Mode, make_progress
+from raynforce.runs.store import is_url
 from raynforce.status import Callback, Result, Status
 from raynforce.training import Training
 
@@ -34,13 +37,14 @@ class Run:
     """A run that has ended."""
 
     path: Path
+    """Its directory; of a run at a URL, the working copy on this machine."""
     config: Config
     result: Result
     where_the_time_went: str = ""
     """Each role's time in percent, what bound the run, and which setting to change, in a few lines."""
 
     def __repr__(self) -> str:
-        return f"<Run {self.path}: {self.result.steps:,} steps, {self.result.stopped}>"
+        return f"<Run {self.result.run}: {self.result.steps:,} steps, {self.result.stopped}>"
 
     def policy(self, which: str = "best") -> Policy:
         """Its `best` (or `last`) policy, ready to act."""
@@ -57,6 +61,7 @@ def train(
     runtime: str | None = None,
     topology: str | None = None,
     out: str | Path | None = None,
+    start_from: str | Path | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback | OnRound] = (),
@@ -68,12 +73,15 @@ def train(
     `env` is a gymnasium id or `module:factory`, `algo` is `ppo`, `dqn`, `impala` or your own `module:Class`. `settings`
     are dotted (`{"algorithm.learning_rate": 1e-3}`) and win over `config`, a YAML file or nested mapping, which wins
     over the preset. `runtime` (`inline`, `process`, `ray`) says where the roles live, `topology` (`sync`, `overlap`,
-    `async`) who waits for whom; `auto` chooses. A callback is a `Callback`, or a function that is called with the
-    `Status` after every round. In Python, `env` may also be the factory itself, `algo` the class, and `network.factory`
-    the function, if another process could import them by name. Ctrl-C raises `Interrupted`, whose `run` can be resumed.
+    `async`) who waits for whom; `auto` chooses. `start_from` is a run or a checkpoint whose weights the new run begins
+    with: network and observation normaliser; optimiser, counters and replay are fresh. A callback is a `Callback`, or a
+    function that is called with the `Status` after every round. In Python, `env` may also be the factory itself, `algo`
+    the class, and `network.factory` the function, if another process could import them by name. Ctrl-C raises
+    `Interrupted`, whose `run` can be resumed.
     """
     _not_while_imported()
     given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
+    given |= {"start_from": None if start_from is None else str(start_from)}
     layers = [_layer(config), _nested(settings), {"env": name_of(env), "algo": name_of(algo)}]
     layers.append({k: v for k, v in given.items() if v is not None})
     resolved, preset = resolve(*layers)
@@ -93,8 +101,11 @@ def start(
 ) -> Run:
     """Train a resolved config."""
     stream = stream or sys.stdout
-    directory = RunDirectory(Path(out).expanduser() if out is not None else _fresh(config))
-    directory.must_be_new()
+    directory = new_run(_fresh(config) if out is None else out)
+    for note in directory.notes:
+        _say(f"note: {note}", stream, progress)
+    if config.start_from is not None and not is_url(config.start_from):
+        config = replace(config, start_from=os.path.abspath(os.path.expanduser(config.start_from)))
     config, env, chosen = settle(config)
     tuned = ", ".join(f"{k}={json.dumps(v)}" for k, v in preset.items())
     _say(tuned and f"preset for {config.algo} on {config.env}: {tuned}", stream, progress)
@@ -113,7 +124,7 @@ def start(
 
 
 def resume(
-    run: str | Path,
+    run: str | Path | RunDirectory,
     *,
     steps: int | None = None,
     target: float | None = None,
@@ -129,38 +140,37 @@ def resume(
     """Continue a run from its last checkpoint as if it had never stopped.
 
     `settings` (dotted) may change how far and how it goes on: `steps`, `target` (None removes it), learning rate and
-    other numbers of the algorithm, evaluation, checkpoints, and where it runs (`runtime`, `topology`). What the saved
-    state was made with is refused: environment, algorithm, seed, network, samplers and their environments.
+    other numbers of the algorithm, evaluation, checkpoints, where it runs (`runtime`, `topology`), and the number of
+    samplers and their environments; what is then not equal any more to a run that was never stopped is said. What the
+    saved state was made with is refused: environment, algorithm, seed and network.
     """
     _not_while_imported()
-    directory = RunDirectory.open(Path(run))
+    directory = open_run(run, all=True)
     changes = _nested(settings)
     given = {"steps": steps, "target": target, "runtime": runtime, "topology": topology}
     changes |= {k: v for k, v in given.items() if v is not None}
-    before = _layer(directory.config)
-    for name in ("algo", "env", "seed"):
-        if changes.get(name, before.get(name)) != before.get(name):
-            raise UsageError(f"{name} of {directory.path} is {before.get(name)!r} and cannot become {changes[name]!r}")
-    config, _ = resolve({"preset": "none"}, before, changes)
-    done = directory.last_step()
-    if "steps" in changes and config.steps < done:
-        raise UsageError(
-            f"steps = {config.steps:,}, but {directory.path} has {done:,} already: give more, or leave it out"
-        )
+    had = _layer(directory.config)
+    for name in ("algo", "env", "seed", "start_from"):
+        if changes.get(name, had.get(name)) != had.get(name):
+            raise UsageError(f"{name} of {directory.shown} is {had.get(name)!r} and cannot become {changes[name]!r}")
+    before, _ = resolve({"preset": "none"}, had)
+    config, _ = resolve({"preset": "none"}, had, changes)
     config, env, chosen = settle(config)
     stream = stream or sys.stdout
+    for note in directory.notes:
+        _say(f"note: {note}", stream, progress)
     _say(chosen, stream, progress)
     training = Training(
         config,
         env,
         directory,
-        resume=True,
+        before=before,
         callbacks=_callbacks(callbacks),
         sinks=_sinks(sinks),
         stream=stream,
         progress=progress,
         began=began,
-        title=f"resuming {directory.path}",
+        title=f"resuming {directory.shown}",
     )
     return _finished(training, directory, config)
 
@@ -184,7 +194,7 @@ class Interrupted(KeyboardInterrupt):
     """A signal ended the run after a clean checkpoint; `run` is what there is of it."""
 
     def __init__(self, run: Run, number: int) -> None:
-        super().__init__(f"ended by {signal.Signals(number).name}; to go on: raynforce resume {run.path}")
+        super().__init__(f"ended by {signal.Signals(number).name}; to go on: raynforce resume {run.result.run}")
         self.run = run
         self.number = number
 
@@ -199,7 +209,7 @@ def evaluate(
     from raynforce.roles.evaluator import Evaluator
     from raynforce.roles.sampler import EnvArgs
 
-    found = find_policy(Path(path), which)
+    found = find_policy(local_path(path), which)
     spec, version = read_policy(found)
     fresh = time.time_ns() % 2**63 if seed is None else seed
     evaluator = Evaluator(spec, EnvArgs(spec.env.env, min(episodes, EvalConfig.envs), fresh, spec.env.args))

@@ -102,6 +102,8 @@ class CheckpointConfig:
     """Seconds between checkpoints, whichever comes first; 0 counts steps alone."""
     keep: Annotated[int, Range(1, 10_000)] = 2
     """How many of the newest to keep, beside the best policy."""
+    keep_nth: Annotated[int, Range(0, 1_000_000)] = 0
+    """Each checkpoint whose number is a multiple of this is kept for good; 0 keeps none."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,8 @@ class Config:
     """Who waits for whom: sync alternates sampling and learning; overlap learns from one batch while the next is
     sampled; async learns from whoever is ready; auto is overlap where sampling costs about as much as learning and the
     algorithm allows it, else sync."""
+    start_from: str | None = None
+    """Weights to begin with: a run or checkpoint of the same network; null begins at random."""
     preset: Literal["auto", "none"] = "auto"
     """auto starts from tuned settings for this algorithm and environment where there are some; none does not."""
     log_every: Positive = 2_000

@@ -11,6 +11,7 @@ from raynforce.errors import CheckpointError, UsageError
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import find_policy
+from raynforce.runs.mirrored import local_path
 from raynforce.spaces import ObsLeaf
 
 
@@ -101,8 +102,8 @@ class Policy:
 
 
 def load(path: str | Path, which: str = "best", *, seed: int | None = None) -> Policy:
-    """Load the policy of a run (its `best`, or `last`) or of a checkpoint directory."""
-    saved = read_policy(find_policy(Path(path), which))
+    """Load the policy of a run (its `best`, or `last`) or of a checkpoint directory; a run may be at a URL."""
+    saved = read_policy(find_policy(local_path(path), which))
     return Policy(*saved, seed=seed)
 
 

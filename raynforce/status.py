@@ -77,6 +77,8 @@ class Result:
     """Optimiser steps that were taken again because the learner had died; `updates` counts them once."""
     lost_steps: int = 0
     """Steps at most of fragments that were lost with a sampler and not redone."""
+    abandoned_episodes: int = 0
+    """Episodes in flight that resuming could not go on with."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -78,9 +78,9 @@ class Supervision:
 
     # -- what happens -------------------------------------------------------------------------------------
 
-    def begin_at(self, index: int, state: Tree) -> None:
-        """A sampler starts from a saved state."""
-        self._sequences[index] = int(state["sequence"])
+    def begin_at(self, index: int, sequence: int) -> None:
+        """A sampler goes on with this fragment."""
+        self._sequences[index] = int(sequence)
 
     def received(self, receipt: Receipt, pool: Pool, member: Member) -> None:
         """A fragment has come: look at what broke on the way, and at what its sampler takes of the memory."""

@@ -5,45 +5,38 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 
 from raynforce.algos import algorithm_class
 from raynforce.config import Config
+from raynforce.crew import Crew
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
 from raynforce.evaluating import FINAL, Evaluations, Pinned
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.ledger import Ledger
 from raynforce.policies.acting import PolicyVersion
-from raynforce.roles.sampler import EnvArgs
-from raynforce.runs.checkpoint import load as load_checkpoint
-from raynforce.runs.checkpoint import require_same
-from raynforce.runs.directory import RunDirectory
+from raynforce.recording import Best, Record
+from raynforce.resuming import Takeover, machine_note, settings_note, steps_note
+from raynforce.runs.directory import Loaded, RunDirectory
 from raynforce.runs.faults import FaultHistory
-from raynforce.runs.metrics import JsonlSink, Metrics, Sink
+from raynforce.runs.metrics import Sink
 from raynforce.runs.progress import Mode, Snapshot, make_progress
-from raynforce.runs.tensorboard import TensorBoardSink
 from raynforce.runs.timing import TimeTree
-from raynforce.runtimes.base import Handle, Pending, RoleError
+from raynforce.runtimes.base import Pending, RoleError
 from raynforce.runtimes.member import Job
 from raynforce.runtimes.open import open_runtime
 from raynforce.runtimes.placing import cores
-from raynforce.runtimes.pool import Pool
 from raynforce.signals import StopRequest
 from raynforce.spaces import EnvSpec
-from raynforce.status import Callback, Result, Status
+from raynforce.status import Callback, Result
 from raynforce.supervision import Supervision
-from raynforce.topologies.stream import PATIENCE, Round, Stream
+from raynforce.tally import Tally
+from raynforce.topologies.stream import Round, Stream
 from raynforce.trees import Tree
-
-AWAY = 1_000_000  # apart from all attempts to begin anew in the run itself
-RECENT = 100  # episodes that `return_mean` is the mean of
-SAMPLER = "raynforce.roles.sampler:Sampler"
-LEARNER = "raynforce.roles.learner:Learner"  # by name: importing it imports torch, which the driver does without
-EVALUATOR = "raynforce.roles.evaluator:Evaluator"
+from raynforce.weights import require_fit, weights_to_begin_with
 
 
 class Training:
@@ -55,7 +48,7 @@ class Training:
         env: EnvSpec,
         run: RunDirectory,
         *,
-        resume: bool = False,
+        before: Config | None = None,
         callbacks: Sequence[Callback] = (),
         sinks: Sequence[Sink] = (),
         stream: TextIO,
@@ -67,54 +60,66 @@ class Training:
         self._config = config
         self._run = run
         self._callbacks = callbacks
-        self._status = Status(config)
-        self._recent: deque[float] = deque(maxlen=RECENT)
-        self._lengths: deque[int] = deque(maxlen=RECENT)
+        self._tally = Tally(config, self._began)
+        self._status = self._tally.status
         self._number = 0  # of the newest policy version
-        self._evaluated = -1  # number of the policy version that was evaluated last
         self._ledger = Ledger()
         self._times = TimeTree()
         self._best: Pinned | None = None  # the policy version that evaluated best
         self._startup_seconds: float | None = None
-        self._seconds_before = 0.0  # of training before this process
         self._turning_since = self._began
         self._final_speed: float | None = None
-        self._trained_here = 0
-        self._unreported = 0  # environment steps since the last line of metrics
-        self._saved_at = self._began
+        self._resumes = 0  # how often the run was resumed
         self._progress = make_progress(stream, mode=progress)
         self.stop_request = StopRequest(self._announce_stop)
         # Closes what was opened if the rest cannot be built.
         with self.stop_request.watching(at_once=True), contextlib.ExitStack() as opened:
             opened.callback(self._progress.stop)
-            self._build(env, resume, sinks, opened, title or f"{config.algo} on {config.env}")
+            self._build(env, before, sinks, opened, title or f"{config.algo} on {config.env}")
             self._opened = opened.pop_all()
 
     def _build(
-        self, env: EnvSpec, resume: bool, sinks: Sequence[Sink], opened: contextlib.ExitStack, title: str
+        self, env: EnvSpec, before: Config | None, sinks: Sequence[Sink], opened: contextlib.ExitStack, title: str
     ) -> None:
-        config = self._config
+        config, resume = self._config, before is not None
         if resume:
-            opened.enter_context(self._run.locked())
-        saved = self._run.load_last() if resume else None
+            lock = opened.enter_context(self._run.locked())
+        loaded = self._run.load_newest() if resume else None
+        saved = None if loaded is None else loaded.parts
         algorithm = algorithm_class(config.algo)
         self._acting = algorithm(config, env).acting()
-        if saved is not None:
-            require_same(saved.get("policy", {}).get("acting"), self._acting.to_json(), self._run.path)
-            self._check_sampling(saved["run"])
+        if loaded is not None:
+            require_fit(loaded.parts["policy"].get("acting"), self._acting, config, self._run)
+            self._check_steps(before, loaded)
+        weights = weights_to_begin_with(config, self._acting) if loaded is None else None
         self._max_lag = _lag_bound(config, algorithm.max_lag)
         self._tolerates_lag = algorithm.max_lag != 0
         self._progress.start(title)
+        if before is not None:
+            self._tell_changes(before, loaded)
         self._runtime = opened.enter_context(open_runtime(config, self._progress.message))
         self._supervision = Supervision(config, self._ledger, self._progress.message)
-        self._pool = Pool(self._runtime, self._supervision)
-        self._spawn(env)
+        self._crew = crew = Crew(config, env, self._acting, self._runtime, self._supervision, self._progress.message)
+        self._evaluations = Evaluations(
+            crew.pool,
+            crew.evaluator,
+            self._supervision.rules("evaluator"),
+            config.eval,
+            longest=config.faults.sample_seconds / 2,
+            show=self._show,
+            stopped=lambda: self.stop_request.number is not None,
+            broken=lambda facts: self._supervision.broken("evaluator", [facts]),
+        )
+        if weights is not None:
+            self._progress.message(weights.note)
+            crew.begin_from(weights.version, weights.step)
         held = self._load(saved) if saved is not None else []
-        self._version = self._pool.submit(self._learner, "publish")
+        self._number = crew.number()
+        self._version = crew.pool.submit(crew.learner, "publish")
         self._stream = Stream(
-            self._pool,
-            self._samplers,
-            self._learner,
+            crew.pool,
+            crew.samplers,
+            crew.learner,
             self._version,
             self._number,
             ledger=self._ledger,
@@ -123,59 +128,26 @@ class Training:
             max_lag=self._max_lag,
             waiting=lambda who: self._show(f"waiting for {who}{self._runtime.excuse()}"),
         )
-        if saved is not None:
+        if resume:
             self._run.write_config(config.to_yaml())
         else:
             self._run.create(config.to_yaml())  # not before everything is known to fit
-            opened.enter_context(self._run.locked())
+            lock = opened.enter_context(self._run.locked())
+        self._record = Record(
+            self._run,
+            lock,
+            config.checkpoint,
+            sinks,
+            self._progress.message,
+            opened,
+            resume_step=self._status.steps if resume else None,
+            positions={} if saved is None else saved["run"].get("sinks", {}),
+        )
         self._supervision.history = FaultHistory(self._run, self._progress.message)
-        self._metrics = Metrics(sinks)
-        opened.callback(self._metrics.close)
-        resume_step = self._status.steps if resume else None
-        self._metrics.add(JsonlSink(self._run.metrics, resume_step=resume_step))
-        self._metrics.add(TensorBoardSink(self._run.tensorboard, resume_step=resume_step))
         if saved is None:
-            self._save()  # from here on there is always something to resume from
+            self._record.save_now(self._save, self._show)  # from here on there is always something to resume from
         else:
             self._go_on_evaluating(saved)
-
-    def _spawn(self, env: EnvSpec) -> None:
-        """Start all roles at once, the slowest to start first, and wait until each could be built."""
-        config, sampling, runtime, acting = self._config, self._config.sampling, self._runtime, self._acting
-
-        place, envs = runtime.places, self._env_args(sampling.envs)
-
-        def learner(_: int) -> Handle:
-            return runtime.spawn(LEARNER, config, env, name="learner", place=place["learner"])
-
-        def sampler(index: int) -> Handle:
-            name, what = f"sampler {index}", (acting, envs, sampling.fragment, index)
-            return runtime.spawn(SAMPLER, *what, name=name, place=place["sampler"])
-
-        def evaluator(_: int) -> Handle:
-            lanes = self._env_args(min(config.eval.envs, config.eval.episodes))
-            return runtime.spawn(EVALUATOR, acting, lanes, name="evaluator", place=place["evaluator"])
-
-        rules = self._supervision.rules
-        self._evaluations = Evaluations(
-            self._pool,
-            evaluator,
-            rules("evaluator"),
-            config.eval,
-            longest=config.faults.sample_seconds / 2,
-            show=self._show,
-            stopped=lambda: self.stop_request.number is not None,
-            broken=lambda facts: self._supervision.broken("evaluator", [facts]),
-        )
-        (self._learner,) = self._pool.add("learner", learner, 1, rules("learner"))
-        self._samplers = self._pool.add("sampler", sampler, sampling.samplers, rules("sampler"))
-        notes = self._wait_for([self._pool.submit(sampler, "note") for sampler in self._samplers])
-        for note in dict.fromkeys(filter(None, notes)):
-            self._progress.message(f"note: {note}")
-        if config.network.factory:
-            self._progress.message(f"note: samplers import torch for your own network {config.network.factory}")
-        version: PolicyVersion = self._wait_for([self._pool.submit(self._learner, "publish")])[0]
-        self._number = version.number
 
     def _go_on_evaluating(self, saved: Mapping[str, Tree]) -> None:
         """What was being evaluated when the checkpoint was written is evaluated again."""
@@ -185,25 +157,21 @@ class Training:
                 pinned = Pinned(self._runtime.share(version), version.number, saved[name]["steps"])
                 self._judge(self._evaluations.begin(pinned))
 
-    def _env_args(self, count: int) -> EnvArgs:
-        config = self._config
-        return EnvArgs(config.env, count, config.seed, config.env_args, config.sampling.exact_resume)
+    def _check_steps(self, before: Config | None, loaded: Loaded) -> None:
+        steps, done = self._config.steps, loaded.manifest["step"]
+        if before is not None and steps != before.steps and steps < done:
+            where = f"{self._run.shown} has {done:,} already"
+            raise UsageError(f"steps = {steps:,}, but {where}: give more, or leave it out")
 
-    def _wait_for(self, jobs: Sequence[Job]) -> list[Any]:
-        """The answers of roles that may still be starting; a wait that a user would notice is explained."""
-        patience = PATIENCE
-        while not self._pool.wait(jobs, patience):
-            names = sorted({job.member.name for job in jobs if not job.settled})
-            who = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
-            self._progress.message(f"waiting for {who}{self._runtime.excuse()}")
-            patience = min(60.0, 2 * patience)
-        return [None if job.fault is not None else job.result() for job in jobs]
-
-    def _check_sampling(self, counts: Tree) -> None:
-        for name in ("samplers", "envs"):
-            had, now = counts.get(name), getattr(self._config.sampling, name)
-            if had != now:
-                raise CheckpointError(f"{self._run.path} has sampling.{name} = {had}, which cannot become {now}")
+    def _tell_changes(self, before: Config, loaded: Loaded | None) -> None:
+        notes = [*settings_note(before, self._config)]
+        if loaded is None:
+            notes.append("no checkpoint was written yet: beginning from the start")
+        else:
+            notes += loaded.notes
+            notes += machine_note(loaded.manifest)
+        for note in notes:
+            self._progress.message(f"note: {note}")
 
     def _announce_stop(self) -> None:
         self._progress.message("stopping after this round, with a checkpoint; press Ctrl-C again to end at once")
@@ -224,7 +192,7 @@ class Training:
                 with contextlib.suppress(RaynforceError):  # the disk may be what failed
                     reason = str(error) if isinstance(error, RaynforceError) else summary(error)
                     self._run.event("failed", reason=reason, steps=self._status.steps)
-                self._progress.message(f"failed; what was saved can be continued: raynforce resume {self._run.path}")
+                self._progress.message(f"failed; what was saved can be continued: raynforce resume {self._run.shown}")
                 raise
 
     def _loop(self, rounds: Iterator[Round]) -> None:
@@ -238,13 +206,13 @@ class Training:
                 if (error.role or "").startswith("sampler"):  # the learner is well: what was learned is not lost
                     with contextlib.suppress(RaynforceError):
                         self._stream.abandon()
-                        self._save()
+                        self._record.save_now(self._save, self._show)
                 raise
             try:
                 self._after(round_)
             except Exception:  # of a callback, or of the environment in evaluation: what was learned is not lost
                 with contextlib.suppress(RaynforceError):
-                    self._save()
+                    self._record.save_now(self._save, self._show)
                 raise
         self._final_speed = self._speed
 
@@ -263,62 +231,44 @@ class Training:
         if _crossed(before, status.steps, config.eval.every) and self.stop_request.number is None:
             self._evaluate()
         status.stop_reason = self.stop_request.name or status.stop_reason
-        due = _crossed(before, status.steps, config.checkpoint.every)
-        due |= 0 < config.checkpoint.seconds < time.monotonic() - self._saved_at
-        if due and status.stop_reason is None:
+        if self._record.is_due(before, status.steps) and status.stop_reason is None:
             self._save()
 
     def _count(self, round_: Round) -> None:
         status, learned = self._status, round_.learned
         self._version, self._number = round_.version, learned.number
-        status.steps += learned.steps
+        self._tally.add(learned)
         self._supervision.steps = status.steps
         for receipt, turn in round_.receipts:
-            self._supervision.received(receipt, self._pool, self._samplers[receipt.sampler])
+            self._supervision.received(receipt, self._crew.pool, self._crew.samplers[receipt.sampler])
             self._times.add("sampler", {**receipt.seconds, **turn._asdict()})
         self._times.add("learner", {**learned.seconds, **round_.learner._asdict()})
-        status.episodes += len(learned.returns)
-        status.updates += learned.updates
-        self._trained_here += learned.steps
-        self._unreported += learned.steps
-        self._recent.extend(learned.returns.tolist())
-        self._lengths.extend(learned.lengths.tolist())
-        status.metrics |= {name: float(value) for name, value in learned.metrics.items()}
-        status.metrics |= {f"charts/{k}": v for k, v in learned.schedules.items()}
-        if self._recent:
-            status.metrics["charts/episodic_return"] = sum(self._recent) / len(self._recent)
-            status.metrics["charts/episodic_length"] = sum(self._lengths) / len(self._lengths)
 
     def _report(self, round_: Round) -> None:
         status = self._status
-        if self._unreported >= self._config.log_every:
-            self._unreported = 0
+        if self._tally.report_is_due():
             self._ledger.check(self._stream.held)
             status.metrics |= {
                 "charts/SPS": self._speed,
                 "charts/episodes": float(status.episodes),
                 "charts/updates": float(status.updates),
-                "time/seconds": self._seconds,
+                "time/seconds": self._tally.seconds,
                 "time/sample": round_.sample_seconds,
                 "time/learn": round_.learn_seconds,
                 **self._times.metrics(),
                 **self._ledger.metrics(),
-                **self._supervision.metrics(self._pool),
+                **self._supervision.metrics(self._crew.pool),
+                **self._record.metrics(),
                 **self._runtime.health(),
             }
-            self._metrics.write(status.steps, dict(status.metrics))
+            self._record.write(status.steps, dict(status.metrics))
         self._show()
 
     @property
     def _speed(self) -> float:
         """Environment steps per second of training in this process, start-up and evaluation left out."""
         turning = time.monotonic() - self._turning_since - self._evaluations.waited
-        return self._final_speed or self._trained_here / max(turning, 1e-9)
-
-    @property
-    def _seconds(self) -> float:
-        """How long the run has lasted, in this process and those it was resumed from."""
-        return self._seconds_before + time.monotonic() - self._began
+        return self._final_speed or self._tally.trained_here / max(turning, 1e-9)
 
     def _show(self, note: str = "") -> None:
         status = self._status
@@ -326,7 +276,7 @@ class Training:
             Snapshot(
                 steps=status.steps,
                 total_steps=self._config.steps,
-                seconds=self._seconds,
+                seconds=self._tally.seconds,
                 steps_per_second=self._speed,
                 episodes=status.episodes,
                 updates=status.updates,
@@ -361,13 +311,14 @@ class Training:
             return
         pinned, returns = evaluated
         status, target = self._status, self._config.target
-        self._evaluated = pinned.number
+        self._tally.evaluated = pinned.number
         score = status.last_eval = float(returns.mean())
-        measured = {"eval/return": score, "eval/deviation": float(returns.std()), "time/seconds": self._seconds}
-        self._metrics.write(pinned.steps, measured)
+        measured = {"eval/return": score, "eval/deviation": float(returns.std()), "time/seconds": self._tally.seconds}
+        self._record.write(pinned.steps, measured)
         if status.best_eval is None or score >= status.best_eval:
             status.best_eval, self._best = score, pinned
-            self._run.save_best(pinned.steps, self._policy(pinned.version), score)
+            self._record.best = Best(pinned.steps, score, lambda: self._policy(pinned.version))
+            self._record.save_best()
         if target is not None and score >= target:
             status.stop_reason = status.stop_reason or "target met"
             if status.solved_at is None:
@@ -383,16 +334,21 @@ class Training:
         status.stop_reason = status.stop_reason or "steps done"
         if self.stop_request.number is None:
             self._judge(self._evaluations.wait())
-        if self.stop_request.number is None and status.stop_reason != "target met" and self._evaluated != self._number:
+        if (
+            self.stop_request.number is None
+            and status.stop_reason != "target met"
+            and self._tally.evaluated != self._number
+        ):
             returns = self._evaluations.play(self._pinned, self._config.eval.episodes, "evaluating")
             self._judge(None if returns is None else (self._pinned, returns))
         self._evaluations.stop()
         status.stop_reason = self.stop_request.name or status.stop_reason
-        if self._trained_here:
-            self._save()
+        if self._tally.trained_here or self._record.best is not None:
+            self._record.save_last(self._save, self._show)
         self._run.event("stopped", reason=status.stop_reason, steps=status.steps)
         for callback in self._callbacks:
             callback.on_end(status)
+        self._record.finish()
 
     def _result(self) -> Result:
         status, config = self._status, self._config
@@ -402,9 +358,8 @@ class Training:
             returns = self._evaluations.play(best, config.eval.final_episodes, doing, FINAL)
             eval_return = None if returns is None else float(returns.mean())
         self._show()
-        mean = sum(self._recent) / len(self._recent) if self._recent else None
         return Result(
-            run=str(self._run.path),
+            run=self._run.shown,
             algo=config.algo,
             env=config.env,
             runtime=config.runtime,
@@ -416,12 +371,13 @@ class Training:
             seconds=round(time.monotonic() - self._began, 3),
             startup_seconds=self._startup_seconds and round(self._startup_seconds, 3),
             steps_per_second=self._final_speed and round(self._final_speed, 1),
-            return_mean=mean,
+            return_mean=self._tally.return_mean,
             eval_return=eval_return,
             solved_at=status.solved_at and round(status.solved_at, 3),
             solved_steps=status.solved_steps,
-            restarts=self._pool.restarts,
+            restarts=self._crew.pool.restarts,
             env_restarts=self._supervision.env_restarts,
+            abandoned_episodes=self._tally.abandoned_episodes,
             redone_updates=self._supervision.redone_updates,
             dropped_steps=self._ledger.dropped,
             lost_steps=self._ledger.lost,
@@ -439,93 +395,86 @@ class Training:
         return {"acting": self._acting.to_json(), "version": version.result().state()}
 
     def _save(self) -> None:
-        status = self._status
-        fragments = self._stream.settle()  # from here to the next round every sampler stands at a fragment's border
-        states = self._pool.states([self._learner, *self._samplers])
-        parts: dict[str, Tree] = {
-            "policy": self._policy(self._version),
-            "learner": states[0],
-            "run": {
-                "steps": status.steps,
-                "total_steps": self._config.steps,
-                "samplers": self._config.sampling.samplers,
-                "envs": self._config.sampling.envs,
-                "episodes": status.episodes,
-                "updates": status.updates,
-                "best_eval": status.best_eval,
-                "last_eval": status.last_eval,
-                "solved_at": status.solved_at,
-                "solved_steps": status.solved_steps,
-                "evaluated": self._evaluated,
-                "seconds": self._seconds,
-                "unreported": self._unreported,
-                "ledger": self._ledger.state(),
-                "redone_updates": self._supervision.redone_updates,
-                "restarts": self._pool.restarts,
-                "env_restarts": self._supervision.env_restarts,
-                "recent": np.asarray(self._recent, np.float64),
-                "lengths": np.asarray(self._lengths, np.int64),
-                "metrics": {name: float(value) for name, value in status.metrics.items()},
-            },
-        }
-        parts |= {f"sampler_{index}": state for index, state in enumerate(states[1:]) if state is not None}
+        """Hand everything that the run depends on to the saver: training waits for a copy of it, not for the disk."""
+        began = time.monotonic()
+        exact = self._config.topology != "async"  # else a cut at one policy version: episodes in flight are left out
+        fragments = self._stream.settle() if exact else self._stream.complete()
+        parts: dict[str, Tree] = self._crew.states(self._run.known("learner"), samplers=exact)
+        parts |= {"policy": self._policy(self._version), "run": self._tally.state() | self._counts()}
         for index, pinned in enumerate(self._evaluations.unfinished):
             version = pinned.version.result().state()
             parts[f"evaluating_{index}"] = {"version": version, "steps": pinned.steps}
         if fragments:  # sampled, and to be learned from first
             parts["stream"] = {str(index): fragment.state() for index, fragment in enumerate(fragments)}
-        self._run.save(status.steps, parts, self._config.checkpoint.keep)
-        self._saved_at = time.monotonic()
+        self._record.save(self._status.steps, parts)
+        self._status.metrics["disk/checkpoint_pause"] = time.monotonic() - began
+
+    def _counts(self) -> Tree:
+        """What the driver counts beside the tally."""
+        sampling, books = self._config.sampling, self._ledger.state()
+        if self._config.topology == "async":  # what is being sampled will not be there after a resume
+            books["lost"] += self._stream.coming * sampling.fragment * sampling.envs
+        return {
+            "total_steps": self._config.steps,
+            "topology": self._config.topology,
+            "samplers": sampling.samplers,
+            "envs": sampling.envs,
+            "exact_resume": sampling.exact_resume,
+            "resumes": self._resumes,
+            "ledger": books,
+            "redone_updates": self._supervision.redone_updates,
+            "restarts": self._crew.pool.restarts,
+            "env_restarts": self._supervision.env_restarts,
+            "sinks": self._record.position(),
+        }
 
     def _load(self, saved: Mapping[str, Tree]) -> list[Fragment]:
         """Put every role back to where it was; returns fragments that were not learned from yet."""
         status = self._status
         try:
-            share = self._runtime.share
-            loading = [self._pool.submit(self._learner, "load", share(saved["learner"]))]
-            for sampler in self._samplers:
-                state = saved.get(f"sampler_{sampler.index}")
-                if state is None:  # it was away when this was written
-                    restarts, steps = saved["run"].get("restarts", 0), saved["run"]["steps"]
-                    loading.append(self._pool.submit(sampler, "begin_anew", steps, AWAY + restarts))
-                    continue
-                self._supervision.begin_at(sampler.index, state)
-                loading.append(self._pool.submit(sampler, "load", share(state)))
-            _, *notes = self._wait_for(loading)
-            held = [Fragment.from_state(tree) for tree in saved.get("stream", {}).values()]
-            counts = saved["run"]
+            counts, takeover = saved["run"], Takeover(saved, self._config)
+            told = self._crew.load(saved, takeover)
+            held = takeover.held
             books = counts.get("ledger") or _books(counts, held)
-            self._ledger.load(books, [(f.sampler, f.sequence, f.steps) for f in held])
+            self._ledger.load(books, [(f.sampler, f.sequence, f.steps) for f in [*held, *takeover.dropped]])
+            for fragment in takeover.dropped:
+                self._ledger.drop(fragment.sampler, fragment.sequence, fragment.steps)
             self._supervision.load(counts)
-            self._pool.restarts = counts.get("restarts", 0)
-            self._recent.extend(counts["recent"].tolist())
-            self._lengths.extend(counts["lengths"].tolist())
-            self._unreported, self._evaluated = counts["unreported"], counts["evaluated"]
-            self._seconds_before = counts["seconds"]
-            for name in ("steps", "episodes", "updates", "best_eval", "last_eval", "solved_at", "solved_steps"):
-                setattr(status, name, counts[name])
-            status.metrics.update(counts["metrics"])
-            total = counts["total_steps"]
+            self._crew.pool.restarts = counts.get("restarts", 0)
+            self._tally.load(counts)
+            self._tally.abandoned_episodes += takeover.abandoned
+            self._resumes = counts.get("resumes", 0) + 1
+            before = counts["total_steps"]
         except (KeyError, ValueError, TypeError, RuntimeError, RoleError) as error:
             raise CheckpointError(f"{self._run.last} does not fit this config: {summary(error)}") from error
-        for note in [note for several in notes for note in several or ()]:
-            self._progress.message(f"note: {note}")
-        if total != self._config.steps:
-            part = status.steps / self._config.steps
-            self._progress.message(
-                f"note: steps were {total:,} and are {self._config.steps:,}: what follows the run's progress "
-                f"(annealed learning rate, epsilon) goes on from {part:.0%}"
-            )
+        told += steps_note(before, self._config.steps, status.steps)
+        if takeover.abandoned:
+            told.append(f"{takeover.abandoned:,} episodes that were in flight begin anew")
+        if takeover.dropped:
+            lost = sum(fragment.steps for fragment in takeover.dropped)
+            told.append(f"{lost:,} steps that were sampled for other samplers are dropped")
         if status.solved_steps is not None and self._config.target is not None:
-            self._progress.message(
-                f"note: the target was met at {status.solved_steps:,} steps already; --target none goes on without it"
+            told.append(
+                f"the target was met at {status.solved_steps:,} steps already; --target none goes on without it"
             )
-        self._number = saved["policy"]["version"]["number"]
-        if status.best_eval is not None:
-            best = load_checkpoint(self._run.best, only=["policy"])["policy"]
-            version = PolicyVersion.from_state(best["version"])
-            self._best = Pinned(self._runtime.share(version), version.number, status.solved_steps or 0)
+        for note in told:
+            self._progress.message(f"note: {note}")
+        self._best = self._load_best()
         return held
+
+    def _load_best(self) -> Pinned | None:
+        """The policy that evaluated best: that of the checkpoint's time, or one from after it that a kill left."""
+        status = self._status
+        try:
+            score, tree = self._run.load_best()
+            version = PolicyVersion.from_state(tree["version"])
+        except CheckpointError as error:
+            if status.best_eval is not None:
+                self._progress.message(f"note: {error}; the next evaluation decides which policy is the best")
+                status.best_eval = None
+            return None
+        status.best_eval = score if status.best_eval is None else max(score, status.best_eval)
+        return Pinned(self._runtime.share(version), version.number, status.solved_steps or 0)
 
 
 def _lag_bound(config: Config, tolerated: int | None) -> int:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 Tree = dict[str, Any]
+
+SEGMENTS = "segments"
+"""The key under which a state has segments by name: `{"segments": {"17-123456": {"obs": array, …}}}`.
+
+A segment holds arrays alone and never changes: what changes gets another name. So checkpoints store it once, and a
+segment that is on disk already may be given as `{}`.
+"""
 
 
 def split(tree: Tree, prefix: str = "") -> tuple[dict[str, np.ndarray], Tree]:
@@ -28,7 +36,7 @@ def split(tree: Tree, prefix: str = "") -> tuple[dict[str, np.ndarray], Tree]:
     return arrays, rest
 
 
-def join(arrays: dict[str, np.ndarray], rest: Tree) -> Tree:
+def join(arrays: Mapping[str, np.ndarray], rest: Tree) -> Tree:
     """Undo `split`."""
     tree: Tree = {k: join({}, v) if isinstance(v, dict) else v for k, v in rest.items()}
     for path, array in arrays.items():
@@ -38,6 +46,52 @@ def join(arrays: dict[str, np.ndarray], rest: Tree) -> Tree:
             node = node.setdefault(parent, {})
         node[leaf] = array
     return tree
+
+
+def segments(tree: Tree) -> dict[str, Tree]:
+    """Every segment of a tree, by name, wherever it is."""
+    found: dict[str, Tree] = {}
+    for key, value in tree.items():
+        if not isinstance(value, dict):
+            continue
+        here = value if _has_segments(key, value) else segments(value)
+        if double := found.keys() & here.keys():
+            raise ValueError(f"two segments have the name {min(double)!r}")
+        found |= here
+    return found
+
+
+def without(tree: Tree, known: Collection[str]) -> Tree:
+    """The tree with those segments emptied whose names are known: they are on disk already."""
+    return _changed(tree, lambda name, segment: {} if name in known else segment)
+
+
+def with_segments(tree: Tree, found: Mapping[str, Tree]) -> Tree:
+    """The tree with its segments put in; those that were not found are left out, by name."""
+    return _changed(tree, lambda name, _: found.get(name))
+
+
+def _changed(tree: Tree, change: Callable[[str, Tree], Tree | None]) -> Tree:
+    """A copy of the tree with every segment changed; None leaves it out."""
+    result: Tree = {}
+    for key, value in tree.items():
+        if not isinstance(value, dict):
+            result[key] = value
+        elif _has_segments(key, value):
+            changed = {name: change(name, segment) for name, segment in value.items()}
+            result[key] = {name: segment for name, segment in changed.items() if segment is not None}
+        else:
+            result[key] = _changed(value, change)
+    return result
+
+
+def _has_segments(key: str, value: Tree) -> bool:
+    """Whether this is where segments are, and not the user's own data of that name."""
+    return key == SEGMENTS and all(isinstance(segment, dict) and _arrays_alone(segment) for segment in value.values())
+
+
+def _arrays_alone(tree: Tree) -> bool:
+    return all(isinstance(v, np.ndarray) or (isinstance(v, dict) and _arrays_alone(v)) for v in tree.values())
 
 
 def rng_state(rng: np.random.Generator) -> Tree:

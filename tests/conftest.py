@@ -14,10 +14,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from disks import Disk, small_disk
 from rays import TOKEN, Head, SharedRay
 
 from raynforce.config import Config
 from raynforce.runtimes.base import Runtime
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """A small file system of its own."""
+    with small_disk(tmp_path / "disk") as small:
+        yield small
 
 
 @pytest.fixture(scope="session")

@@ -196,3 +196,13 @@ def _first(path: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+class OneSleeps(CartPole):
+    """In sampler 1 the third step takes seconds."""
+
+    def step(self, action: int) -> Any:
+        self._steps = getattr(self, "_steps", 0) + 1
+        if self._steps == 3 and sampler_here() == 1:
+            time.sleep(6)
+        return super().step(action)

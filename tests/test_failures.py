@@ -44,7 +44,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def learned(run: Path) -> list[dict[str, float]]:
     """What was measured, but for times, and for what says how the run fared."""
-    lines = without(metrics(run), "time", "health", "charts/SPS", "replay/mb", "eval")
+    lines = without(metrics(run), "time", "health", "charts/SPS", "replay/mb", "eval", "disk")
     return [line for line in lines if len(line) > 1]
 
 

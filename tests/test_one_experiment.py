@@ -34,7 +34,7 @@ def train(path: Path, algo: str, steps: int = STEPS, env: str = ENV, **more: Any
 
 def measured(run: raynforce.Run) -> list[dict[str, float]]:
     """All that was measured, but for times and the runtime's own health."""
-    skipped = ("time", "health", "charts/SPS", "replay/mb")  # a restored replay is as large as it needs to be
+    skipped = ("time", "health", "charts/SPS", "replay/mb", "disk")  # a restored replay is as large as it needs to be
     return without(metrics(run.path), *skipped)
 
 

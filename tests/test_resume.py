@@ -148,7 +148,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
 def measured(run: Path, but: int = -1) -> list[dict[str, Any]]:
     """Every line of metrics, evaluations included, but for the clock and what was evaluated at step `but`."""
     lines = [line for line in metrics(run) if not ("eval/return" in line and line["step"] == but)]
-    return without(lines, "time", "charts/SPS")
+    return without(lines, "time", "charts/SPS", "disk")
 
 
 def times(run: Path) -> list[float]:

@@ -114,7 +114,10 @@ class Algorithm(Generic[H]):
     # -- how it learns ------------------------------------------------------------------------------------
 
     def begin(self, net: Network) -> None:
-        """Called once where learning happens, before the first update: make target networks and buffers here."""
+        """Called where learning happens, before the first update: make target networks and buffers here.
+
+        With weights of another run it is called again, once these are in place.
+        """
 
     def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:
         """Turn the newest fragments into what is learned from; arrays reach `minibatches` as tensors."""

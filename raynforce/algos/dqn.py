@@ -202,7 +202,7 @@ class DQN(Algorithm[DQNConfig]):
 
     def state(self) -> Tree:
         counts = {"inserted": self._inserted, "updates": self._updates, "due": self._due}
-        return {"target": self.target.cpu().numpy().copy(), "replay": self.replay.state(copy=False), **counts}
+        return {"target": self.target.cpu().numpy().copy(), "replay": self.replay.state(), **counts}
 
     def load(self, tree: Tree) -> None:
         self.target.copy_(torch.tensor(tree["target"]))

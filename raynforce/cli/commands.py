@@ -36,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.command is None:
         raise UsageError("no command given; raynforce --help shows what there is")
-    command: int = {"train": train, "resume": resume, "eval": evaluate, "doctor": doctor}[arguments.command](arguments)
-    return command
+    commands = {"train": train, "resume": resume, "eval": evaluate, "runs": runs, "show": show, "doctor": doctor}
+    return commands[arguments.command](arguments)
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -50,11 +50,12 @@ def train(arguments: argparse.Namespace) -> int:
         "steps": arguments.steps,
         "target": arguments.target,
         "seed": arguments.seed,
+        "start_from": getattr(arguments, "from"),
         "sampling.samplers": arguments.samplers,
         "sampling.envs": arguments.envs,
         "preset": "none" if arguments.no_preset else None,
     }
-    _no_empty(arguments, "out", "config", "target")
+    _no_empty(arguments, "out", "config", "target", "from")
     given = settings.nested({k: v for k, v in flags.items() if v is not None} | _where(arguments))
     assigned = settings.parse_assignments(arguments.set)
     file = settings.read_yaml(arguments.config) if arguments.config else {}
@@ -75,15 +76,16 @@ def train(arguments: argparse.Namespace) -> int:
 
 def resume(arguments: argparse.Namespace) -> int:
     from raynforce import api
-    from raynforce.runs.directory import RunDirectory
+    from raynforce.runs.mirrored import open_run
 
     changes = settings.parse_assignments(arguments.set)
     changes |= {k: v for k in ("steps", "target") if (v := getattr(arguments, k)) is not None}
     changes = _dotted(changes) | _where(arguments)
-    before = settings.read_yaml(str(RunDirectory.open(Path(arguments.run)).config))
+    run = open_run(arguments.run, all=True)
+    before = settings.read_yaml(str(run.config))
     if _asks_for_ray(arguments, str(changes.get("runtime", before.get("runtime", "auto")))):
         changes["runtime"] = "ray"
-    return _train(arguments, lambda **how: api.resume(arguments.run, settings=changes, **how))
+    return _train(arguments, lambda **how: api.resume(run, settings=changes, **how))
 
 
 def _asks_for_ray(arguments: argparse.Namespace, runtime: str) -> bool:
@@ -183,6 +185,18 @@ def evaluate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def runs(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.runs import tell
+
+    return tell(arguments.folder, me=_me(), as_json=arguments.json)
+
+
+def show(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.show import tell
+
+    return tell(arguments.run, me=_me(), verify=arguments.verify, as_json=arguments.json)
+
+
 def doctor(arguments: argparse.Namespace) -> int:
     run = None if arguments.env is None else _as_run(arguments.env)
     if run is not None:
@@ -216,7 +230,11 @@ def doctor(arguments: argparse.Namespace) -> int:
 def _as_run(text: str) -> RunDirectory | None:
     """The run that a path stands for; None if it is the name of an environment."""
     from raynforce.runs.directory import RunDirectory
+    from raynforce.runs.mirrored import open_run
+    from raynforce.runs.store import is_url
 
+    if is_url(text):
+        return open_run(text)
     path = Path(text)
     if path.is_dir() and (path / "config.yaml").is_file():
         return RunDirectory(path)
@@ -233,7 +251,7 @@ def _as_run(text: str) -> RunDirectory | None:
 
 def _doctor_of_run(arguments: argparse.Namespace, run: RunDirectory) -> int:
     if arguments.set:
-        raise UsageError(f"--set is for an environment, and {run.path} is a run, which has its own settings")
+        raise UsageError(f"--set is for an environment, and {run.shown} is a run, which has its own settings")
     if arguments.replay is None:
         for option in ("debugger", "before", "seconds"):
             if getattr(arguments, option) not in (None, False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -37,7 +36,7 @@ def tell(run: RunDirectory, *, me: str = "raynforce", as_json: bool = False) -> 
         rows = history.to_json()
         for group, row in zip(history.groups, rows["groups"], strict=True):
             row["advice"] = advice(group, _config(run))
-        print(json.dumps({"run": str(run.path), "running": running, **rows}))
+        print(json.dumps({"run": run.shown, "running": running, **rows}))
         return 0
     paint = _Paint(sys.stdout)
     width = min(shutil.get_terminal_size((80, 24)).columns, 100)
@@ -60,15 +59,15 @@ def lines(run: RunDirectory, history: History, running: bool, me: str, width: in
     """The whole report, line by line."""
     config = _config(run)
     if history.began is None:
-        yield f"{run.path}: nothing has happened yet" + (", it is starting" if running else "")
+        yield f"{run.shown}: nothing has happened yet" + (", it is starting" if running else "")
         return
     state, end = _end(history, running)
     lasted = f"{_steps(history, config)} in {_duration(_lasted(run, history, running))}"
     if not history.faults and not history.absences and state in ("running", "stopped"):
-        yield f"{run.path}: no faults in {lasted.replace(' in ', ' and ')} ({end})"
+        yield f"{run.shown}: no faults in {lasted.replace(' in ', ' and ')} ({end})"
         return
     what = " on ".join(str(config[k]) for k in ("algo", "env") if k in config)
-    yield paint(str(run.path), BOLD) + (f"  {what}" if what else "")
+    yield paint(run.shown, BOLD) + (f"  {what}" if what else "")
     day = time.strftime("%Y-%m-%d", time.localtime(history.began))
     resumed = history.starts - 1
     more = f", resumed {_times(resumed)}" if resumed > 0 else ""
@@ -79,7 +78,7 @@ def lines(run: RunDirectory, history: History, running: bool, me: str, width: in
         yield from _wrapped(word.ljust(8), sentence, width, paint)
     for group in history.groups:
         yield ""
-        yield from _group(group, history, config, f"{me} doctor {shlex.quote(str(run.path))}", width, paint)
+        yield from _group(group, history, config, f"{me} doctor {shlex.quote(run.shown)}", width, paint)
 
 
 def _end(history: History, running: bool) -> tuple[str, str]:
@@ -292,14 +291,7 @@ def _config(run: RunDirectory) -> Mapping[str, Any]:
 
 def _is_running(run: RunDirectory) -> bool:
     """Whether a process holds the run, as `RunDirectory.locked` does."""
-    descriptor = os.open(run.path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    finally:
-        os.close(descriptor)
-    return False
+    return run.holder() is not None
 
 
 def _newest_step(run: RunDirectory) -> int:

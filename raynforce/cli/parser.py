@@ -17,6 +17,7 @@ examples:
   raynforce train my_algorithms:Reinforce CartPole-v1
   raynforce train impala CartPole-v1 --runtime process --topology async --samplers 4
   raynforce train ppo CartPole-v1 --runtime ray --address auto --samplers 16
+  raynforce train ppo my_sims:make_arm --from runs/mine --out runs/finer --set algorithm.learning_rate=1e-4
   raynforce train ppo Pendulum-v1 --print-config > pendulum.yaml
 """
 
@@ -83,6 +84,9 @@ def _parser() -> _Parser:
     train.add_argument("--samplers", metavar="N", help="number of samplers")
     train.add_argument("--envs", metavar="M", help="environments in each sampler")
     train.add_argument("--out", metavar="DIR", help="a new run directory (default runs/ALGO-ENV-...)")
+    train.add_argument(
+        "--from", metavar="CHECKPOINT", help="begin with the weights of a run (its best) or a checkpoint"
+    )
     train.add_argument("--config", metavar="FILE", help="settings from a YAML file; those given here win over it")
     _set(train)
     train.add_argument("--no-preset", action="store_true", help="do not start from tuned settings for this ENV")
@@ -106,6 +110,15 @@ def _parser() -> _Parser:
     )
     evaluate.add_argument("--seed", metavar="S", help="play the same episodes each time")
     _output(evaluate, progress=False)
+
+    runs = _command(commands, "runs", "list runs with their status, steps, return and age, the newest first")
+    runs.add_argument("folder", nargs="?", metavar="DIR", help="where to look, three folders deep (default runs)")
+    _output(runs, progress=False)
+
+    show = _command(commands, "show", "tell what is in a run or a checkpoint, and where resume would go on")
+    show.add_argument("run", metavar="RUN", help="a run directory, or a checkpoint in one")
+    show.add_argument("--verify", action="store_true", help="read every byte of its checkpoints and compare; 1 if torn")
+    _output(show, progress=False)
 
     what = "check this machine, an environment or a run, and explain what is wrong"
     doctor = _command(commands, "doctor", what, epilog=DOCTOR_EXAMPLES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,14 +14,16 @@ from gymnasium import spaces
 
 from raynforce.envs.describe import describe, flatten_obs, is_flag, is_scalar, leaf_spaces, misfit, short
 from raynforce.envs.make import Env, close_env, locate, make
-from raynforce.envs.native import native_vector
-from raynforce.envs.vector import same
-from raynforce.errors import UsageError, summary
+from raynforce.envs.native import NativeVector
+from raynforce.envs.vector import Step, VectorEnv, make_vector, same
+from raynforce.errors import RaynforceError, UsageError, summary
 from raynforce.spaces import ObsLeaf
+from raynforce.trees import Tree, join, split
 
 Level = Literal["ok", "warning", "error"]
 
 _SECONDS = 10.0
+_SHARE = 0.1  # of that time, to save and load it
 _CHEAP, _SLOW = 0.0003, 0.003  # seconds a step: below, more processes cost more than they bring; above, they pay
 
 
@@ -52,7 +55,7 @@ class Report:
 
 
 def check_env(env: str, env_args: Mapping[str, Any] | None = None, *, steps: int = 500) -> Report:
-    """Try the environment for at most `steps` steps and about ten seconds.
+    """Try the environment for at most `steps` steps and about ten seconds, a tenth of them to save and load it.
 
     Whatever a bad environment does becomes a finding; only a name that cannot be found is a `UsageError`.
     """
@@ -60,19 +63,23 @@ def check_env(env: str, env_args: Mapping[str, Any] | None = None, *, steps: int
         raise UsageError(f"steps is {steps}; the checks need 4 or more")
     locate(env)
     report = Report(env)
+    started = time.monotonic()
     try:
         made = make(env, env_args)
     except UsageError as error:
         report.add("error", "cannot be made", str(error))
         return report
+    seconds = time.monotonic() - started
     try:
-        _Checkup(env, made, report, steps).run()
-        if report.ok:
-            _vectorised(env, env_args, report)
+        rollout = _Checkup(env, made, report, steps).run()
     except _GiveUp:
-        pass
+        return report
     finally:
-        close_env(made)
+        close_env(made)  # before the next one is made: some simulators can only be had once
+    if report.ok:
+        affordable = int(_SHARE * _SECONDS / 4 / max(1e-9, float(np.mean(rollout.step_seconds))))
+        actions = rollout.actions[: max(1, min(affordable, steps // 20, 23))]  # mostly not the length of an episode
+        _check_resume(env, env_args, report, actions, fresh=seconds < _SHARE * _SECONDS)
     return report
 
 
@@ -105,7 +112,7 @@ class _Checkup:
         self.leaves: tuple[ObsLeaf, ...] = ()
         self.boxes: dict[str, spaces.Box] = {}
 
-    def run(self) -> None:
+    def run(self) -> _Rollout:
         self.check_spaces()
         self.check_reset()
         rollout = self.rollout()
@@ -116,6 +123,7 @@ class _Checkup:
         self.check_reset_in_mid_episode()
         self.check_scale(rollout)
         self.check_speed(rollout)
+        return rollout
 
     def stop(self, title: str, detail: str) -> _GiveUp:
         self.report.add("error", title, detail)
@@ -164,7 +172,7 @@ class _Checkup:
         out = _Rollout()
         if actions is None:
             self.env.action_space.seed(0)
-        deadline = time.monotonic() + 0.45 * _SECONDS
+        deadline = time.monotonic() + 0.9 * (1 - _SHARE) / 2 * _SECONDS
         episode, length = 0, 0
         raw = self.begin(out, episode)
         for index in range(self.stretch if actions is None else len(actions)):
@@ -354,14 +362,64 @@ class _Checkup:
         self.report.add("ok", "speed", detail)
 
 
-def _vectorised(env: str, env_args: Mapping[str, Any] | None, report: Report) -> None:
-    vector, note = native_vector(env, env_args, 1, seed=0)
-    if vector is None:
-        detail = note or "single envs are stepped in a loop; running episodes are resumed by replaying their actions"
-        report.add("ok", "vectorised by a loop", detail)
+def _check_resume(
+    env: str, env_args: Mapping[str, Any] | None, report: Report, actions: list[Any], *, fresh: bool
+) -> None:
+    """Play, save, play on; load and play on with the same actions; into a `fresh` env, as a resume does, if asked."""
+    vector: VectorEnv | None = None
+    try:
+        vector = make_vector(env, env_args, 1, seed=0)
+        _say_vectorised(vector, report)
+        choices = np.array(actions, vector.spec.action.dtype)[:, None]  # [k, 1, ...]
+        vector.reset()
+        for choice in choices:
+            vector.step(choice)
+        tree = _through_a_file(vector.state())
+        then = [vector.step(choice) for choice in choices]
+        if fresh:
+            vector.close()
+            vector = make_vector(env, env_args, 1, seed=0)
+        notes = vector.load(tree)
+        now = []
+        for choice in choices:
+            now.append(vector.step(choice))
+            vector.state()  # which must not change the course of things
+    except (Exception, SystemExit) as error:
+        detail = str(error) if isinstance(error, RaynforceError) else summary(error)
+        report.add("error", "running episodes cannot be saved", detail)
+        return
+    finally:
+        if vector is not None:
+            vector.close()
+    other = next((i for i, pair in enumerate(zip(then, now, strict=True)) if not _all_same(*map(_arrays, pair))), None)
+    if notes:
+        report.add("warning", "running episodes begin anew at resume", notes[0])
+    elif other is not None:
+        detail = (
+            f"they come back {vector.way_back}, but with the same actions step {other + 1} after loading was not that "
+            "of before: save and load all that step() depends on, and change nothing while saving"
+        )
+        report.add("warning", "running episodes go another way after resume", detail)
     else:
-        vector.close()
-        report.add("ok", "vectorised by its own implementation", "with a snapshot: exact resume works")
+        detail = f"come back {vector.way_back}: {len(now)} steps after loading were the same as before"
+        report.add("ok", "running episodes", detail)
+
+
+def _say_vectorised(vector: VectorEnv, report: Report) -> None:
+    if isinstance(vector, NativeVector):
+        report.add("ok", "vectorised by its own implementation", "all lanes are stepped in one call")
+    else:
+        report.add("ok", "vectorised by a loop", vector.note or "single envs are stepped one after the other")
+
+
+def _through_a_file(tree: Tree) -> Tree:
+    """As a checkpoint would give it back: arrays apart, the rest as JSON."""
+    arrays, rest = split(tree)
+    return join({path: array.copy() for path, array in arrays.items()}, json.loads(json.dumps(rest)))
+
+
+def _arrays(step: Step) -> tuple[np.ndarray, ...]:
+    return (*step.obs.values(), step.reward, step.terminated, step.truncated, *step.final_obs.values())
 
 
 def _time_limit(env: Env) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -12,6 +12,7 @@ from gymnasium import spaces
 from raynforce.envs.describe import flatten_obs, in_range, is_flag, is_scalar, misfit, short
 from raynforce.envs.faults import MOST_BYTES, EnvFault, trace_of
 from raynforce.envs.make import Env, close_env, make_described
+from raynforce.envs.snapshots import NoTree, Pair, difference, pair_of
 from raynforce.envs.vector import FINITE, Step, derive_seed, finite, first_of_attempt, same
 from raynforce.errors import CheckpointError, ContractError, EnvError, UsageError, summary
 from raynforce.spaces import EnvSpec, ObsLeaf
@@ -30,11 +31,19 @@ class _Broken(Exception):
         self.kind, self.what = kind, what
 
 
+class _Lost(NamedTuple):
+    """Why an episode could not be brought back."""
+
+    reason: str
+    example: str = ""
+
+
 class LocalVector:
     """Single environments stepped in a plain loop, each reset in the step in which its episode ends.
 
-    Episode seeds derive from (seed, sampler, lane, episode). With `record`, the actions of the running episodes
-    are kept, so that `load` can replay them; without it `load` starts new episodes.
+    Episode seeds derive from (seed, sampler, lane, episode). With `record`, running episodes are saved by the
+    environment's `save_state` and loaded by its `load_state`; where there is no such pair, their actions are kept, so
+    that `load` can replay them. Without `record` it starts new episodes.
 
     An env that raises, or returns what is no observation or reward, is closed; a new one takes its place and begins
     the lane's next episode, while the other lanes go on. `faults` tells of it. It is an `EnvError` if a lane does
@@ -52,7 +61,7 @@ class LocalVector:
         record: bool = True,
         note: str = "",
     ) -> None:
-        self.num_envs, self.note = num_envs, note
+        self.num_envs = num_envs
         self.restarted: list[int] = []
         self.faults: list[EnvFault] = []
         self._env, self._args, self._seed, self._sampler = env, dict(env_args or {}), seed, sampler
@@ -77,8 +86,21 @@ class LocalVector:
         self._broke_at = np.zeros(num_envs, np.int64)  # by the clock
         self._breaks = np.zeros(num_envs, np.int64)  # in a row
         self._obs: list[np.ndarray] = []  # the current ones, in the order of the leaves; empty before the first reset
+        self._returns = np.zeros(num_envs, np.float64)  # of the running episodes
+        pairs, reasons = zip(*(pair_of(made) for made in self._envs), strict=True)
+        self._pairs: list[Pair | None] = list(pairs)
+        self._saves = record and None not in pairs
+        self._saved = False  # whether any lane could be saved yet
+        self._unsaved: dict[int, _Broken] = {}  # lanes that broke when they were to be saved: seen in their next step
         # Actions of the running episodes: lane b's are [b, :steps[b]].
-        self._actions = np.empty((num_envs, 64, *self.spec.action.shape), self.spec.action.dtype) if record else None
+        replays = record and not self._saves
+        self._actions = np.empty((num_envs, 64, *self.spec.action.shape), self.spec.action.dtype) if replays else None
+        self.way_back = "by replaying their actions" if replays else "not at all: they begin anew"
+        if self._saves:
+            self.way_back = f"through {pairs[0]}"
+        reason = next(filter(None, reasons), "") if replays else ""
+        said = f"running episodes of env {env!r} come back {self.way_back}, {reason}" if reason else ""
+        self.note = "; ".join(filter(None, (note, said)))
         self._all_valid = np.ones(num_envs, np.bool_)
         self._all_valid.flags.writeable = False  # shared by all steps
         self._no_lanes = np.empty(0, np.int64)
@@ -141,6 +163,8 @@ class LocalVector:
         final: list[list[np.ndarray]] = [[] for _ in self._leaves]
         for lane, choice in enumerate(self._for_env(action)):
             try:
+                if lane in self._unsaved:
+                    raise self._unsaved[lane]
                 reward[lane], end, cut = self._step_lane(lane, choice, obs)
                 terminated[lane], truncated[lane] = end, cut
                 if not (end or cut):
@@ -162,8 +186,10 @@ class LocalVector:
             broke = sorted(broke + self._restart_not_finite(obs, reward))
         self._proven = self._proven or len(broke) < self.num_envs
         self._obs = obs
+        self._returns += reward
         final_lanes, final_obs = self._no_lanes, self._no_final
         if ended:
+            self._returns[ended] = 0.0
             final_lanes = np.array(ended, np.int64)
             final_obs = {leaf.path: np.array(rows) for leaf, rows in zip(self._leaves, final, strict=True)}
         valid, broken_lanes = self._all_valid, self._no_lanes
@@ -178,12 +204,15 @@ class LocalVector:
             "kind": "local",
             "episodes": self._episodes.copy(),  # [B]
             "steps": self._steps.copy(),  # [B]
+            "returns": self._returns.copy(),  # [B]
             "proven": self._proven,
             "breaks": self._breaks.copy(),  # [B]
             "unbroken": self._clock - self._broke_at,  # [B]
             "obs": {str(i): array for i, array in enumerate(self._obs)},  # by number: a path's '/' would nest
         }
-        if self._actions is not None:
+        if self._saves:
+            tree["saved"] = self._save()
+        elif self._actions is not None:
             longest = int(self._steps.max())
             taken = np.arange(longest) < self._steps[:, None]  # [B, longest]
             tree["actions"] = self._actions[:, :longest][taken]  # [sum of steps, ...] lane after lane
@@ -191,31 +220,29 @@ class LocalVector:
 
     def load(self, tree: Tree) -> list[str]:
         saved = self._fitting(tree)
-        episodes, steps = np.array(tree["episodes"]), np.array(tree["steps"])
-        actions = tree.get("actions")
-        ends = np.cumsum(steps)
         obs = self._new_obs()
         self.restarted, self.faults = [], []
         self._proven = bool(tree.get("proven", True))
         self._breaks[:], self._broke_at[:] = tree.get("breaks", 0), np.negative(tree.get("unbroken", 0))
         self._clock = 0
+        lost: dict[str, list[str]] = {}  # by reason, an example for each lane
         for lane in range(self.num_envs):
-            episode, end, count = int(episodes[lane]), int(ends[lane]), int(steps[lane])
-            past = actions[end - count : end] if actions is not None else None
             try:
-                if self._replay(lane, episode, count, past, obs, saved):
+                why = self._bring_back(lane, tree, obs, saved)
+                if why is None:
                     continue
-                self._begin(lane, episode + 1, obs)
+                self._begin(lane, int(tree["episodes"][lane]) + 1, obs)
             except _Broken as broken:
+                why = _Lost("it broke on the way there", broken.what)
                 self._restart(lane, broken, obs)
             self.restarted.append(lane)
+            lost.setdefault(why.reason, []).append(why.example and f" (lane {lane}: {why.example})")
         self._obs = obs
-        if not self.restarted:
-            return []
-        lanes = f"{len(self.restarted)} of {self.num_envs} running episodes of env {self._env!r} begin anew"
-        if actions is None:
-            return [f"{lanes}: they were saved with exact_resume=false"]
-        return [f"{lanes}: replaying their actions led elsewhere, so this env is not determined by its seed"]
+        return [
+            f"{len(examples)} of {self.num_envs} running episodes of env {self._env!r} begin anew: "
+            f"{reason}{examples[0]}"
+            for reason, examples in lost.items()
+        ]
 
     def close(self) -> None:
         while self._envs:
@@ -223,7 +250,8 @@ class LocalVector:
 
     def _begin(self, lane: int, episode: int, obs: list[np.ndarray]) -> None:
         """Start an episode in a lane and write its first observation."""
-        self._episodes[lane], self._steps[lane] = episode, 0
+        self._episodes[lane], self._steps[lane], self._returns[lane] = episode, 0, 0.0
+        self._unsaved.pop(lane, None)
         try:
             result: Any = self._envs[lane].reset(seed=self._episode_seed(lane))
         except (Exception, SystemExit) as error:
@@ -301,6 +329,7 @@ class LocalVector:
             self._episodes[lane], self._steps[lane] = episode, 0  # also if it breaks before it has begun
             try:
                 self._envs[lane] = self._made_again()
+                self._pairs[lane], _ = pair_of(self._envs[lane])
                 self._begin(lane, episode, obs)
                 return
             except _Broken as again:
@@ -365,29 +394,90 @@ class LocalVector:
         actions = self._actions = _with_room(self._actions, int(self._steps.max()) + 1)
         actions[self._lanes, self._steps] = action
 
+    def _save(self) -> Tree:
+        """The states of all lanes that can be saved, by lane. One that breaks here is made anew in its next step."""
+        states: Tree = {}
+        for lane in range(self.num_envs):
+            if lane in self._unsaved:
+                continue
+            try:
+                states[str(lane)] = self._save_lane(lane)
+            except _Broken as broken:
+                if not self._saved:
+                    raise self._error(broken, self._fault(lane, broken)) from broken.__cause__
+                self._unsaved[lane] = broken
+        return states
+
+    def _save_lane(self, lane: int) -> Tree:
+        pair = self._pairs[lane]
+        if pair is None:
+            raise _Broken("garbage", "made again, it has no save_state and load_state any more")
+        try:
+            state = pair.save()
+        except NoTree as error:
+            raise ContractError(f"env {self._env!r} cannot be saved: {error}") from None
+        except (Exception, SystemExit) as error:
+            raise _Broken("raised", f"{pair.saver} raised {summary(error)}") from error
+        self._saved = True
+        return state
+
+    def _bring_back(self, lane: int, tree: Tree, obs: list[np.ndarray], saved: list[np.ndarray]) -> _Lost | None:
+        """Bring a lane to where it was, or tell why that is not possible."""
+        states, steps, pair = tree.get("saved"), np.asarray(tree["steps"]), self._pairs[lane]
+        if states is not None and str(lane) in states and pair is not None:
+            return self._load_lane(lane, pair, tree, obs, saved)
+        end, count = int(steps[: lane + 1].sum()), int(steps[lane])
+        if "actions" in tree or not count:
+            return self._replay(lane, tree, np.asarray(tree.get("actions", ())[end - count : end]), obs, saved)
+        if states is None:
+            return _Lost("they were saved with exact_resume=false")
+        if str(lane) not in states:
+            return _Lost("they could not be saved")
+        return _Lost("they were saved by save_state and load_state or a snapshot, which it does not have any more")
+
+    def _load_lane(
+        self, lane: int, pair: Pair, tree: Tree, obs: list[np.ndarray], saved: list[np.ndarray]
+    ) -> _Lost | None:
+        """Bring a lane to where it was by giving its env the state that it has saved."""
+        self._begin(lane, int(tree["episodes"][lane]), obs)  # so that all exists that an episode needs
+        state = tree["saved"][str(lane)]
+        try:
+            pair.load(state)
+        except (Exception, SystemExit) as error:
+            raise _Broken("raised", f"{pair.loader} raised {summary(error)}") from error
+        where = difference(state, self._save_lane(lane))
+        if where:
+            reason = f"what its {pair.loader} was given is not what its {pair.saver} gives afterwards"
+            return _Lost(reason, f"{where!r} differs")
+        self._steps[lane], self._returns[lane] = tree["steps"][lane], tree["returns"][lane]
+        for now, then in zip(obs, saved, strict=True):
+            now[lane] = then[lane]
+        return None
+
     def _replay(
-        self,
-        lane: int,
-        episode: int,
-        count: int,
-        past: np.ndarray | None,
-        obs: list[np.ndarray],
-        saved: list[np.ndarray],
-    ) -> bool:
-        """Bring a lane to where it was by taking its past actions again; False when that leads elsewhere."""
-        if count and past is None:
-            return False
-        self._begin(lane, episode, obs)
-        if past is not None and count:
+        self, lane: int, tree: Tree, past: np.ndarray, obs: list[np.ndarray], saved: list[np.ndarray]
+    ) -> _Lost | None:
+        """Bring a lane to where it was by taking its past actions again, if that leads there."""
+        reason = "replaying their actions led elsewhere, so this env is not determined by its seed"
+        self._begin(lane, int(tree["episodes"][lane]), obs)
+        if len(past):
             if self._actions is not None:
-                self._actions = _with_room(self._actions, count)
-                self._actions[lane, :count] = past
+                self._actions = _with_room(self._actions, len(past))
+                self._actions[lane, : len(past)] = past
             for choice in self._for_env(past):
                 self._steps[lane] += 1
-                _, terminated, truncated = self._step_lane(lane, choice, obs)
+                reward, terminated, truncated = self._step_lane(lane, choice, obs)
+                self._returns[lane] += np.float32(reward)  # as a step adds them up
                 if terminated or truncated:
-                    return False
-        return all(same(now[lane], then[lane]) for now, then in zip(obs, saved, strict=True))
+                    return _Lost(reason, f"it ended after {self._steps[lane]} of {len(past)} steps")
+        for leaf, now, then in zip(self._leaves, obs, saved, strict=True):
+            if not same(now[lane], then[lane]):
+                what = _difference(leaf.path, now[lane], then[lane])
+                return _Lost(reason, f"after {len(past)} steps {what}")
+        if "returns" in tree and self._returns[lane] != tree["returns"][lane]:
+            was = f"{tree['returns'][lane]:.9g}"
+            return _Lost(reason, f"after {len(past)} steps the return is {self._returns[lane]:.9g}, not {was}")
+        return None
 
     def _fitting(self, tree: Tree) -> list[np.ndarray]:
         """The saved observations, once the saved state is known to fit this vector environment."""
@@ -425,3 +515,9 @@ def _shape_of(result: Any) -> str:
         hint = " (the old gym interface)" if len(result) == 4 else ""
         return f"{len(result)} values{hint}"
     return f"a {type(result).__name__}"
+
+
+def _difference(path: str, now: np.ndarray, then: np.ndarray) -> str:
+    """The first element that differs, in numbers."""
+    index = int(np.argmax(now.reshape(-1) != then.reshape(-1)))
+    return f"{path}[{index}] is {now.reshape(-1)[index]}, not {then.reshape(-1)[index]}"

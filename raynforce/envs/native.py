@@ -3,68 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from raynforce import trees
 from raynforce.envs.describe import describe, flatten_obs
 from raynforce.envs.faults import EnvFault, trace_of
 from raynforce.envs.make import close_env, locate, make
+from raynforce.envs.snapshots import path_of, snapshot_of
 from raynforce.envs.vector import Step, derive_seed, first_of_attempt
 from raynforce.errors import CheckpointError, ContractError, EnvError, UsageError, summary
 from raynforce.trees import Tree
-
-
-class Snapshot(Protocol):
-    """Saves and restores the whole state of one vector environment class, its random stream included."""
-
-    def save(self, env: Any) -> Tree: ...
-
-    def load(self, env: Any, tree: Tree) -> None: ...
-
-
-class CartPoleSnapshot:
-    """The state of gymnasium's `CartPoleVectorEnv`."""
-
-    def save(self, env: Any) -> Tree:
-        return {
-            "state": env.state.copy(),  # [4, B]
-            "steps": env.steps.copy(),  # [B]
-            "prev_done": env.prev_done.copy(),  # [B]
-            "low": float(env.low),
-            "high": float(env.high),
-            "rng": trees.rng_state(env.np_random),
-        }
-
-    def load(self, env: Any, tree: Tree) -> None:
-        env.state = np.array(tree["state"])
-        env.steps = np.array(tree["steps"])
-        env.prev_done = np.array(tree["prev_done"])
-        env.low, env.high = tree["low"], tree["high"]
-        trees.load_rng(env.np_random, tree["rng"])
-
-
-SNAPSHOTS: dict[str, Snapshot] = {
-    "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": CartPoleSnapshot(),
-}
-"""Snapshot adapters by class path, `module:Class`."""
-
-
-def register_snapshot(cls_path: str, snapshot: Snapshot) -> None:
-    """Make exact resume possible for the vector environment class `module:Class`."""
-    module, _, name = cls_path.partition(":")
-    if not (module and name):
-        raise UsageError(f"{cls_path!r} is not a class path of the form module:Class")
-    SNAPSHOTS[cls_path] = snapshot
-
-
-def snapshot_of(vector: object) -> Snapshot | None:
-    """The adapter of this very class: a subclass or a wrapper may hold state that its base's adapter misses."""
-    cls = type(vector)
-    return SNAPSHOTS.get(f"{cls.__module__}:{cls.__qualname__}")
 
 
 def native_vector(
@@ -116,6 +67,9 @@ class NativeVector:
         self._args = dict(env_args or {})
         self._proven = False  # whether a step has gone well
         self._snapshot = snapshot_of(vector)
+        self.way_back = "not at all: they begin anew"
+        if self._snapshot is not None:
+            self.way_back = f"through the snapshot registered for {path_of(vector)}"
         self._mode = AutoresetMode(vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._action_shape = (self.num_envs, *self.spec.action.shape)
         self._action_dtype = vector.action_space.dtype

@@ -43,7 +43,9 @@ class VectorEnv(Protocol):
     num_envs: int
     spec: EnvSpec
     note: str
-    """Why the environment's own vector implementation is not used, or an empty string."""
+    """Why the environment's own vector implementation, or its own way to save episodes, is not used; or empty."""
+    way_back: str
+    """How running episodes come back at resume, in words that follow "they come back"."""
     restarted: list[int]
     """Lanes that the last `load` could not bring back and started anew."""
 
@@ -83,8 +85,8 @@ def make_vector(
 ) -> VectorEnv:
     """Make `num_envs` environments: the env's own vector implementation if it serves, otherwise a loop.
 
-    Exact resume needs a snapshot of the implementation's state (`raynforce.envs.native.register_snapshot`);
-    the loop needs none, because it replays the actions of the running episodes, unless `record` is off.
+    Exact resume needs a snapshot of the implementation's state (`raynforce.register_snapshot`); the loop needs none,
+    because without one it replays the actions of the running episodes, unless `record` is off.
     """
     from raynforce.envs.local import LocalVector  # both implement this module's contract, so they import it
     from raynforce.envs.native import native_vector

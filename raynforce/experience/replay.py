@@ -2,112 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from raynforce.errors import CheckpointError, UsageError
+from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.memory import require_memory
-from raynforce.experience.sumtree import SumTree, tree_bytes
+from raynforce.experience.saved_replay import SavedReplay, held, relayout
+from raynforce.experience.storage import DERIVED, FinalPool, Layout, columns_of, estimate_bytes
+from raynforce.experience.sumtree import SumTree
 from raynforce.spaces import ActionSpec, ObsLeaf
-from raynforce.trees import Tree, join, split
+from raynforce.trees import SEGMENTS, Tree, join
 
 EPSILON = 1e-6
 """Added to every absolute TD error, so that no transition is out of reach."""
 REDRAWS = 8
-
-
-@dataclass(frozen=True)
-class Column:
-    """One array of the ring, `[rows, samplers * lanes, *shape]`."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one element."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-def _columns(obs: Sequence[ObsLeaf], action: ActionSpec) -> list[Column]:
-    """What is kept of every step, and saved."""
-    return [
-        *(Column(leaf.path, leaf.shape, leaf.dtype) for leaf in obs),
-        Column("action", action.shape, "float32" if action.kind == "box" else "int64"),
-        Column("reward", (), "float32"),
-        Column("terminated", (), "bool"),
-        Column("end", (), "bool"),  # the episode, or what is known of it, ends with this step
-        Column("valid", (), "bool"),
-    ]
-
-
-# What follows from the columns: whether a step can be sampled, and where its true next observation is.
-_DERIVED = (Column("ready", (), "bool"), Column("final_slot", (), "int32"))
-
-
-def estimate_bytes(
-    obs: Sequence[ObsLeaf],
-    action: ActionSpec,
-    *,
-    capacity: int,
-    lanes: int,
-    samplers: int = 1,
-    prioritized: bool = False,
-) -> int:
-    """Bytes of a full `Replay` with these arguments, true final observations left out."""
-    width = samplers * lanes
-    slots = capacity // width * width
-    each = sum(column.nbytes for column in [*_columns(obs, action), *_DERIVED])
-    return slots * each + (tree_bytes(slots) if prioritized else 0)
-
-
-class _FinalPool:
-    """True last observations of episodes whose next row already shows the next episode, by slot."""
-
-    def __init__(self, columns: Sequence[Column], memory_fraction: float):
-        self._memory_fraction = memory_fraction
-        self._bytes_each = sum(column.nbytes for column in columns)
-        self.arrays = {column.path: np.zeros((0, *column.shape), column.dtype) for column in columns}  # [slots, ...]
-        self._free = np.zeros(0, np.int32)  # a stack: the first `_num_free` are free slots
-        self._num_free = 0
-
-    @property
-    def used(self) -> int:
-        return len(self._free) - self._num_free
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values()) + self._free.nbytes
-
-    def reserve(self, count: int) -> None:
-        """Make sure that `count` slots are free, doubling the pool if they are not."""
-        if count <= self._num_free:
-            return
-        old = len(self._free)
-        new = max(64, 2 * old, old + count)
-        require_memory(new * self._bytes_each, self._memory_fraction, f"replay: {new} final observations")
-        for path, array in self.arrays.items():
-            grown = np.zeros((new, *array.shape[1:]), array.dtype)
-            grown[:old] = array
-            self.arrays[path] = grown
-        free = np.zeros(new, np.int32)
-        free[: self._num_free] = self._free[: self._num_free]
-        free[self._num_free : self._num_free + new - old] = np.arange(old, new)
-        self._free, self._num_free = free, self._num_free + new - old
-
-    def take(self, count: int) -> np.ndarray:
-        self.reserve(count)
-        self._num_free -= count
-        return self._free[self._num_free : self._num_free + count].copy()
-
-    def release(self, slots: np.ndarray) -> None:
-        self._free[self._num_free : self._num_free + len(slots)] = slots
-        self._num_free += len(slots)
+# A buffer is saved in pieces: few enough to be files, small enough that little is written again for a few new rows.
+MOST_SEGMENTS = 64
+LEAST_SEGMENT = 4096  # transitions
 
 
 class Replay:
@@ -149,20 +62,21 @@ class Replay:
         needed = estimate_bytes(obs, action, capacity=capacity, lanes=lanes, samplers=samplers, prioritized=prioritized)
         require_memory(needed, memory_fraction, f"replay: a buffer of {capacity} transitions")
 
-        self.capacity = self._rows * self._width
-        self._columns = _columns(obs, action)
+        self._layout = Layout(self._rows, samplers, lanes)
+        self.capacity = self._layout.capacity
+        self._columns = columns_of(obs, action)
         self._obs_paths = [leaf.path for leaf in obs]
         # np.zeros takes pages only when they are written. Each array twice: [rows, width, ...] and, flat, [slots, ...].
         self._ring = {
             column.path: np.zeros((self._rows, self._width, *column.shape), column.dtype)
-            for column in [*self._columns, *_DERIVED]
+            for column in [*self._columns, *DERIVED]
         }
         self._flat = {path: array.reshape(self.capacity, *array.shape[2:]) for path, array in self._ring.items()}
         self._terminated, self._end, self._valid = (self._flat[k] for k in ("terminated", "end", "valid"))
         self._ready = self._flat["ready"]
         self._final_slot = self._flat["final_slot"]  # -1: the next row holds the true next observation
         self._final_slot[:] = -1
-        self._finals = _FinalPool(self._columns[: len(obs)], memory_fraction)
+        self._finals = FinalPool(self._columns[: len(obs)], memory_fraction)
         self._tree = SumTree(self.capacity) if prioritized else None
         self._max_priority = 1.0
 
@@ -170,6 +84,11 @@ class Replay:
         self._sequence = [-1] * samplers
         self._num_ready = 0
         self._num_valid = 0
+        self.missing = 0
+        """Places of the ring that the checkpoint it was loaded from had lost."""
+        self._segment_rows = max(-(-LEAST_SEGMENT // self._width), -(-self._rows // MOST_SEGMENTS))
+        self._stamp = 0  # counts inserts
+        self._stamps = np.zeros(-(-self._rows // self._segment_rows), np.int64)  # of each segment's last change
         self._gammas = gamma ** np.arange(n_step + 1)
         self._window = np.arange(n_step) * self._width  # offsets of the steps of an n-step window
 
@@ -205,12 +124,14 @@ class Replay:
         self._finals.reserve(len(final_index) + len(elsewhere))  # before anything changes: it may refuse
 
         pending = first - self.n_step + 1  # the oldest step whose window may still be open
+        changed = first
         if gap:
+            changed = first - 1
             lanes = slice(sampler * self.lanes, (sampler + 1) * self.lanes)
             self._ring["end"][(first - 1) % self._rows, lanes] = True
             first += 1  # the row at the head stays: it is the true next observation of the truncated step
-        elif first > 0:
-            self._join(fragment, first, elsewhere)
+        elif first > 0 and self._join(fragment, first, elsewhere):
+            changed = first - 1
         head = first + length
         oldest = max(0, pending, head - self._rows + 1)
         slots = self._slots(sampler, oldest, head + 1)  # [head + 1 - oldest, B]
@@ -220,7 +141,13 @@ class Replay:
         self._settle(slots, first - oldest)
         self._head[sampler] = head
         self._sequence[sampler] = fragment.sequence
+        self._stamp += 1
+        self._touch(np.arange(changed, head + 1))
         return added
+
+    def _touch(self, rows: np.ndarray) -> None:
+        """Put the newest stamp on the segments of these rows."""
+        self._stamps[rows % self._rows // self._segment_rows] = self._stamp
 
     def _elsewhere(self, fragment: Fragment, first: int) -> np.ndarray:
         """Lanes that begin elsewhere than at the row `first`, the newest observation, though their episode went on."""
@@ -234,8 +161,8 @@ class Replay:
         differ &= self._ring["valid"][before, lanes] & ~self._ring["end"][before, lanes]
         return differ.nonzero()[0]
 
-    def _join(self, fragment: Fragment, first: int, elsewhere: np.ndarray) -> None:
-        """Let the step before row `first` be an end in the lanes that do not go on from there."""
+    def _join(self, fragment: Fragment, first: int, elsewhere: np.ndarray) -> bool:
+        """Let the step before row `first` be an end in the lanes that do not go on from there; whether any is."""
         offset = fragment.sampler * self.lanes
         before = (first - 1) % self._rows
         broken = offset + np.flatnonzero(~fragment["valid"][0])  # the row at the head is their last observation
@@ -246,6 +173,7 @@ class Replay:
             self._ring["final_slot"][before, lanes] = slots
             for path, final in self._finals.arrays.items():
                 final[slots] = self._ring[path][first % self._rows, lanes]
+        return len(broken) + len(elsewhere) > 0
 
     def _check(self, fragment: Fragment) -> None:
         length, lanes = fragment.length, fragment.lanes
@@ -287,7 +215,7 @@ class Replay:
         lanes = slice(fragment.sampler * self.lanes, (fragment.sampler + 1) * self.lanes)
         for path in (*self._obs_paths, "action", "reward", "terminated"):
             source = fragment[path]
-            for ring, part in self._segments(first, len(source)):
+            for ring, part in self._runs(first, len(source)):
                 self._ring[path][ring, lanes] = source[part]
         # The row at the head is the newest observation alone: whatever it was before, it is no step now.
         ended, valid = np.zeros((2, *slots.shape), bool)  # [T+1, B]
@@ -304,7 +232,7 @@ class Replay:
         self._num_valid += added
         return added
 
-    def _segments(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
+    def _runs(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
         """The one or two runs of rows that `count` steps from `first` on take, with their part of the source."""
         row = first % self._rows
         fits = min(count, self._rows - row)
@@ -418,6 +346,8 @@ class Replay:
         if not self._tree:
             return
         raised = (np.abs(np.asarray(priority, np.float64)) + EPSILON) ** self.alpha
+        with np.errstate(over="ignore"):  # infinity is refused below
+            raised = raised.astype(np.float32).astype(np.float64)  # as it is saved
         ready = self._ready.take(index)
         if not ready.all():
             index, raised = index[ready], raised[ready]
@@ -427,60 +357,52 @@ class Replay:
 
     # State
 
-    def state(self, *, copy: bool = True) -> Tree:
-        """All that later samples depend on; only the rows that have been filled.
+    def state(self) -> Tree:
+        """All that later samples depend on; only the rows that have been filled, in segments.
 
-        With `copy=False` the arrays are views, for a caller that writes them out before the next insert: a
-        second copy of a large buffer may not fit into memory.
+        A segment's name is its first row and the stamp of its last change: while the name stays, so does what is in it.
+        Priorities, which change all the time, stand apart.
+
+        The arrays are views: a second copy of a large buffer may not fit into memory. What a role returns is copied
+        (inline, by `keep`) or serialised (process, ray) by the runtime before the role's next call; so must it be by
+        whoever calls this otherwise.
         """
-        filled = self._filled_rows(self._head)
-        (ends,) = (self._final_slot >= 0).nonzero()
-        arrays = {f"ring/{column.path}": self._ring[column.path][:filled] for column in self._columns}
-        arrays["final/index"] = ends
-        for path, final in self._finals.arrays.items():
-            arrays[f"final/{path}"] = final[self._final_slot[ends]]
-        if self._tree:
-            arrays["priority"] = self._tree.leaves[: filled * self._width]
-        if copy:
-            arrays = {path: array.copy() for path, array in arrays.items()}
-        rest: Tree = {
-            "layout": self._layout(),
+        filled = self._layout.filled(self._head)
+        firsts = range(0, filled, self._segment_rows)
+        tree: Tree = {
+            "layout": self._layout._asdict(),
             "head": list(self._head),
             "sequence": list(self._sequence),
             "max_priority": self._max_priority,
+            "stamp": self._stamp,
+            SEGMENTS: {
+                f"{first}-{stamp}": self._segment(first, min(filled, first + self._segment_rows))
+                for first, stamp in zip(firsts, self._stamps.tolist(), strict=False)
+            },
         }
-        return join(arrays, rest)
+        if self._tree:
+            tree["priority"] = self._tree.leaves[: filled * self._width].astype(np.float32)
+        return tree
+
+    def _segment(self, first: int, stop: int) -> Tree:
+        arrays = {column.path: self._ring[column.path][first:stop] for column in self._columns}
+        slots = self._final_slot[first * self._width : stop * self._width]
+        (ends,) = (slots >= 0).nonzero()
+        arrays["final_index"] = ends
+        for path, final in self._finals.arrays.items():
+            arrays[f"final/{path}"] = final[slots[ends]]
+        return join(arrays, {})
 
     def load(self, tree: Tree) -> None:
-        """Become the buffer that `state` was taken from. `n_step`, `gamma` and priorities may differ."""
-        arrays, rest = split(tree)
-        if rest.get("layout") != self._layout():
-            raise CheckpointError(
-                f"replay: expected the layout {self._layout()}, found {rest.get('layout')}; "
-                "keep algorithm.buffer_size, --samplers and --envs as they were"
-            )
-        filled = self._filled_rows(rest["head"])
-        for column in self._columns:
-            self._expect(arrays, f"ring/{column.path}", (filled, self._width, *column.shape), column.dtype)
-        ends = arrays.get("final/index", np.zeros(0, np.int64))
-        for path, final in self._finals.arrays.items():
-            self._expect(arrays, f"final/{path}", (len(ends), *final.shape[1:]), final.dtype.name)
-        if "priority" in arrays:
-            self._expect(arrays, "priority", (filled * self._width,), "float64")
+        """Become the buffer that `state` was taken from. `n_step`, `gamma` and priorities may differ.
 
-        self._head, self._sequence = [int(x) for x in rest["head"]], [int(x) for x in rest["sequence"]]
-        self._max_priority = float(rest["max_priority"])
-        for column in self._columns:
-            self._ring[column.path][:filled] = arrays[f"ring/{column.path}"]
-        for path in ("end", "valid"):
-            self._ring[path][filled:] = False
-        self._finals.release(self._final_slot[self._final_slot >= 0])
-        self._final_slot[:] = -1
-        slots = self._finals.take(len(ends))
-        self._final_slot[ends] = slots
-        for path, final in self._finals.arrays.items():
-            final[slots] = arrays[f"final/{path}"]
-
+        Rows whose segment is missing are not valid; `missing` counts them. Of a buffer with another capacity, or
+        other samplers or lanes, the newest transitions that fit are kept. Where their streams have to be cut, they
+        end as by truncation: with the true next observation, from which values are bootstrapped.
+        """
+        saved = SavedReplay(tree, self._columns, self._obs_paths)
+        priority = self._restore(saved) if saved.layout == self._layout else self._refill(saved)
+        self.missing, self._max_priority = saved.missing, saved.max_priority
         self._ready[:] = self._valid
         for sampler, head in enumerate(self._head):  # all windows are complete but those near the heads
             near = self._slots(sampler, max(0, head - self.n_step + 1), head + 1)
@@ -488,24 +410,87 @@ class Replay:
         self._num_valid = int(np.count_nonzero(self._valid))
         self._num_ready = int(np.count_nonzero(self._ready))
         if self._tree:
-            priority = np.zeros(self.capacity)
-            priority[: filled * self._width] = arrays.get("priority", 0.0)
             priority[priority == 0.0] = self._max_priority  # what comes without a priority is as good as new
             self._tree.rebuild(priority * self._ready)
 
-    def _layout(self) -> dict[str, int]:
-        return {"rows": self._rows, "samplers": self.samplers, "lanes": self.lanes}
+    def _begin_anew(self, saved: SavedReplay, rows: np.ndarray | slice) -> None:
+        """Empty these rows, and give all segments a stamp that no saved one has."""
+        if self._stamp:  # else they are empty, and their memory not even there
+            for column in self._columns:
+                self._ring[column.path][rows] = 0
+        self._finals.clear()
+        self._final_slot[:] = -1
+        self._stamp = saved.stamp + 1
+        self._stamps[:] = self._stamp
 
-    def _filled_rows(self, head: Sequence[int]) -> int:
-        """Rows in use, the newest observation's included."""
-        return min(self._rows, max(head) + 1) if max(head) > 0 else 0
+    def _restore(self, saved: SavedReplay) -> np.ndarray:
+        """Take over a buffer of the same layout, each row where it was; returns priorities, 0 if not known."""
+        there = np.zeros(self._rows, bool)
+        for segment in saved.segments:
+            there[segment.first : segment.stop] = True
+        self._begin_anew(saved, ~there)  # what is there may be views of our own
+        self._head, self._sequence = saved.head, saved.sequence
+        for segment in saved.segments:
+            for path, array in segment.columns.items():
+                self._ring[path][segment.first : segment.stop] = array
+            self._put_finals(segment.final_index + segment.first * self._width, segment.finals)
+            number, within = divmod(segment.first, self._segment_rows)
+            if within == 0 and segment.stop == min(saved.filled, segment.first + self._segment_rows):
+                self._stamps[number] = segment.stamp
+        for sampler, head in enumerate(self._head):  # a head's row is no step, whatever the checkpoint says
+            lanes = slice(sampler * self.lanes, (sampler + 1) * self.lanes)
+            for path in ("end", "valid"):
+                self._ring[path][head % self._rows, lanes] = False
+                self._ring[path][head:, lanes] = False
+        self._cut_off(np.flatnonzero(~there[: saved.filled]), there)
+        in_use = self._stamps[: -(-saved.filled // self._segment_rows)]
+        if (in_use < self._stamp).all():
+            self._stamp = saved.stamp
+        priority = np.zeros(self.capacity)
+        if saved.priority is not None:
+            priority[: len(saved.priority)] = saved.priority
+        return priority
 
-    @staticmethod
-    def _expect(arrays: dict[str, np.ndarray], path: str, shape: tuple[int, ...], dtype: str) -> None:
-        found = arrays.get(path)
-        if found is None or found.shape != shape or found.dtype != dtype:
-            is_ = "nothing" if found is None else f"{found.shape} {found.dtype}"
-            raise CheckpointError(
-                f"replay: expected {path!r} of {shape} {dtype}, found {is_}; the checkpoint belongs to another "
-                "environment or buffer"
-            )
+    def _cut_off(self, gone: np.ndarray, there: np.ndarray) -> None:
+        """End the streams before rows that are `gone`.
+
+        A step right before has lost its next observation, and is no step any more; the step before that one can
+        still be truncated.
+        """
+        end, valid, final_slot = (self._ring[path] for path in ("end", "valid", "final_slot"))
+        last = (gone - 1) % self._rows
+        for row in last[there[last]]:
+            lost = valid[row] & (final_slot[row] < 0)  # [width]
+            valid[row, lost] = end[row, lost] = False
+            end[row - 1] |= lost & valid[row - 1]
+            self._touch(np.array([row - 1, row]))
+
+    def _refill(self, saved: SavedReplay) -> np.ndarray:
+        """Take over a buffer of another layout, as `relayout` says; returns priorities, 0 if not known."""
+        move = relayout(saved, self._layout)
+        self._begin_anew(saved, slice(None))
+        self._head = [move.rows] * self.samplers
+        self._sequence = [*saved.sequence, *[-1] * self.samplers][: self.samplers]
+        for segment, which, place in saved.pick(move.source):
+            target = move.target[which]
+            for path in segment.columns:
+                self._flat[path][target] = segment.flat(path)[place]
+            found, at = held(segment.final_index, place)
+            self._put_finals(target[found], {path: final[at] for path, final in segment.finals.items()})
+        cut = move.target[move.cut]
+        self._end[cut] = True
+        open_ = self._final_slot[cut] < 0
+        cut, following = cut[open_], saved.following(move.source[move.cut][open_])
+        for segment, which, place in saved.pick(following):
+            self._put_finals(cut[which], {path: segment.flat(path)[place] for path in self._obs_paths})
+        priority = np.zeros(self.capacity)
+        if saved.priority is not None:
+            priority[move.target] = saved.priority[move.source]
+        return priority
+
+    def _put_finals(self, slots: np.ndarray, finals: Mapping[str, np.ndarray]) -> None:
+        """Store the true next observations of the steps at these positions."""
+        taken = self._finals.take(len(slots))
+        self._final_slot[slots] = taken
+        for path, final in finals.items():
+            self._finals.arrays[path][taken] = final

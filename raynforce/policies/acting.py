@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -39,6 +39,21 @@ class ActingSpec:
         if self.exploration == "epsilon":
             return EpsilonGreedy(self.env.action.sizes, self.values)
         return policy_distribution(self.env.action)
+
+    def facts(self, *, weights_alone: bool = False) -> Tree:
+        """All that a checkpoint has to have in common with this, by names that a user knows.
+
+        Weights alone also fit an environment of another name whose observations and actions have the same shapes.
+        """
+        encoding = {i.path: i.encoding for i in self.network.inputs}
+        leaves = {leaf.path: {**asdict(leaf), "encoding": encoding.get(leaf.path)} for leaf in self.env.obs}
+        action = asdict(self.env.action)
+        if weights_alone:
+            leaves = {path: _only(leaf, "shape", "sizes", "encoding") for path, leaf in leaves.items()}
+            action = _only(action, "kind", "shape", "sizes")
+        world = {} if weights_alone else {"env": self.env.env, "env_args": self.env.args}
+        outputs = {"heads": dict(self.heads), "network.factory": self.factory}
+        return {**world, **leaves, "action": action, **outputs, **self.network.facts()}
 
     def to_json(self) -> Tree:
         return {
@@ -134,6 +149,10 @@ def action_map(spec: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:
         return lambda a: np.clip(a, low, high).astype(np.float32)
     middle, half = (high + low) / 2, (high - low) / 2
     return lambda a: np.clip(middle + half * a, low, high).astype(np.float32)
+
+
+def _only(tree: Tree, *keys: str) -> Tree:
+    return {key: tree[key] for key in keys}
 
 
 def _module_actor(spec: ActingSpec) -> ModuleActor:

@@ -57,6 +57,12 @@ class ObservationNormalizer:
         """Take in `[N, ...]` raw observations per leaf."""
         self.stats.update(encode(self._spec, obs))
 
+    def begin_from(self, shift: np.ndarray, scale: np.ndarray, seen: int) -> None:
+        """Take over what other statistics amounted to after `seen` samples: `affine` gives the same back."""
+        count = float(max(seen, 1))
+        variance = 1.0 / np.square(scale.astype(np.float64))
+        self.stats.load({"count": count, "mean": shift, "m2": count * variance})
+
     def affine(self) -> tuple[np.ndarray, np.ndarray]:
         """Return float32 `shift` and `scale`, identity before the first update."""
         if not self.stats.count:

@@ -214,6 +214,22 @@ class NetworkSpec:
             p.view(flat)[...] = _orthogonal(p.shape, p.init, rng) if p.name.endswith(".weight") else p.init
         return flat
 
+    def facts(self) -> dict[str, Any]:
+        """All that parameters have to fit, by name; what they are initialised with is no part of it."""
+        found: dict[str, Any] = {"network.normalize_obs": self.normalize}
+        found["network.towers"] = [t.name for t in self.towers] + [f.name for f in self.free]  # in their order
+        shapes = {p.name: str(list(p.shape)) for p in self.params()}
+        for tower, index, layer, _ in self.walk():
+            name = f"{tower.name}.{index}"
+            if index == 0 and tower.source != "input":
+                found[f"{tower.name}.source"] = tower.source
+            if isinstance(layer, Activation):
+                found[name] = layer.name
+            elif isinstance(layer, Conv):
+                found[f"{name}.stride"] = layer.stride
+            found |= {k: shape for k, shape in shapes.items() if k.rpartition(".")[0] == name}
+        return found | shapes
+
     def to_json(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
         for tower, plain in zip(self.towers, data["towers"], strict=True):

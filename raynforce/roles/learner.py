@@ -14,7 +14,7 @@ from torch import Tensor
 from raynforce.algos import algorithm_class
 from raynforce.algos.base import Loss
 from raynforce.config import Config
-from raynforce.errors import RaynforceError, UsageError
+from raynforce.errors import CheckpointError, RaynforceError, UsageError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import discounted
 from raynforce.policies.acting import PolicyVersion
@@ -23,7 +23,7 @@ from raynforce.policies.torch_net import build, tensor
 from raynforce.roles.adam import Adam
 from raynforce.roles.learned import Learned
 from raynforce.spaces import EnvSpec
-from raynforce.trees import Tree, load_rng, rng_state
+from raynforce.trees import Tree, load_rng, rng_state, without
 
 
 class Learner:
@@ -49,6 +49,19 @@ class Learner:
         self._steps = 0
         self._number = 0
         self._algo.begin(self._net)
+
+    def begin_from(self, version: PolicyVersion, seen: int) -> None:
+        """Begin with another run's weights, and with its normaliser after `seen` steps; all else stays fresh."""
+        params = tensor(version.params, self._device)
+        if params.shape != self._net.flat.shape:
+            found, expected = len(params), len(self._net.flat)
+            raise CheckpointError(f"start_from has {found:,} parameters, and this network has {expected:,}")
+        with torch.no_grad():
+            self._net.flat.copy_(params)
+        if self._normalizer is not None and version.shift is not None and version.scale is not None:
+            self._normalizer.begin_from(version.shift, version.scale, seen)
+            self._net.normalize_with(*self._normalizer.affine())
+        self._algo.begin(self._net)  # target networks start equal
 
     def learn(self, *received: Fragment) -> Learned:
         """Train on fragments; the next `publish` gives the policy version they led to."""
@@ -134,7 +147,8 @@ class Learner:
         deviation = float(np.sqrt(self._return_stats.variance[0]))
         return 1.0 / deviation if deviation > 1e-4 else 1.0  # returns that never vary have no scale
 
-    def state(self) -> Tree:
+    def state(self, known: Sequence[str] = ()) -> Tree:
+        """Everything, but the content of segments whose names are known to be saved already."""
         tree: Tree = {
             "params": self._net.flat.detach().cpu().numpy().copy(),
             "adam": self._adam.state(),
@@ -149,7 +163,7 @@ class Learner:
         }
         if self._normalizer is not None:
             tree["normalizer"] = self._normalizer.stats.state()
-        return tree
+        return without(tree, set(known))
 
     def load(self, tree: Tree) -> None:
         with torch.no_grad():
@@ -159,8 +173,10 @@ class Learner:
         load_rng(self._rng, tree["rng"])
         self._torch_rng.load(tree["torch_rng"])
         self._return_stats.load(tree["return_stats"])
-        self._running_returns = {int(k): v for k, v in tree["running_returns"].items()}
-        self._sequences = {int(k): v for k, v in tree.get("sequences", {}).items()}
+        sampling = self._config.sampling
+        returns = {int(k): v for k, v in tree["running_returns"].items() if len(v) == sampling.envs}
+        self._running_returns = {k: v for k, v in returns.items() if k < sampling.samplers}  # the others begin at zero
+        self._sequences = {int(k): v for k, v in tree.get("sequences", {}).items() if int(k) in self._running_returns}
         self._steps, self._number = tree["steps"], tree["number"]
         if self._normalizer is not None:
             self._normalizer.stats.load(tree["normalizer"])

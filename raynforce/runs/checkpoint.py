@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,69 +12,222 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from raynforce import trees
 from raynforce.errors import CheckpointError, RaynforceError, summary
+from raynforce.runs import files
+from raynforce.runs.files import Stated, Unreadable
 from raynforce.runs.metrics import cannot_write
-from raynforce.trees import Tree, join, split
+from raynforce.runs.migrations import MIGRATIONS
+from raynforce.trees import SEGMENTS, Tree, join, split
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+_WORD = "[A-Za-z0-9_-]{1,100}"
+_FILE = re.compile(rf"{_WORD}\.(json|safetensors)")
+SEGMENT = re.compile(rf"({_WORD})\.({_WORD})\.([0-9a-f]{{16}})\.safetensors")
+"""The name of a segment's file: part, name, and the beginning of its hash, since a run that went back to an older
+checkpoint may give the same name to something else."""
 
 
-def save(path: Path, parts: Mapping[str, Tree], **facts: Any) -> None:
-    """Write state trees as the checkpoint `path`; `facts` go into its manifest.
+# -- writing ----------------------------------------------------------------------------------------------
 
-    Everything lands in a temporary directory beside it, is flushed to disk, and takes its name in one rename.
+
+def save(path: Path, parts: Mapping[str, Tree], *, known: Mapping[str, Stated] | None = None, **facts: Any) -> int:
+    """Write state trees as the checkpoint `path`; `facts` go into its manifest. Returns how many bytes were written.
+
+    Everything lands in a temporary directory beside it, is flushed to disk, read again, and takes its name in one
+    rename. Segments (see `trees.SEGMENTS`) go to the folder `segments` beside it, those in `known` (by the names of
+    their files) being there already.
     """
-    from safetensors.numpy import save_file
-
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    pool = _Segments(path.parent / SEGMENTS, known or {})
     try:
+        shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed and had this one's number
         temporary.mkdir(parents=True)
-        files: dict[str, dict[str, Any]] = {}
+        written: dict[str, Stated] = {}
         for name, tree in parts.items():
-            arrays, rest = split(tree)
-            save_file({k: np.asarray(v, order="C") for k, v in arrays.items()}, temporary / f"{name}.safetensors")
-            (temporary / f"{name}.json").write_text(json.dumps(rest))
-            mode = (temporary / f"{name}.json").stat().st_mode  # safetensors writes for the owner alone
-            (temporary / f"{name}.safetensors").chmod(mode)
-            for file in (f"{name}.safetensors", f"{name}.json"):
-                files[file] = {"size": (temporary / file).stat().st_size, "sha256": _sha256(temporary / file)}
-        manifest = {"format_version": FORMAT_VERSION, **facts, "files": files}
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        for file in (*files, MANIFEST):
-            _flush(temporary / file)
-        _flush(temporary)
+            if not _FILE.fullmatch(f"{name}.json"):
+                raise ValueError(f"{name!r} is not a name for a part")
+            segments = trees.segments(tree)
+            for segment, content in segments.items():
+                pool.add(name, segment, content)
+            arrays, rest = split(trees.without(tree, segments))
+            written[f"{name}.safetensors"] = files.write(temporary / f"{name}.safetensors", files.pack(arrays))
+            written[f"{name}.json"] = files.write(temporary / f"{name}.json", [files.to_json(rest)])
+        manifest = {
+            **facts,
+            "format_version": FORMAT_VERSION,
+            "files": {name: stated._asdict() for name, stated in written.items()},
+            SEGMENTS: {name: stated._asdict() for name, stated in pool.used.items()},
+        }
+        text = json.dumps(sealed(manifest), indent=2).encode() + b"\n"
+        written[MANIFEST] = files.write(temporary / MANIFEST, [text])
+        files.flush(temporary)
+        pool.finish()
+        for name, stated in written.items():
+            files.verify(temporary / name, stated)
         temporary.rename(path)
-        _flush(path.parent)
+        pool.made.clear()  # from here on they are this checkpoint's
+        files.flush(path.parent)
+        return sum(stated.size for stated in written.values()) + pool.written
     except Exception as error:
-        raise RaynforceError(
-            f"cannot write checkpoint {path}: {_reason(error)}; older checkpoints are untouched"
-        ) from error
+        reason = (isinstance(error, OSError) and error.strerror) or summary(error)
+        if isinstance(error, Unreadable):
+            reason = f"a file {error} after it was written"
+        raise RaynforceError(f"cannot write checkpoint {path}: {reason}; older checkpoints are untouched") from error
+    finally:  # still there only if something went wrong
+        shutil.rmtree(temporary, ignore_errors=True)
+        for file in pool.made:
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
+class _Segments:
+    """The segments of a checkpoint that is being written, each a file of its own that never changes."""
+
+    def __init__(self, folder: Path, known: Mapping[str, Stated]) -> None:
+        self._folder = folder
+        self._known = {name.rsplit(".", 2)[0]: (name, stated) for name, stated in known.items()}
+        self._new: dict[Path, Stated] = {}
+        self.used: dict[str, Stated] = {}
+        self.made: list[Path] = []  # to be removed again if the checkpoint does not come to be
+        self.written = 0
+
+    def add(self, part: str, name: str, content: Tree) -> None:
+        """Write a segment, unless it is there already."""
+        arrays, _ = split(content)
+        file, stated = self._known.get(f"{part}.{name}", ("", None))
+        there = stated is not None and present(self._folder / file, stated)
+        if stated is not None and there and (not content or files.state(files.pack(arrays)) == stated):
+            self.used[file] = stated
+            return
+        if not content:
+            raise ValueError(f"segment {name!r} of {part} is not on disk any more")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        temporary = self._folder / f".{part}.{name}.{os.getpid()}.tmp"
+        temporary.unlink(missing_ok=True)
+        self.made.append(temporary)
+        stated = files.write(temporary, files.pack(arrays))
+        file = f"{part}.{name}.{stated.sha256[:16]}.safetensors"
+        if not SEGMENT.fullmatch(file):
+            raise ValueError(f"{name!r} is not a name for a segment")
+        path = self._folder / file
+        if not path.exists():
+            self.made.append(path)
+        temporary.replace(path)
+        self.used[file] = self._new[path] = stated
+        self.written += stated.size
+
+    def finish(self) -> None:
+        """All of them are on disk, as they should be."""
+        if self._new:
+            files.flush(self._folder)
+            files.flush(self._folder.parent)
+        for path, stated in self._new.items():
+            files.verify(path, stated)
+
+
+def present(path: Path, stated: Stated) -> bool:
+    """Whether a file of the stated size is there; its hash was seen when it was written."""
+    try:
+        return path.stat(follow_symlinks=False).st_size == stated.size
+    except OSError:
+        return False
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest with the hash of all else in it."""
+    rest = {name: value for name, value in manifest.items() if name != "sha256"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return {**rest, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def point(link: Path, target: Path) -> None:
+    """Let the symbolic link name another checkpoint, in one step."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
+    aside = target.with_name(temporary.name)
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(os.path.relpath(target, link.parent))
+        if link.is_dir() and not link.is_symlink():  # a copy that followed the links
+            shutil.rmtree(aside, ignore_errors=True)
+            link.rename(aside)
+        temporary.replace(link)
+        files.flush(link.parent)
+    except OSError as error:
+        if aside.is_dir() and not link.exists():
+            with contextlib.suppress(OSError):
+                aside.rename(link)
+        raise cannot_write(link, error) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # still there only if something went wrong
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
-def load(path: Path, only: Iterable[str] | None = None) -> dict[str, Tree]:
-    """Read a checkpoint's state trees, all or `only` those named, each file verified against the manifest."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+# -- reading ----------------------------------------------------------------------------------------------
 
-    files = manifest(path)["files"]
-    names = {file.rpartition(".")[0] for file in files} if only is None else set(only)
+
+def load(path: Path, only: Iterable[str] | None = None, *, damaged: dict[str, str] | None = None) -> dict[str, Tree]:
+    """Read a checkpoint's state trees, all or `only` those named, each file verified against the manifest.
+
+    Older formats are brought up to this one. If a dict is given for `damaged`, segments that cannot be read are left
+    out of their trees and told in it (by file, why), instead of an error.
+    """
+    found = manifest(path)
+    stated = stated_in(found, "files")
+    names = {file.rpartition(".")[0] for file in stated} if only is None else set(only)
     parts: dict[str, Tree] = {}
     for name in sorted(names):
         for file in (f"{name}.safetensors", f"{name}.json"):
-            if file not in files:
-                raise CheckpointError(f"checkpoint {path} has no {file}: it holds {', '.join(sorted(files))}")
-            _verify(path / file, files[file])
+            if file not in stated:
+                raise CheckpointError(f"checkpoint {path} has no {file}: it holds {', '.join(sorted(stated))[:200]}")
+        file = f"{name}.json"
         try:
-            arrays = load_file(path / f"{name}.safetensors")
-            parts[name] = join(arrays, json.loads((path / f"{name}.json").read_text()))
-        except (SafetensorError, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"checkpoint {path}: {name} cannot be read ({summary(error)})") from None
+            rest = files.read_json(path / file, stated[file])
+            file = f"{name}.safetensors"
+            tree = join(files.read_arrays(path / file, stated[file]), rest)
+            parts[name] = _with_segments(path, found, name, tree, damaged)
+        except Unreadable as error:
+            raise CheckpointError(f"checkpoint {path} is torn: {file} {error}") from None
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"checkpoint {path}: {name} cannot be read ({summary(error)[:200]})") from None
+    for version in range(found["format_version"], FORMAT_VERSION):
+        try:
+            parts = MIGRATIONS[version](parts)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            reason = summary(error)[:200]
+            raise CheckpointError(f"checkpoint {path} of format {version} cannot be understood ({reason})") from None
     return parts
+
+
+def _with_segments(path: Path, found: Mapping[str, Any], part: str, tree: Tree, damaged: dict[str, str] | None) -> Tree:
+    """A part's tree with its segments read into it."""
+    wanted = trees.segments(tree) if found["format_version"] >= 2 else {}
+    if not wanted:
+        return tree
+    stated = stated_in(found, SEGMENTS)
+    names = {file.rsplit(".", 2)[0]: file for file in stated}
+    folder = _segments_of(path)
+    segments: dict[str, Tree] = {}
+    for name in wanted:
+        file = names.get(f"{part}.{name}")
+        if file is None:
+            raise ValueError(f"its manifest has no segment {name[:100]!r}")
+        try:
+            segments[name] = join(files.read_arrays(folder / file, stated[file]), {})
+        except Unreadable as error:
+            if damaged is None:
+                raise CheckpointError(f"checkpoint {path} is torn: {SEGMENTS}/{file} {error}") from None
+            damaged[file] = str(error)
+    return trees.with_segments(tree, segments)
+
+
+def _segments_of(path: Path) -> Path:
+    """The folder of a checkpoint's segments: beside it, or where it was copied from by what follows links."""
+    beside = path.resolve().parent
+    copied = beside / "checkpoints" / SEGMENTS
+    return copied if copied.is_dir() and not (beside / SEGMENTS).is_dir() else beside / SEGMENTS
 
 
 def manifest(path: Path) -> dict[str, Any]:
@@ -81,86 +235,37 @@ def manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise CheckpointError(f"there is no checkpoint at {path}")
     try:
-        data: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+        data = files.read_json(path / MANIFEST, None)
         version = data["format_version"]
-        whole = all(isinstance(f["size"], int) and isinstance(f["sha256"], str) for f in data["files"].values())
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except Unreadable as error:
+        raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} {error}") from error
+    except KeyError:
         raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} is not one") from None
-    if version is True or version != FORMAT_VERSION:
-        raise CheckpointError(f"checkpoint {path} has format {version!r}; this release reads {FORMAT_VERSION}")
+    if type(version) is not int or not min(MIGRATIONS) <= version <= FORMAT_VERSION:
+        known = f"{min(MIGRATIONS)} to {FORMAT_VERSION}"
+        raise CheckpointError(f"checkpoint {path} has format {str(version)[:80]}; this release reads {known}")
+    try:
+        segments = [(SEGMENT.fullmatch(name), stated) for name, stated in stated_in(data, SEGMENTS).items()]
+        whole = (
+            all(_FILE.fullmatch(name) for name in stated_in(data, "files"))
+            and all(match and stated.sha256.startswith(match[3]) for match, stated in segments)
+            and all(type(data.get(name, 0)) is int for name in ("step", "number"))
+            and (version < 2 or data["sha256"] == sealed(data)["sha256"])
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        whole = False
     if not whole:
-        raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} is not one")
+        raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} is not one, or was changed")
     return data
 
 
-def point(link: Path, target: Path) -> None:
-    """Let the symbolic link name another checkpoint, in one step."""
-    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
-    try:
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(os.path.relpath(target, link.parent))
-        if link.is_dir() and not link.is_symlink():  # a copy that followed the links
-            link.rename(target.with_name(f".{link.name}.{os.getpid()}.tmp"))
-        temporary.replace(link)
-        _flush(link.parent)
-    except OSError as error:
-        raise cannot_write(link, error) from error
-
-
-def _reason(error: Exception) -> str:
-    """Why something could not be written; safetensors has an error of its own for a full disk."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return os.strerror(int(found[1])) if found else summary(error)
-
-
-def _verify(path: Path, stated: Mapping[str, Any]) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError:
-        raise CheckpointError(f"checkpoint {path.parent} is torn: {path.name} is missing") from None
-    try:
-        same = size == stated["size"] and _sha256(path) == stated["sha256"]
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {path.parent}: {path.name} cannot be read ({error.strerror})") from None
-    if not same:
-        raise CheckpointError(f"checkpoint {path.parent} is torn: {path.name} is not what its manifest says")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def require_same(found: Tree | None, expected: Tree, path: Path) -> None:
-    """Refuse the policy of another environment, network or algorithm, naming the first difference."""
-    expected = json.loads(json.dumps(expected))  # tuples become lists, as in what was read
-    for name in ("env", "network", "heads", "factory"):
-        old, new = found.get(name) if isinstance(found, dict) else None, expected[name]
-        if old != new:
-            where, was, now = _difference(old, new, name)
-            raise CheckpointError(
-                f"the checkpoint in {path} was made with another {name}: {where} was {was}, is now {now}"
-            )
-
-
-def _difference(old: Any, new: Any, path: str) -> tuple[str, str, str]:
-    """The first place where two trees of plain data differ, and what is there."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        key = next(k for k in [*new, *old] if old.get(k) != new.get(k))
-        return _difference(old.get(key), new.get(key), f"{path}.{key}")
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        index = next(i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
-        return _difference(old[index], new[index], f"{path}[{index}]")
-    return path, repr(old)[:80], repr(new)[:80]
+def stated_in(manifest: Mapping[str, Any], kind: str) -> dict[str, Stated]:
+    """What a manifest says of its `files` or its `segments`, by name."""
+    found = {}
+    entries = {} if kind == SEGMENTS and manifest["format_version"] < 2 else manifest[kind]
+    for name, entry in entries.items():
+        size, sha256 = entry["size"], entry["sha256"]
+        if type(size) is not int or type(sha256) is not str or size < 0:
+            raise ValueError(f"{name} has no size or hash")
+        found[name] = Stated(size, sha256)
+    return found

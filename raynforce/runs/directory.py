@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raynforce.errors import CheckpointError, UsageError
-from raynforce.runs import checkpoint
+from raynforce.runs import checkpoint, files, lock
+from raynforce.runs.files import Stated, Unavailable
+from raynforce.runs.journal import Journal
 from raynforce.runs.metrics import cannot_write
-from raynforce.trees import Tree
+from raynforce.runs.provenance import provenance
+from raynforce.trees import SEGMENTS, Tree
+
+_NEW_CONFIG = ".config.yaml.tmp"
+_NAME = re.compile(r"(step|best)_\d{12,18}(\.\d{1,9})?")
+_UNFINISHED = re.compile(r"\.[A-Za-z0-9_.-]+\.\d+\.tmp")
+
+
+class Saved(NamedTuple):
+    """A checkpoint that was written."""
+
+    path: Path
+    bytes_written: int
+    seconds: float
+
+
+class Loaded(NamedTuple):
+    """A checkpoint that was read, and what is to be said about it: others that were skipped, and why."""
+
+    path: Path
+    parts: dict[str, Tree]
+    manifest: dict[str, Any]
+    notes: list[str]
 
 
 class RunDirectory:
@@ -26,8 +51,15 @@ class RunDirectory:
     that evaluated best) and `last` (everything, for `resume`).
     """
 
+    patience: float | None = None
+    """Seconds that the last checkpoint may be under way, if it is not the disk that it is written to."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.shown = str(path)
+        """How a user names it."""
+        self.notes: list[str] = []
+        """What a user should know of it since it was opened."""
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
         self.events = path / "events.jsonl"
@@ -35,11 +67,16 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.best = path / "best"
         self.last = path / "last"
+        self._saving = threading.Lock()
+        self._newest: dict[str, Stated] = {}  # segments of the checkpoint that was saved or loaded last, by file
+        self._manifests: dict[str, dict[str, Any] | None] = {}  # of whole checkpoints
+        self.journal: Journal | None = None
+        """Writes the events while there is one, so that nobody waits for the disk."""
 
     def must_be_new(self) -> None:
         """Refuse a directory that holds anything already."""
         try:
-            taken = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+            taken = self.path.exists() and not (self.path.is_dir() and self._is_unmade())
         except OSError as error:
             raise UsageError(f"cannot use output directory {self.path}: {error.strerror}") from None
         if taken:
@@ -50,15 +87,20 @@ class RunDirectory:
             )
             raise UsageError(f"output directory {self.path} exists already: choose another with --out{hint}")
 
+    def _is_unmade(self) -> bool:
+        """Whether there is nothing in it but what `create` leaves when it is killed."""
+        left = {path.name for path in self.path.iterdir()} <= {self.checkpoints.name, self.events.name, _NEW_CONFIG}
+        return left and not (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
+
     def create(self, config: str) -> None:
         """Make it, with its config."""
         self.must_be_new()
         made: list[Path] = []
         try:
-            self.checkpoints.mkdir(parents=True)
-            made = [self.events, self.config, self.checkpoints]
-            self.config.write_text(config)
-            self.events.touch()
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            made = [self.events, self.config.with_name(_NEW_CONFIG), self.checkpoints]
+            self.events.write_bytes(b"")
+            self._replace_config(config)  # the last: a directory with a config is a run
         except OSError as error:
             for path in made:  # so that the same command can be tried again
                 with contextlib.suppress(OSError):
@@ -67,28 +109,31 @@ class RunDirectory:
 
     def write_config(self, config: str) -> None:
         """Replace the config, whole or not at all."""
-        temporary = self.config.with_name(".config.yaml.tmp")
         try:
-            temporary.write_text(config)
-            temporary.replace(self.config)
+            self._replace_config(config)
         except OSError as error:
             with contextlib.suppress(OSError):
-                temporary.unlink()
+                self.config.with_name(_NEW_CONFIG).unlink()
             raise cannot_write(self.config, error) from error
 
+    def _replace_config(self, config: str) -> None:
+        temporary = self.config.with_name(_NEW_CONFIG)
+        temporary.write_text(config)
+        files.flush(temporary)
+        temporary.replace(self.config)
+        files.flush(self.path)
+
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[lock.Lock]:
         """Be its one writer, until the end of this process at the latest, however that comes."""
-        with contextlib.ExitStack() as stack:
-            descriptor = os.open(self.path, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(f"run {self.path} is in use by another process: wait, or end it first") from None
+        with lock.locked(self.path) as held:
             for unfinished in self.checkpoints.glob(".*.tmp"):  # what a kill left half written
                 shutil.rmtree(unfinished, ignore_errors=True)
-            yield
+            yield held
+
+    def holder(self) -> lock.Holder | None:
+        """Who writes to it; None if nobody does."""
+        return lock.holder(self.path)
 
     @staticmethod
     def open(path: Path) -> RunDirectory:
@@ -104,54 +149,195 @@ class RunDirectory:
 
     def event(self, kind: str, /, **facts: Any) -> None:
         """Append a line to the run's history."""
+        line = json.dumps({"time": time.time(), "event": kind, **facts}).encode() + b"\n"
         try:
-            with self.events.open("a") as file:
-                file.write(json.dumps({"time": time.time(), "event": kind, **facts}) + "\n")
+            if self.journal is not None:
+                self.journal.append(self.events, line)
+            else:
+                with self.events.open("ab") as file:
+                    file.write(line)
         except OSError as error:
             raise cannot_write(self.events, error) from error
 
-    def save(self, step: int, parts: dict[str, Tree], keep: int) -> None:
-        """Write a whole checkpoint, point `last` to it, and delete all but the newest `keep`."""
-        path = self._free(f"step_{step:012d}")
-        checkpoint.save(path, parts, step=step)
-        checkpoint.point(self.last, path)
-        for old in self._steps()[:-keep]:
-            if old != path:  # which is not the newest by number after going back to an older one
-                shutil.rmtree(old, ignore_errors=True)
+    def save(self, step: int, parts: dict[str, Tree], keep: int, keep_nth: int = 0) -> Saved:
+        """Write a whole checkpoint, point `last` to it, and delete those that are not to be kept.
 
-    def save_best(self, step: int, policy: Tree, score: float) -> None:
+        Kept are the newest `keep`, and for good each whose number is a multiple of `keep_nth`. It may run in a thread
+        of its own beside all else. Whatever goes wrong is a `RaynforceError`, and older ones are untouched.
+        """
+        began = time.monotonic()
+        with self._saving:
+            history = self._history()
+            path = self._free(f"step_{step:012d}")
+            size = checkpoint.save(path, parts, known=self._newest, number=_next_number(history), **_facts(step))
+            self._newest = checkpoint.stated_in(checkpoint.manifest(path), SEGMENTS)
+            checkpoint.point(self.last, path)
+            with contextlib.suppress(OSError):  # what is left over goes the next time
+                self._prune(path, keep, keep_nth)
+        return Saved(path, size, time.monotonic() - began)
+
+    def finish(self) -> None:
+        """All that belongs to the run is written: bring it to where others see it, if that is elsewhere."""
+
+    def known(self, part: str) -> set[str]:
+        """Names of a part's segments that the checkpoint saved or loaded last refers to, and that are on disk.
+
+        The next one may have them as `{}`: see `trees.without`.
+        """
+        found = set()
+        for file, stated in self._newest.items():
+            owner, name, *_ = file.split(".")
+            if owner == part and checkpoint.present(self.checkpoints / SEGMENTS / file, stated):
+                found.add(name)
+        return found
+
+    def save_best(self, step: int, policy: Tree, score: float) -> Saved:
         """Write a policy and point `best` to it."""
+        began = time.monotonic()
         path = self._free(f"best_{step:012d}")
-        checkpoint.save(path, {"policy": policy}, step=step, eval_return=score)
+        size = checkpoint.save(path, {"policy": policy}, eval_return=score, **_facts(step))
         checkpoint.point(self.best, path)
-        for old in self.checkpoints.glob("best_*"):
+        for old in self._named("best"):
             if old != path:
-                shutil.rmtree(old, ignore_errors=True)
+                _remove(old)
+        for unfinished in self.checkpoints.glob(".best_*.tmp"):  # of a process that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return Saved(path, size, time.monotonic() - began)
 
-    def _free(self, name: str) -> Path:
-        """A name of its own: the same step again, after a resume, must not touch what `last` or `best` names."""
-        taken = [_age(path)[1] for path in self.checkpoints.glob(f"{name}*")]
-        return self.checkpoints / (f"{name}.{max(taken) + 1}" if taken else name)
+    def load_best(self) -> tuple[float, Tree]:
+        """The policy that evaluated best, and its score."""
+        policy = checkpoint.load(self.best, only=["policy"])["policy"]
+        return float(checkpoint.manifest(self.best)["eval_return"]), policy
 
-    def _steps(self) -> list[Path]:
-        """Whole checkpoints, the oldest first."""
-        return sorted(self.checkpoints.glob("step_*"), key=_age)
+    def load_newest(self) -> Loaded | None:
+        """The checkpoint that `last` names, or else the newest, that is whole; None if there never was one.
+
+        Where none is whole, the newest that lacks nothing but segments is taken without them.
+        """
+        paths = self._candidates()
+        if not paths and not self.last.is_symlink():
+            return None
+        notes: list[str] = []
+        if self.last.is_symlink() and not self.last.exists():
+            notes.append(f"{self.last} names no checkpoint")
+        for path in paths:
+            try:
+                return self._loaded(path, notes)
+            except CheckpointError as error:
+                notes.append(f"skipped: {error}")
+        for path in paths:
+            with contextlib.suppress(CheckpointError):
+                return self._loaded(path, notes, damaged={})
+        raise CheckpointError(f"{self.path} has no checkpoint that can be used: {'; '.join(notes)}")
+
+    def _loaded(self, path: Path, notes: list[str], damaged: dict[str, str] | None = None) -> Loaded:
+        parts, manifest = checkpoint.load(path, damaged=damaged), checkpoint.manifest(path)
+        segments = checkpoint.stated_in(manifest, SEGMENTS)
+        self._newest = {file: stated for file, stated in segments.items() if file not in (damaged or {})}
+        where = f"{path}, at step {manifest.get('step', 0)}"
+        if damaged:
+            example = f"{min(damaged)} {damaged[min(damaged)]}"
+            loss = f"{len(damaged)} of its {len(segments)} segments, which are lost ({example})"
+            notes = [*notes, f"WARNING: nothing is whole: going on from {where}, WITHOUT {loss}"]
+        elif notes:
+            notes = [*notes, f"taken instead: {where}"]
+        return Loaded(path, parts, manifest, notes)
 
     def last_step(self) -> int:
         """How far the newest checkpoint is."""
-        if not self.last.is_dir():
-            raise CheckpointError(f"{self.path} has no checkpoint to resume from: it was stopped before its first one")
-        return int(checkpoint.manifest(self.last).get("step", 0))
+        problem = f"{self.path} has no checkpoint to resume from: it was stopped before its first one"
+        for path in self._candidates():
+            try:
+                return int(checkpoint.manifest(path).get("step", 0))
+            except CheckpointError as error:
+                problem = str(error)
+        raise CheckpointError(problem)
 
-    def load_last(self) -> dict[str, Tree]:
-        """The newest whole checkpoint."""
-        self.last_step()
+    # -- which there are ------------------------------------------------------------------------------
+
+    def _named(self, kind: str) -> list[Path]:
+        """Checkpoints of a kind, by step; strangers in the folder are left alone."""
         try:
-            return checkpoint.load(self.last)
-        except CheckpointError as error:
-            older = [p.name for p in self._steps() if p.name != self.last.resolve().name]
-            hint = f"; to go back to an older one: ln -sfn checkpoints/{older[-1]} {self.last}" if older else ""
-            raise CheckpointError(f"{error}{hint}") from error
+            found = [path for path in self.checkpoints.iterdir() if _NAME.fullmatch(path.name)]
+        except OSError:
+            return []
+        return sorted((path for path in found if path.name.startswith(kind)), key=_age)
+
+    def _free(self, name: str) -> Path:
+        """A name of its own: the same step again, after a resume, must not touch what `last` or `best` names."""
+        taken = [_age(path)[1] for path in self._named(name)]
+        return self.checkpoints / (f"{name}.{max(taken) + 1}" if taken else name)
+
+    def _history(self, *, sure: bool = False) -> list[tuple[Path, dict[str, Any] | None]]:
+        """Checkpoints in the order they were written, with their manifests; the first have none that is true.
+
+        To be sure of the latter, a disk that does not answer is an `OSError`.
+        """
+        paths = self._named("step")
+        manifests: dict[str, dict[str, Any] | None] = {}
+        for path in paths:
+            manifests[path.name] = self._manifests.get(path.name)
+            if manifests[path.name] is None:
+                try:
+                    manifests[path.name] = checkpoint.manifest(path)
+                except CheckpointError as error:
+                    if sure and isinstance(error.__cause__, Unavailable):
+                        raise OSError(str(error)) from error
+        self._manifests = manifests  # they never change
+
+        def written(path: Path) -> tuple[bool, int]:
+            manifest = manifests[path.name]
+            return manifest is not None, -1 if manifest is None else manifest.get("number", -1)
+
+        return [(path, manifests[path.name]) for path in sorted(paths, key=written)]
+
+    def _candidates(self) -> list[Path]:
+        """Where to resume from: what `last` names (a user may have set it back), then from the newest to the oldest.
+
+        Nobody knows how new those are that lack a true manifest: they are looked at, and reported, before the others.
+        """
+        history = self._history()[::-1]
+        history.sort(key=lambda found: found[1] is not None)
+        paths = [path for path, _ in history]
+        if not self.last.is_dir():
+            return paths
+        named = self.last.resolve()
+        others = [path for path in paths if path.resolve() != named]
+        return [*([path for path in paths if path not in others] or [self.last]), *others]
+
+    def _prune(self, newest: Path, keep: int, keep_nth: int) -> None:
+        """Delete checkpoints that are not to be kept, then the segments that none refers to any more."""
+        for path, manifest in self._history(sure=True)[:-keep]:
+            number = (manifest or {}).get("number")
+            if path != newest and not (keep_nth and number is not None and number % keep_nth == 0):
+                _remove(path)
+        for unfinished in self.checkpoints.glob(".step_*.tmp"):  # of a process that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
+        used: set[str] = set()
+        for _, manifest in self._history(sure=True):
+            used |= (manifest or {}).get(SEGMENTS, {}).keys()  # without a true manifest none can be used
+        for file in (self.checkpoints / SEGMENTS).glob("*"):
+            if file.name not in used and (checkpoint.SEGMENT.fullmatch(file.name) or _UNFINISHED.fullmatch(file.name)):
+                with contextlib.suppress(OSError):
+                    file.unlink()
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint: it loses its name first, so that none is ever seen in part."""
+    gone = path.with_name(f".{path.name}.gone.tmp")
+    shutil.rmtree(gone, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _facts(step: int) -> dict[str, Any]:
+    return {"step": step, "time": time.time(), **provenance()}
+
+
+def _next_number(history: list[tuple[Path, dict[str, Any] | None]]) -> int:
+    """How many checkpoints there were before, those included that are deleted."""
+    return 1 + max([(manifest or {}).get("number", index) for index, (_, manifest) in enumerate(history)], default=-1)
 
 
 def _age(path: Path) -> tuple[int, int]:

@@ -8,11 +8,15 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from raynforce.errors import RaynforceError, UsageError, summary
+from raynforce.runs.journal import Journal
+
+if TYPE_CHECKING:
+    from raynforce.trees import Tree  # numpy, which whoever only reads metrics does without
 
 
 class Sink(Protocol):
@@ -29,7 +33,7 @@ class Metrics:
     """Hands metrics to several sinks.
 
     A sink that fails is left out from then on, with one warning: a broken dashboard must not end a long training.
-    `JsonlSink` is the exception: it is the record of the run, so its error is raised.
+    `JsonlSink` is the exception: it is the record of the run, so its error (a metric that is no number) is raised.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -75,47 +79,52 @@ class JsonlSink:
     `time` is seconds since the run began: the metric `time/seconds` if there is one, else counted from when the sink
     was opened (and on from the last line, in a resumed run). NaN and infinities become `null`.
 
-    With `resume_step` the file is continued: lines of later steps and torn lines are dropped, so that a resumed run
-    has neither gaps nor doubles.
+    With `resume`, the `position()` that a checkpoint holds, the file is continued from exactly there, so that a
+    resumed run has neither gaps nor doubles. Without one (a checkpoint of an older release), `resume_step` drops the
+    lines of later steps and torn ones.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, resume_step: int | None = None) -> None:
-        self.path = Path(path)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        journal: Journal,
+        *,
+        resume_step: int | None = None,
+        resume: Tree | None = None,
+    ) -> None:
+        self.path, self._journal = Path(path), journal
+        position = (resume or {}).get("bytes")
         elapsed = 0.0
         try:
-            if resume_step is not None and self.path.exists():
-                elapsed = _truncate(self.path, resume_step)
-            self._file = open(self.path, "ab")  # noqa: SIM115  (closed by close())
+            if self.path.exists():
+                if isinstance(position, int):
+                    elapsed = _cut(self.path, max(0, position))
+                elif resume_step is not None:
+                    elapsed = _truncate(self.path, resume_step)
+                elif self.path.stat().st_size > 0:
+                    raise UsageError(
+                        f"metrics file {self.path} already holds a run: resume that run, or choose another directory"
+                    )
+            journal.add(self.path)
         except OSError as error:
             raise cannot_write(self.path, error) from error
-        if resume_step is None and self._file.tell() > 0:
-            self._file.close()
-            raise UsageError(
-                f"metrics file {self.path} already holds a run: resume that run, or choose another directory"
-            )
         self._began = time.monotonic() - elapsed
 
+    def position(self) -> Tree:
+        """Where the file will be after what was written so far, for a checkpoint."""
+        return {"bytes": self._journal.position(self.path)}
+
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line; it has left this process when the call returns."""
+        """Append one line, by the journal."""
         values = {name: _json_number(name, value) for name, value in metrics.items()}
         seconds = values.get("time/seconds")
         if seconds is None:
             seconds = round(time.monotonic() - self._began, 3)
         line = json.dumps({"step": int(step), "time": seconds, **values}, allow_nan=False)
-        try:
-            self._file.write(line.encode() + b"\n")
-            self._file.flush()
-        except OSError as error:
-            with contextlib.suppress(OSError):  # it would try to flush the same line again
-                self._file.close()
-            raise cannot_write(self.path, error) from error
+        self._journal.append(self.path, line.encode() + b"\n")
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        try:
-            self._file.close()
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
+        """Nothing is left to do here: the journal closes the file."""
 
 
 def cannot_write(path: Path, error: OSError) -> RaynforceError:
@@ -140,6 +149,29 @@ def _json_number(name: str, value: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def _cut(path: Path, position: int) -> float:
+    """Cut the file there, or at its last whole line before; return the time of the last line that is left."""
+    with open(path, "r+b") as file:
+        end = _line_end(file, min(position, os.fstat(file.fileno()).st_size))
+        file.truncate(end)
+        os.fsync(file.fileno())
+        begin = _line_end(file, end - 1) if end else 0
+        file.seek(begin)
+        return max((at for _, _, at in _lines(file)), default=0.0)
+
+
+def _line_end(file: BinaryIO, position: int) -> int:
+    """The end of the last whole line that ends at `position` or before."""
+    while position > 0:
+        begin = max(0, position - 65536)
+        file.seek(begin)
+        found = file.read(position - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        position = begin
+    return 0
+
+
 def _truncate(path: Path, resume_step: int) -> float:
     """Rewrite the file without what came after `resume_step`; return the time of its last line."""
     seconds = 0.0
@@ -160,7 +192,7 @@ def _truncate(path: Path, resume_step: int) -> float:
     return seconds
 
 
-def _lines(file: Iterator[bytes]) -> Iterator[tuple[bytes, int, float]]:
+def _lines(file: Iterable[bytes]) -> Iterator[tuple[bytes, int, float]]:
     """Each whole line with its step and time. Torn lines (a crash, a full disk) are no JSON and are skipped."""
     for line in file:
         try:

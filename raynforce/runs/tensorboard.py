@@ -11,10 +11,14 @@ import os
 import struct
 import time
 from collections.abc import Mapping
-from io import BufferedWriter
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
+from raynforce.runs.journal import Journal
 from raynforce.runs.metrics import cannot_write
+
+if TYPE_CHECKING:
+    from raynforce.trees import Tree
 
 _PREFIX = "events.out.tfevents."
 
@@ -22,12 +26,24 @@ _PREFIX = "events.out.tfevents."
 class TensorBoardSink:
     """Scalars for `tensorboard --logdir DIRECTORY`, all metrics of a step in one record.
 
-    With `resume_step`, TensorBoard drops what earlier files of the directory say about later steps.
+    A process writes a file of its own. With `resume_step`, TensorBoard drops what earlier files of the directory say
+    about later steps. With `resume`, the `position()` that a checkpoint holds, that is not in them any more: the file
+    of then is cut there, and those that came after it are deleted.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, resume_step: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        journal: Journal,
+        *,
+        resume_step: int | None = None,
+        resume: Tree | None = None,
+    ) -> None:
+        self._journal = journal
         try:
-            self._file = _new_file(Path(directory))
+            _go_back(Path(directory), resume or {})
+            self._path = _new_file(Path(directory))
+            journal.add(self._path)
         except OSError as error:
             raise cannot_write(Path(directory), error) from error
         # Event: double wall_time = 1, int64 step = 2, string file_version = 3, Summary summary = 5,
@@ -37,36 +53,72 @@ class TensorBoardSink:
         # directory's first, so a run that was not resumed needs one too.
         first = 0 if resume_step is None else resume_step + 1
         self._append(_double(1, time.time()) + _int(2, first) + _bytes(7, _int(1, 1)))
-        self._file.flush()
+
+    def position(self) -> Tree:
+        """The file, and how long it will be after what was written so far, for a checkpoint."""
+        return {self._path.name: self._journal.position(self._path)}
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one event; a TensorBoard that is open shows it at its next reload."""
         # Summary: repeated Value value = 1; Value: string tag = 1, float simple_value = 2
         summary = b"".join(_bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in metrics.items())
         self._append(_double(1, time.time()) + _int(2, int(step)) + _bytes(5, summary))
-        self._file.flush()
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        self._file.close()
+        """Nothing is left to do here: the journal closes the file."""
 
     def _append(self, event: bytes) -> None:
         length = struct.pack("<Q", len(event))
-        self._file.write(
-            length + struct.pack("<I", masked_crc32c(length)) + event + struct.pack("<I", masked_crc32c(event))
-        )
+        record = length + struct.pack("<I", masked_crc32c(length)) + event + struct.pack("<I", masked_crc32c(event))
+        self._journal.append(self._path, record)
 
 
-def _new_file(directory: Path) -> BufferedWriter:
-    """Open a file of a new name that sorts after its elders: TensorBoard reads them in the order of names."""
+def _new_file(directory: Path) -> Path:
+    """Make a file of a new name that sorts after its elders: TensorBoard reads them in the order of names."""
     directory.mkdir(parents=True, exist_ok=True)
-    stamps = (name.removeprefix(_PREFIX).partition(".")[0] for name in os.listdir(directory))
-    stamp = max([int(time.time()), *(int(s) + 1 for s in stamps if s.isdecimal())])
+    stamp = max([int(time.time()), *(_stamp(name) + 1 for name in os.listdir(directory))])
     while True:
+        path = directory / f"{_PREFIX}{stamp:010d}.{os.uname().nodename}.{os.getpid()}"
         try:
-            return open(directory / f"{_PREFIX}{stamp:010d}.{os.uname().nodename}.{os.getpid()}", "xb")
+            path.touch(exist_ok=False)
+            return path
         except FileExistsError:
             stamp += 1
+
+
+def _stamp(name: str) -> int:
+    """The time in the name of an event file; -1 if it is none."""
+    stamp = name.removeprefix(_PREFIX).partition(".")[0]
+    return int(stamp) if name.startswith(_PREFIX) and stamp.isdecimal() else -1
+
+
+def _go_back(directory: Path, sizes: Tree) -> None:
+    """Undo what was written to the directory since there were these files of these sizes."""
+    sizes = {name: size for name, size in sizes.items() if _stamp(name) >= 0 and isinstance(size, int)}
+    if not sizes or not directory.is_dir():
+        return
+    newest = max(map(_stamp, sizes))
+    for name in os.listdir(directory):
+        path = directory / name
+        if name in sizes:
+            with open(path, "r+b") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.truncate(sizes[name] if 0 <= sizes[name] <= size else _whole_records(file))
+                os.fsync(file.fileno())
+        elif _stamp(name) > newest:
+            path.unlink()
+
+
+def _whole_records(file: BinaryIO) -> int:
+    """Where the last whole record ends, of a file that may end in a torn one."""
+    end, size = 0, os.fstat(file.fileno()).st_size
+    while True:
+        file.seek(end)
+        head = file.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
+        if end + 16 + length > size:  # a record is length, checksum, data, checksum: 8 + 4 + n + 4 bytes
+            return end
+        end += 16 + length
 
 
 # The wire types of protocol buffers that we need. A key is the field's number and its wire type.

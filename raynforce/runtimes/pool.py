@@ -17,7 +17,7 @@ from typing import Any
 
 from raynforce.errors import CheckpointError, ContractError, RaynforceError, UsageError, summary
 from raynforce.runtimes.base import Handle, Pending, RoleDied, RoleError, Runtime
-from raynforce.runtimes.host import hung
+from raynforce.runtimes.host import SLOW, hung
 from raynforce.runtimes.member import Fault, Job, Kind, Member, Rules, Saving, Watcher
 
 BORDER_SECONDS = 1.0  # of work between two borders at least: what a restart has to do again
@@ -416,7 +416,8 @@ class Pool:
             return math.inf
         since = [member.heard, *(asked.asked for asked in (doing, member.saving) if asked is not None)]
         seconds = rules.start_seconds if self._is_starting(member) else rules.job_seconds
-        if member.loading is not None or member.saving is not None:
+        slow = doing is not None and doing.method in SLOW
+        if member.loading is not None or member.saving is not None or slow:
             seconds = max(rules.start_seconds, rules.job_seconds)
         return max(since) + seconds + GRACE
 

@@ -87,7 +87,16 @@ class Stream:
         """Wait until nothing is being sampled; returns the fragments that have not been learned from."""
         self._held += self._arrived(self._coming)
         self._coming = []
+        return self.complete()
+
+    def complete(self) -> list[Fragment]:
+        """The fragments that are there and have not been learned from; nobody waits for those that are coming."""
         return [sample.value.result() for sample in self._held]
+
+    @property
+    def coming(self) -> int:
+        """How many fragments are being sampled."""
+        return len(self._coming)
 
     def abandon(self) -> None:
         """After a failure: fragments that were on the way to the learner are lost, and counted."""

@@ -157,6 +157,21 @@ def test_samples_per_insert_is_kept_exactly() -> None:
     assert updates == pytest.approx((50 * 8 - 16) * 3.0 / 10, abs=1)
 
 
+def test_its_state_loads_into_another_number_of_lanes() -> None:
+    net = TableNet([[0.0]])
+    one, two = dqn(buffer_size=1000), dqn(lanes=3, buffer_size=500)
+    for algo in (one, two):
+        algo.begin(net)
+    for sequence in range(40):
+        one.prepare(net, [fragment(sequence)])
+    one.target = torch.tensor([[5.0]])
+    two.load(one.state())
+    assert two.replay.resident == 40 * 4 * 2
+    assert (two.target.item(), two._inserted, two._due) == (5.0, one._inserted, one._due)
+    two.prepare(net, [fragment(0, lanes=3)])
+    assert two.replay.resident == 40 * 4 * 2 + 12
+
+
 def test_continuous_actions_are_refused() -> None:
     env = EnvSpec("Arm-v0", (BOX,), ActionSpec("box", (2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0)))
     with pytest.raises(UsageError, match="dqn needs discrete actions, and those of Arm-v0 are continuous"):

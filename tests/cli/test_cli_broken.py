@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import cli_envs
 import pytest
 from cli_helpers import PLAIN, SICK, TINY, Answer, contents
-from disks import fail_to_write_config
+from disks import Disk, fail_to_write_config
 
+from raynforce import saving
 from raynforce.runs import checkpoint
 
 Cli = Callable[..., Answer]
@@ -131,38 +131,6 @@ def test_places_where_no_run_can_be(cli: Cli, tmp_path: Path, out: str) -> None:
     assert os.listdir(tmp_path) == ["precious"]
 
 
-class Disk:
-    """A small file system of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def fill(self) -> None:
-        with open(self.path / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(b"x" * 4096)
-        assert os.statvfs(self.path).f_bavail == 0
-
-    def free(self) -> None:
-        (self.path / "filler").unlink()
-
-    def read_only(self) -> None:
-        subprocess.run(["mount", "-o", "remount,ro", str(self.path)], check=True)
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("mounting is not possible here")
-    try:
-        yield Disk(path)
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
-
-
 def test_a_disk_that_is_full_before_the_start(cli: Cli, disk: Disk) -> None:
     disk.fill()
     cli("train", "ppo", PLAIN, *TINY, "--out", "disk/run").refused(2, "disk/run", "No space left on device")
@@ -171,18 +139,22 @@ def test_a_disk_that_is_full_before_the_start(cli: Cli, disk: Disk) -> None:
 def test_a_disk_that_cannot_be_written(cli: Cli, disk: Disk, run: Path) -> None:
     shutil.copytree(run, disk.path / "run", symlinks=True)
     (disk.path / "empty").mkdir()
-    disk.read_only()
+    disk.remount("ro")
     for name in ("new", "empty"):
         cli("train", "ppo", PLAIN, *TINY, "--out", f"disk/{name}").refused(2, f"disk/{name}", "Read-only file system")
     cli("resume", "disk/run", "--steps", "128", "--quiet").refused(1, "disk/run", "Read-only file system")
     assert cli("eval", "disk/run", "--json").json["mean"] == 5.0
 
 
-def test_a_disk_that_is_full_at_a_checkpoint_keeps_the_older_ones(cli: Cli, disk: Disk) -> None:
-    """The first checkpoint fits, the second does not; with room again the run goes on from the first."""
-    words = ["train", "dqn", PLAIN, *TINY, "--steps", "1e6", "--set", "log_every=1e6", "--set", "eval.every=0"]
+def test_a_disk_that_is_full_at_a_checkpoint_keeps_the_older_ones(
+    cli: Cli, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first checkpoint fits, the last does not; with room again the run goes on from the first."""
+    monkeypatch.setattr(saving, "LAST_SECONDS", 1.0)
+    words = ["train", "dqn", PLAIN, *TINY, "--steps", "40000", "--set", "log_every=1e6", "--set", "eval.every=0"]
     words += ["--set", "checkpoint.every=3000", "--set", "checkpoint.keep=100", "--set", "network.hidden=[64]"]
-    cli(*words, "--out", "disk/run").refused(1, "cannot write", "disk/run", "No space left on device")
+    words += ["--set", "algorithm.samples_per_insert=0.1"]
+    cli(*words, "--out", "disk/run").refused(1, "last checkpoint could not be written", "No space left on device")
     run = disk.path / "run"
     last = checkpoint.manifest(run / "last")["step"]
     checkpoint.load(run / "last")
@@ -230,8 +202,8 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint(cli: Cli, run: Path)
     (run / "last").unlink()
     (run / "best").unlink()
     shutil.rmtree(run / "checkpoints")
-    cli("resume", "run").refused(2, "no checkpoint to resume from")
     cli("eval", "run").refused(2, "no checkpoint")
+    assert cli("resume", "run", "--quiet", "--json").json["steps"] == 64  # from its start
 
 
 PARTS = ["learner", "policy", "run", "sampler_0"]
@@ -239,7 +211,7 @@ PARTS = ["learner", "policy", "run", "sampler_0"]
 
 @pytest.mark.parametrize("name", ["manifest.json", *(f"{p}.{e}" for p in PARTS for e in ("json", "safetensors"))])
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
-def test_a_torn_checkpoint_is_named_and_the_run_untouched(cli: Cli, run: Path, name: str, damage: str) -> None:
+def test_a_torn_checkpoint_is_named_and_an_older_one_taken(cli: Cli, run: Path, name: str, damage: str) -> None:
     file = run / "last" / name
     data = file.read_bytes()
     if damage == "missing":
@@ -249,25 +221,39 @@ def test_a_torn_checkpoint_is_named_and_the_run_untouched(cli: Cli, run: Path, n
     else:
         file.write_bytes(b"\x00" + data[1:])
     before = contents(run)
-    cli("resume", "run", "--steps", "128", "--quiet").refused(2, "run/last", "torn", name)
     if name.startswith(("policy", "manifest")):
         cli("eval", "run/last").refused(2, "run/last", "" if damage == "missing" else name)
     assert cli("eval", "run", "--episodes", "1").code == 0  # the best one is whole
     assert contents(run) == before
+    resumed = cli("resume", "run", "--steps", "128")
+    assert resumed.code == 0
+    said = next(line for line in resumed.out.splitlines() if "skipped" in line)
+    assert "step_000000000064 is torn" in said
+    assert name in said
+    assert "taken instead: run/checkpoints/step_000000000032, at step 32" in resumed.out
+    assert checkpoint.manifest(run / "last")["step"] == 128
 
 
-def test_a_torn_checkpoint_is_not_the_end_of_the_run(cli: Cli, run: Path) -> None:
-    (run / "last" / "learner.safetensors").write_bytes(b"")
-    cli("resume", "run", "--steps", "128", "--quiet").refused(2, "step_000000000032")
+def test_torn_checkpoints_alone_are_named_and_the_run_untouched(cli: Cli, run: Path) -> None:
+    for path in (run / "checkpoints").glob("step_*"):
+        (path / "learner.safetensors").write_bytes(b"")
+    before = contents(run)
+    words = ("no checkpoint that can be used", "step_000000000032 is torn", "step_000000000064 is torn", "learner.safe")
+    cli("resume", "run", "--steps", "128", "--quiet").refused(2, *words)
+    assert contents(run) == before
 
 
-def test_a_best_policy_that_is_gone_is_one_line(cli: Cli, run: Path) -> None:
+def test_a_best_policy_that_is_gone_is_one_line_and_resume_finds_a_new_one(cli: Cli, run: Path) -> None:
     (run / "best" / "policy.json").unlink()
-    cli("resume", "run", "--steps", "128", "--quiet").refused(2, "run/best", "policy.json")
     cli("eval", "run").refused(2, "run/best", "policy.json")
+    answer = cli("resume", "run", "--steps", "128")
+    assert answer.code == 0
+    assert "the next evaluation decides which policy is the best" in answer.out
+    assert cli("eval", "run").out.startswith("run/best: ")
     (run / "best").unlink()
-    cli("resume", "run", "--steps", "128", "--quiet").refused(2, "run/best")
     assert cli("eval", "run").out.startswith("run/last: ")
+    assert cli("resume", "run", "--steps", "192", "--quiet").code == 0
+    assert cli("eval", "run").out.startswith("run/best: ")
 
 
 def vouch(path: Path, name: str, data: bytes) -> None:
@@ -275,7 +261,7 @@ def vouch(path: Path, name: str, data: bytes) -> None:
     (path / name).write_bytes(data)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_text(json.dumps(checkpoint.sealed(manifest)))
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_the_run_directory_holds_what_is_promised(cli: Cli, tmp_path: Path) -> N
     assert cli("train", "ppo", PLAIN, *TINY, "--set", "log_every=32", "--out", "a/b/mine").code == 0
     run = tmp_path / "a" / "b" / "mine"
     assert sorted(os.listdir(run)) == [
-        *("best", "checkpoints", "config.yaml", "events.jsonl", "last", "metrics.jsonl", "tensorboard")
+        *("best", "checkpoints", "config.yaml", "events.jsonl", "last", "metrics.jsonl", "run.lock", "tensorboard")
     ]
     assert yaml.safe_load((run / "config.yaml").read_text())["config_version"] == 1
     assert [e["event"] for e in events(run)] == ["started", "stopped"]
@@ -196,11 +196,8 @@ def test_resume_to_fewer_steps_than_there_are_is_refused(cli: Cli, run: Path) ->
 
 
 REFUSED = {
-    "a network": (["network.hidden=[8]"], ["network", "size", "8", "64"]),
-    "more samplers": (["sampling.samplers=2"], ["sampling.samplers"]),
     "another algorithm": (["algo=dqn"], ["algo", "ppo", "dqn"]),
     "an env": (["env=CartPole-v1", "env_args={}"], ["env"]),
-    "more envs": (["sampling.envs=3"], ["sampling.envs = 2", "cannot become 3"]),
     "a seed": (["seed=99"], ["seed", "cannot become 99"]),
     "an unknown setting": (["algorithm.gama=1"], ["did you mean 'algorithm.gamma'"]),
     "a bad number": (["steps=-1"], ["steps = -1"]),
@@ -217,11 +214,6 @@ def test_resume_refuses_what_does_not_fit_and_changes_nothing(cli: Cli, run: Pat
     (line,) = answer.err.splitlines()
     assert all(word in line for word in expected)
     assert contents(run) == before
-
-
-def test_resume_with_fewer_samplers_is_refused(cli: Cli) -> None:
-    assert cli("train", "ppo", PLAIN, *TINY, "--samplers", "2", "--out", "two").code == 0
-    cli("resume", "two", "--quiet", "--steps", "256", "--set", "sampling.samplers=1").refused(2, "sampling.samplers")
 
 
 # -- eval -------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def config(cli: Cli, *words: str) -> dict[str, Any]:
 
 WRONG: dict[str, tuple[list[str], list[str]]] = {
     "nothing": ([], ["--help"]),
-    "command": (["tarin"], ["'tarin'", "did you mean 'train'", "resume, eval, doctor"]),
+    "command": (["tarin"], ["'tarin'", "did you mean 'train'", "resume, eval, runs, show, doctor"]),
     "option": ([*CARTPOLE, "--setps", "5"], ["'--setps'", "did you mean '--steps'"]),
     "option with value": ([*CARTPOLE, "--sed=1"], ["--sed", "did you mean '--seed'"]),
     "no abbreviations": ([*CARTPOLE, "--step", "5"], ["did you mean '--steps'"]),
@@ -179,7 +179,7 @@ def test_debug_adds_the_traceback_and_the_line_stays_last(cli: Cli) -> None:
     assert answer.err.splitlines()[-1].startswith("raynforce: env 'Cartpole-v1'")
 
 
-@pytest.mark.parametrize("command", ["", "train", "resume", "eval", "doctor"])
+@pytest.mark.parametrize("command", ["", "train", "resume", "eval", "runs", "show", "doctor"])
 def test_help(cli: Cli, command: str) -> None:
     answer = cli(*command.split(), "--help")
     assert (answer.code, answer.err) == (0, "")

@@ -13,9 +13,10 @@ from bad_envs import Counter
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from raynforce import trees
-from raynforce.envs import native
+from raynforce.envs import snapshots
 from raynforce.envs.local import LocalVector
-from raynforce.envs.native import NativeVector, register_snapshot
+from raynforce.envs.native import NativeVector
+from raynforce.envs.snapshots import register_snapshot
 from raynforce.envs.tiny import DictIdentity
 from raynforce.envs.vector import derive_seed, make_vector
 from raynforce.errors import CheckpointError, EnvError, UsageError
@@ -213,7 +214,7 @@ def test_own_snapshots(counters: str, monkeypatch: pytest.MonkeyPatch) -> None:
     passed_over = make_vector(counters, {}, 2, seed=0)
     assert isinstance(passed_over, LocalVector)
     assert "no snapshot for exact resume" in passed_over.note
-    monkeypatch.setattr(native, "SNAPSHOTS", dict(native.SNAPSHOTS))
+    monkeypatch.setattr(snapshots, "SNAPSHOTS", dict(snapshots.SNAPSHOTS))
     register_snapshot(f"{__name__}:CounterVector", Slots())
     vector = make_vector(counters, {}, 2, seed=0)
     assert isinstance(vector, NativeVector)

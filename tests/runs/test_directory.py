@@ -17,6 +17,7 @@ from disks import fail_to_write_config
 from raynforce.errors import CheckpointError, RaynforceError, UsageError
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory, find_policy
+from raynforce.trees import Tree
 
 
 @pytest.fixture
@@ -28,6 +29,13 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def save(run: RunDirectory, step: int, keep: int = 2) -> None:
     run.save(step, {"part": {"x": np.full(3, step)}}, keep)
+
+
+def newest(run: RunDirectory) -> dict[str, Tree]:
+    loaded = run.load_newest()
+    assert loaded is not None
+    assert loaded.notes == []
+    return loaded.parts
 
 
 def kept(run: RunDirectory) -> list[str]:
@@ -107,7 +115,8 @@ def test_open_wants_a_run(run: RunDirectory, tmp_path: Path) -> None:
 
 def test_a_run_without_a_checkpoint_says_so(run: RunDirectory) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
-        run.load_last()
+        run.last_step()
+    assert run.load_newest() is None
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         find_policy(run.path)
 
@@ -136,7 +145,7 @@ def test_the_newest_checkpoints_are_kept(run: RunDirectory, keep: int) -> None:
         save(run, step, keep)
         assert checkpoint.manifest(run.last)["step"] == step
     assert kept(run) == [f"step_{step:012d}" for step in (5, 40, 300, 2_000)][-keep:]
-    assert (run.load_last()["part"]["x"] == 2_000).all()
+    assert (newest(run)["part"]["x"] == 2_000).all()
 
 
 def test_pruning_spares_the_best_policy_and_strangers(run: RunDirectory) -> None:
@@ -153,13 +162,13 @@ def test_a_checkpoint_of_an_abandoned_future_never_costs_the_newest(run: RunDire
     save(run, 100, keep=1)
     assert checkpoint.manifest(run.last)["step"] == 100
     save(run, 200, keep=1)
-    assert (run.load_last()["part"]["x"] == 200).all()
+    assert (newest(run)["part"]["x"] == 200).all()
 
 
 def test_the_same_step_twice(run: RunDirectory) -> None:
     run.save(7, {"part": {"x": np.zeros(2)}}, 2)
     run.save(7, {"part": {"x": np.ones(2)}}, 2)
-    assert (run.load_last()["part"]["x"] == 1).all()
+    assert (newest(run)["part"]["x"] == 1).all()
     run.save_best(7, {"x": np.zeros(2)}, 1.0)
     run.save_best(7, {"x": np.ones(2)}, 2.0)
     assert checkpoint.manifest(run.best)["eval_return"] == 2.0
@@ -200,7 +209,7 @@ def test_what_a_killed_process_left_behind_is_cleared_away(run: RunDirectory) ->
     (abandoned / "replay.safetensors").write_bytes(b"x" * 1000)
     with RunDirectory.open(run.path).locked():
         assert kept(run) == ["step_000000000001"]
-    assert run.load_last()["part"]["x"][0] == 1
+    assert newest(run)["part"]["x"][0] == 1
 
 
 def test_a_second_ctrl_c_while_the_same_step_is_saved_again_loses_nothing(
@@ -219,7 +228,7 @@ def test_a_second_ctrl_c_while_the_same_step_is_saved_again_loses_nothing(
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         patch.setattr(Path, "rename", interrupted)
         save(run, 7)
-    assert (RunDirectory.open(run.path).load_last()["part"]["x"] == 7).all()
+    assert (newest(RunDirectory.open(run.path))["part"]["x"] == 7).all()
 
 
 def test_a_copy_that_followed_the_links_can_go_on(run: RunDirectory, tmp_path: Path) -> None:
@@ -230,7 +239,7 @@ def test_a_copy_that_followed_the_links_can_go_on(run: RunDirectory, tmp_path: P
     with copy.locked():
         save(copy, 2)
     with copy.locked():
-        assert (copy.load_last()["part"]["x"] == 2).all()
+        assert (newest(copy)["part"]["x"] == 2).all()
         assert copy.last.is_symlink()
         assert not [name for name in kept(copy) if name.startswith(".")]
 

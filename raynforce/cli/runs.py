@@ -1,0 +1,101 @@
+"""`raynforce runs`: the runs of a folder, one line each, the newest first."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from raynforce.cli import text
+from raynforce.errors import UsageError
+from raynforce.runs.catalog import Glance, find, glance
+from raynforce.runs.progress import number
+
+Row = dict[str, str]
+COLUMNS = ("run", "algo", "env", "status", "steps", "return", "best", "active", "size")
+LEAST = {"run": 16, "env": 11, "algo": 8}  # columns that may be narrower than what is in them, down to this
+DISPENSABLE = ("size", "algo", "best", "active", "env")  # what a narrow terminal does without, one after the other
+RIGHT = ("steps", "return", "best", "size")
+
+
+def tell(folder: str | None, *, me: str = "raynforce", as_json: bool = False) -> int:
+    """Print them; `me` is how this command was called."""
+    directory = Path(folder or "runs")
+    if folder is not None and not directory.is_dir():
+        what = "is not a folder" if directory.exists() else "does not exist"
+        raise UsageError(f"{directory} {what}: give the folder that the runs are in")
+    found = sorted(map(glance, find(directory)), key=lambda run: (-run.active, str(run.path)))
+    if as_json:
+        now = time.time()
+        rows = [{"name": _name(run, directory), **run.to_json(), "age_seconds": now - run.active} for run in found]
+        print(json.dumps({"folder": str(directory), "runs": rows}))
+    elif not found:
+        text.say(f"no runs in {directory} yet; this makes one: {me} train ppo CartPole-v1 --target 475")
+    else:
+        for line in lines(found, directory, text.width(), text.Paint(sys.stdout)):
+            text.say(line)
+    return 0
+
+
+def lines(runs: Sequence[Glance], directory: Path, columns: int, paint: text.Paint) -> Iterator[str]:
+    """A table that fits into so many columns."""
+    now = time.time()
+    rows = [_row(run, directory, now) for run in runs]
+    widths = _fit(rows, columns)
+    yield paint(_line({name: name for name in COLUMNS}, widths).rstrip(), text.DIM)
+    for run, row in zip(runs, rows, strict=True):
+        line = _line(row, widths, paint)
+        if run.state == "broken":  # what is wrong with it takes the place of what is not known
+            taken = _total({name: width for name, width in widths.items() if row[name]})
+            line = f"{line.rstrip()}{text.GAP}{text.cut(text.plain(run.reason), max(columns - taken - 2, 12))}"
+        yield line.rstrip()
+
+
+def _row(run: Glance, directory: Path, now: float) -> Row:
+    row = dict.fromkeys(COLUMNS, "") | {"run": text.plain(_name(run, directory)), "status": run.state}
+    row |= {name: text.plain(str(run.config.get(name, "–"))) for name in ("algo", "env")}
+    if run.state == "broken":
+        return row
+    total = "" if run.total is None else f"/{text.short(run.total)}"
+    row |= {"steps": f"{text.short(run.steps)}{total}", "active": text.age(now - run.active)}
+    return row | {"return": number(run.return_mean), "best": number(run.best_eval), "size": text.size(run.size)}
+
+
+def _name(run: Glance, directory: Path) -> str:
+    """Where it is from the folder that was asked about."""
+    return os.path.relpath(run.path, directory) if run.path != directory else str(directory)
+
+
+def _fit(rows: Sequence[Row], columns: int) -> dict[str, int]:
+    """Which columns are shown, and how wide they are."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in COLUMNS}
+    for name in ("", *DISPENSABLE):
+        widths.pop(name, None)
+        least = {k: min(width, LEAST.get(k, width)) for k, width in widths.items()}
+        if _total(least) <= columns:
+            break
+    while (excess := _total(widths) - columns) > 0:
+        widest = max(widths, key=lambda k: widths[k] - least[k])
+        if widths[widest] == least[widest]:  # a very narrow one
+            widths["run"] = max(6, widths["run"] - excess)
+            break
+        widths[widest] -= 1
+    return widths
+
+
+def _total(widths: dict[str, int]) -> int:
+    return sum(widths.values()) + len(text.GAP) * (len(widths) - 1)
+
+
+def _line(row: Row, widths: dict[str, int], paint: text.Paint | None = None) -> str:
+    cells = []
+    for name, width in widths.items():
+        cell = text.shortened(row[name], width)
+        cell = cell.rjust(width) if name in RIGHT else cell.ljust(width)
+        if paint is not None and name in ("run", "status"):
+            cell = paint(cell, text.BOLD if name == "run" else text.STATES[row["status"]])
+        cells.append(cell)
+    return text.GAP.join(cells)

@@ -1,0 +1,328 @@
+"""`raynforce show RUN`: what is in a run, or in one checkpoint, and where resume would go on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from raynforce import settings
+from raynforce.cli.text import BOLD, DIM, GREEN, RED, STATES, Paint, age, plain, say, size, width
+from raynforce.errors import RaynforceError, UsageError
+from raynforce.runs import catalog
+from raynforce.runs.catalog import Glance, Kept, bytes_in, checkpoints_of, glance, look_at
+from raynforce.runs.directory import RunDirectory
+from raynforce.runs.faults import History, each_event, summarise
+from raynforce.runs.mirrored import open_run
+from raynforce.runs.progress import clock_time, number
+from raynforce.runs.store import is_url
+
+LABEL = 12  # columns
+TIED = "\xa0"  # a space at which no line is broken
+FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "tensorboard", "faults", "checkpoints")
+VERSIONS = {"raynforce": "raynforce", "torch": "torch", "numpy": "numpy", "python": "Python"}
+
+
+def tell(text: str, *, me: str = "raynforce", verify: bool = False, as_json: bool = False) -> int:
+    """Print it; `me` is how this command was called. With `verify`, 1 if a checkpoint is not what was written."""
+    path = Path(text)
+    if (path / "manifest.json").exists() and not (path / "config.yaml").exists():
+        kept = look_at(path, verify=verify)
+        data, lines = kept.to_json(), _checkpoint(kept, me, verify)
+        wrong = bool(kept.wrong)
+    else:
+        run = _Run.read(_open(text), me, verify)
+        data, lines = run.to_json(), run.lines(Paint(sys.stdout))
+        wrong = any(kept.wrong for kept in run.kept)
+    if as_json:
+        print(json.dumps(data))
+    else:
+        for line in lines:
+            say(line)
+    return 1 if verify and wrong else 0
+
+
+def _open(text: str) -> RunDirectory:
+    path = Path(text)
+    if is_url(text):
+        return open_run(text)
+    if not path.exists() and (Path("runs") / path).is_dir():
+        raise UsageError(f"there is no run at {path} (did you mean {Path('runs') / path}?)")
+    return RunDirectory.open(path)
+
+
+@dataclass(frozen=True)
+class Next:
+    """What resume would do."""
+
+    step: int | None
+    """Where it goes on; None if it would be refused."""
+    sentence: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """All that is told of a run."""
+
+    run: RunDirectory
+    me: str
+    verify: bool
+    glance: Glance
+    config: Mapping[str, Any]
+    history: History
+    kept: Sequence[Kept]
+
+    @staticmethod
+    def read(run: RunDirectory, me: str, verify: bool) -> _Run:
+        try:
+            config: Mapping[str, Any] = settings.read_yaml(str(run.config))
+        except RaynforceError:  # its glance says so
+            config = {}
+        history = summarise(each_event(run.events))
+        seen = glance(run.path)
+        if seen.holder is None and (holder := run.holder()) is not None:  # of a run at a URL, on another machine
+            seen = replace(seen, state="running", reason="", holder=holder)
+        return _Run(run, me, verify, seen, config, history, checkpoints_of(run.path, verify=verify))
+
+    @property
+    def segments(self) -> dict[str, int]:
+        """Of all checkpoints, each once."""
+        return {name: size for kept in self.kept for name, size in kept.segments.items()}
+
+    @property
+    def files(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name in FILES:
+            path = self.run.path / name
+            if path.is_dir():
+                found[f"{name}/"] = bytes_in(path)
+            elif path.is_file():
+                found[name] = path.stat().st_size
+        return found
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What the newest checkpoint was written with."""
+        return next((kept.versions for kept in self.kept if kept.versions), {})
+
+    @property
+    def _start_from(self) -> str | None:
+        return str(self.config["start_from"]) if self.config.get("start_from") else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Of training, in all of its processes."""
+        return catalog.number(self.glance.metrics.get("time"))
+
+    @property
+    def next(self) -> Next:
+        """What resume would do, and what to type."""
+        run, now = self.glance, shlex.quote(self.run.shown)
+        command = f"{self.me} resume {now}"
+        if run.state == "running":
+            return Next(None, "it is running: resume would be refused")
+        if run.state == "broken":
+            return Next(None, "resume would be refused as well")
+        candidates = [kept for kept in self.kept if kept.path.name.startswith("step_")]
+        candidates.sort(key=lambda kept: "last" not in kept.marks)  # the newest first, but for that
+        usable = next((kept for kept in candidates if kept.resumable), None)
+        if usable is None:
+            if candidates:
+                return Next(
+                    None, "no checkpoint is whole; resume takes what can be read, or says what is wrong", command
+                )
+            return Next(0, "resume begins at step 0: there is no checkpoint", command)
+        torn = len(candidates[: candidates.index(usable)])
+        why = f", because {torn} newer {'one is' if torn == 1 else 'ones are'} torn" if torn else ""
+        total = run.total
+        if run.state == "finished" and total is not None and usable.step >= total:
+            command += f" --steps {2 * usable.step}"
+        elif run.state == "finished" and run.reason == "target met":
+            command += " --target none"
+        return Next(usable.step, f"resume goes on at step {usable.step:,}{why}", command)
+
+    def to_json(self) -> dict[str, Any]:
+        following = self.next
+        history = self.history
+        return {
+            **self.glance.to_json(),
+            "run": self.run.shown,
+            "start_from": self._start_from,
+            "began": catalog.number(history.began),
+            "starts": history.starts,
+            "seconds": self.seconds,
+            "faults": history.faults,
+            "checkpoints": [kept.to_json() for kept in self.kept],
+            "verified": self.verify,
+            "segments": len(self.segments),
+            "segment_bytes": sum(self.segments.values()),
+            "next": {"step": following.step, "sentence": following.sentence, "command": following.command},
+            "files": self.files,
+            "versions": self.versions,
+        }
+
+    # -- as lines -------------------------------------------------------------------------------------
+
+    def lines(self, paint: Paint) -> Iterator[str]:
+        run, config = self.glance, self.config
+        what = " on ".join(plain(str(config[k])) for k in ("algo", "env") if k in config)
+        yield paint(self.run.shown, BOLD) + (f"  {what}, seed {plain(str(config.get('seed', 0)))}" if what else "")
+        yield from _wrapped("status", self._status(), paint, STATES[run.state])
+        yield from _wrapped("runs on", ", ".join(self._where()), paint)
+        yield from _wrapped("steps", self._steps(), paint)
+        yield from _wrapped("return", self._returns(), paint)
+        yield from _wrapped("time", self._time(), paint)
+        doctor = f"{self.me} doctor {shlex.quote(self.run.shown)}"
+        faults = f"{self.history.faults:,}; `{doctor}` tells more" if self.history.faults else "none"
+        yield from _wrapped("faults", faults, paint)
+        if self._start_from:
+            yield from _wrapped("began from", plain(self._start_from), paint)
+        yield from _wrapped("next", self.next.sentence, paint)
+        if self.next.command:
+            yield " " * LABEL + paint(self.next.command, BOLD)
+        yield ""
+        yield from self._checkpoints(paint)
+        yield ""
+        files = [f"{name} {size(count)}".replace(" ", TIED) for name, count in self.files.items()]
+        yield from _wrapped("files", f"{', '.join(files)}; {size(run.size).replace(' ', TIED)} in all", paint)
+        if self.versions:
+            yield from _wrapped("written by", _written_by(self.versions), paint)
+
+    def _status(self) -> str:
+        run = self.glance
+        ago = age(time.time() - run.active)
+        if run.state == "running":
+            holder = run.holder
+            who = f" on {holder.host}, process {holder.pid}" if holder is not None and holder.pid else ""
+            return f"running{who}; last wrote {ago}"
+        words = {
+            "killed": "it left no word of its end",
+            "steps done": "all steps are done",
+            "SIGINT": "Ctrl-C",
+        }
+        why = words.get(run.reason or run.state, plain(run.reason))
+        return f"{run.state} {ago}: {why}" if why else f"{run.state} {ago}"
+
+    def _where(self) -> list[str]:
+        config, found = self.config, [plain(str(self.config.get(name, "?"))) for name in ("runtime", "topology")]
+        sampling = config.get("sampling")
+        if isinstance(sampling, dict):
+            counts = (("sampler", sampling.get("samplers")), ("environment", sampling.get("envs")))
+            found += [f"{n:,} {what}{'' if n == 1 else 's'}" for what, n in counts if isinstance(n, int)]
+            found[-1] += " in each" if sampling.get("samplers") != 1 else ""
+        return found
+
+    def _steps(self) -> str:
+        run, total = self.glance, self.glance.total
+        text = f"{run.steps:,}" + (f" of {total:,} ({min(1.0, run.steps / max(total, 1)):.0%})" if total else "")
+        speed = run.metrics.get("charts/SPS")
+        if run.state == "running" and total and isinstance(speed, int | float) and speed > 0:
+            text += f", {speed:,.0f} a second, about {clock_time(max(0, total - run.steps) / speed)} to go"
+        return text
+
+    def _returns(self) -> str:
+        run = self.glance
+        parts = [] if run.return_mean is None else [f"{number(run.return_mean)} over the last 100 episodes"]
+        if run.best_eval is not None:
+            at = next((f" at step {kept.step:,}" for kept in self.kept if "best" in kept.marks), "")
+            parts.append(f"best evaluation {number(run.best_eval)}{at}")
+        target = run.config.get("target")
+        parts += [f"target {target:g}"] if isinstance(target, int | float) else []
+        return "; ".join(parts) or "nothing reported yet"
+
+    def _time(self) -> str:
+        history, parts = self.history, []
+        if self.seconds is not None:
+            parts.append(f"{clock_time(self.seconds)} of training")
+        with contextlib.suppress(ValueError, OverflowError, OSError):  # no time that a calendar has
+            if history.began is not None:
+                parts.append(f"began {time.strftime('%Y-%m-%d %H:%M', time.localtime(history.began))}")
+        if history.starts > 1:
+            parts.append("resumed once" if history.starts == 2 else f"resumed {history.starts - 1:,} times")
+        return ", ".join(parts) or "not known"
+
+    def _checkpoints(self, paint: Paint) -> Iterator[str]:
+        if not self.kept:
+            yield from _wrapped("checkpoints", "none", paint)
+            return
+        now = time.time()
+        rows = [("", "step", "number", "written", "size", "files")]
+        for kept in self.kept:
+            rows.append(
+                (
+                    " ".join(kept.marks),
+                    f"{kept.step:,}" if kept.manifest else kept.path.name,
+                    "–" if kept.number is None else f"{kept.number:,}",
+                    age(now - kept.time),
+                    size(sum(kept.files.values())),
+                    _files(kept, self.verify),
+                )
+            )
+        widths = [LABEL - 2, *(max(len(row[i]) for row in rows) for i in range(1, 5))]
+        for index, row in enumerate(rows):
+            cells = [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2])]
+            line = "  ".join([*cells, row[3].ljust(widths[3]), row[4].rjust(widths[4])])
+            if index == 0:
+                yield f"checkpoints {paint(f'{line[LABEL:]}  {row[5]}', DIM)}"
+            else:
+                yield f"{line}  {paint(row[5], RED if self.kept[index - 1].wrong else GREEN)}"
+        if self.segments:
+            count, total = len(self.segments), size(sum(self.segments.values()))
+            yield from _wrapped("replay", f"{count:,} segment{'s' * (count != 1)} that they share, {total}", paint)
+
+
+def _files(kept: Kept, verify: bool) -> str:
+    if kept.wrong:
+        more = f", and {len(kept.wrong) - 1} more" if len(kept.wrong) > 1 else ""
+        return f"torn: {plain(kept.wrong[0])}{more}"
+    policy = "the policy alone, " if set(kept.parts) == {"policy"} else ""
+    shared = f"{len(kept.segments):,} segments, " if kept.segments else ""
+    return f"{policy}{shared}{'verified' if verify else 'all there'}"
+
+
+def _checkpoint(kept: Kept, me: str, verify: bool) -> Iterator[str]:
+    """A checkpoint, by its manifest."""
+    paint = Paint(sys.stdout)
+    leads = f" → {os.path.relpath(os.path.realpath(kept.path))}" if kept.path.is_symlink() else ""
+    yield f"{paint(str(kept.path), BOLD)}{leads}"
+    if kept.manifest:
+        which = "" if kept.number is None else f", number {kept.number:,} of its run"
+        yield from _wrapped("step", f"{kept.step:,}{which}, written {age(time.time() - kept.time)}", paint)
+        score = kept.manifest.get("eval_return")
+        if isinstance(score, int | float):
+            yield from _wrapped("evaluation", number(score), paint)
+        yield from _wrapped("format", str(kept.manifest.get("format_version")), paint)
+    yield from _wrapped("files", _files(kept, verify), paint, RED if kept.wrong else GREEN)
+    for fault in kept.wrong[1:]:
+        yield from _wrapped("", plain(fault), paint, RED)
+    for index, (name, count) in enumerate(kept.parts.items()):
+        yield f"{('' if index else 'parts').ljust(LABEL)}{plain(name).ljust(LABEL)}{size(count).rjust(7)}"
+    if kept.segments:
+        count, total = len(kept.segments), size(sum(kept.segments.values()))
+        yield from _wrapped("replay", f"{count:,} segment{'s' * (count != 1)}, {total}", paint)
+    if kept.versions:
+        yield from _wrapped("written by", _written_by(kept.versions), paint)
+    if "policy" in kept.parts and not kept.wrong:
+        yield from _wrapped("next", f"{me} eval {shlex.quote(str(kept.path))}", paint, BOLD)
+
+
+def _written_by(versions: Mapping[str, str]) -> str:
+    names = ", ".join(f"{word} {plain(versions[key])}" for key, word in VERSIONS.items() if key in versions)
+    where = [f"on {plain(versions['host'])}"] if "host" in versions else []
+    where += [f"({plain(versions['cpu'])})"] if "cpu" in versions else []
+    return " ".join([names, *where]).strip()
+
+
+def _wrapped(label: str, text: str, paint: Paint, *codes: str) -> Iterator[str]:
+    room = max(min(width(), 120) - LABEL, 30)
+    for index, line in enumerate(textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)):
+        yield (label if index == 0 else "").ljust(LABEL) + paint(line.replace(TIED, " "), *codes)

@@ -1,0 +1,108 @@
+"""The roles of a run: started together, asked for their states, put back to where they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from raynforce.config import Config
+from raynforce.policies.acting import ActingSpec, PolicyVersion
+from raynforce.resuming import Takeover
+from raynforce.roles.sampler import EnvArgs
+from raynforce.runtimes.base import Handle, Runtime
+from raynforce.runtimes.member import Job
+from raynforce.runtimes.pool import Pool
+from raynforce.spaces import EnvSpec
+from raynforce.supervision import Supervision
+from raynforce.topologies.stream import PATIENCE
+from raynforce.trees import Tree
+
+SAMPLER = "raynforce.roles.sampler:Sampler"
+LEARNER = "raynforce.roles.learner:Learner"  # by name: importing it imports torch, which the driver does without
+EVALUATOR = "raynforce.roles.evaluator:Evaluator"
+
+
+class Crew:
+    """A learner and samplers in a pool that keeps them alive, and what it takes to make an evaluator."""
+
+    def __init__(
+        self,
+        config: Config,
+        env: EnvSpec,
+        acting: ActingSpec,
+        runtime: Runtime,
+        supervision: Supervision,
+        say: Callable[[str], None],
+    ) -> None:
+        """Start all roles at once, the slowest to start first, and wait until each could be built."""
+        self.runtime = runtime
+        self.pool = Pool(runtime, supervision)
+        self._config, self._acting, self._supervision, self._say = config, acting, supervision, say
+        place, sampling = runtime.places, config.sampling
+        envs = self._envs(sampling.envs)
+
+        def learner(_: int) -> Handle:
+            return runtime.spawn(LEARNER, config, env, name="learner", place=place["learner"])
+
+        def sampler(index: int) -> Handle:
+            name, what = f"sampler {index}", (acting, envs, sampling.fragment, index)
+            return runtime.spawn(SAMPLER, *what, name=name, place=place["sampler"])
+
+        (self.learner,) = self.pool.add("learner", learner, 1, supervision.rules("learner"))
+        self.samplers = self.pool.add("sampler", sampler, sampling.samplers, supervision.rules("sampler"))
+        notes = self.wait_for([self.pool.submit(sampler, "note") for sampler in self.samplers])
+        for note in dict.fromkeys(filter(None, notes)):
+            say(f"note: {note}")
+        if config.network.factory:
+            say(f"note: samplers import torch for your own network {config.network.factory}")
+
+    def evaluator(self, _: int) -> Handle:
+        """Start an evaluator."""
+        lanes = self._envs(min(self._config.eval.envs, self._config.eval.episodes))
+        place = self.runtime.places["evaluator"]
+        return self.runtime.spawn(EVALUATOR, self._acting, lanes, name="evaluator", place=place)
+
+    def _envs(self, count: int) -> EnvArgs:
+        config = self._config
+        return EnvArgs(config.env, count, config.seed, config.env_args, config.sampling.exact_resume)
+
+    def wait_for(self, jobs: Sequence[Job]) -> list[Any]:
+        """The answers of roles that may still be starting; a wait that a user would notice is explained."""
+        patience = PATIENCE
+        while not self.pool.wait(jobs, patience):
+            names = sorted({job.member.name for job in jobs if not job.settled})
+            who = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+            self._say(f"waiting for {who}{self.runtime.excuse()}")
+            patience = min(60.0, 2 * patience)
+        return [None if job.fault is not None else job.result() for job in jobs]
+
+    def number(self) -> int:
+        """Of the learner's policy version."""
+        version: PolicyVersion = self.wait_for([self.pool.submit(self.learner, "publish")])[0]
+        return version.number
+
+    def begin_from(self, version: PolicyVersion, seen: int) -> None:
+        """Let the learner begin with the weights of another run, after so many observations."""
+        self.wait_for([self.pool.submit(self.learner, "begin_from", self.runtime.share(version), seen)])
+
+    def states(self, known: Collection[str], *, samplers: bool) -> dict[str, Tree]:
+        """What a checkpoint holds of the learner, without the segments that are known, and of the samplers if asked."""
+        learner = self.pool.submit(self.learner, "state", sorted(known))
+        states = self.pool.states(self.samplers) if samplers else []
+        self.pool.wait([learner])
+        found = {f"sampler_{index}": state for index, state in enumerate(states) if state is not None}
+        return {"learner": self.runtime.keep(learner.value).result()} | found
+
+    def load(self, saved: Mapping[str, Tree], takeover: Takeover) -> list[str]:
+        """Put every role back to where it was; returns sentences on what could not be restored exactly."""
+        share = self.runtime.share
+        loading = [self.pool.submit(self.learner, "load", share(saved["learner"]))]
+        for sampler in self.samplers:
+            state = takeover.sampler(sampler.index)
+            if state is None:
+                self._supervision.begin_at(sampler.index, takeover.anew[0])
+                loading.append(self.pool.submit(sampler, "begin_anew", *takeover.anew))
+            else:
+                self._supervision.begin_at(sampler.index, state["sequence"])
+                loading.append(self.pool.submit(sampler, "load", share(state)))
+        return [note for several in self.wait_for(loading) for note in several or ()]

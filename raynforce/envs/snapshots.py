@@ -1,0 +1,271 @@
+"""What saves and loads the running episode of an environment: its own pair of methods, or an adapter for its class."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium import wrappers
+from gymnasium.wrappers import TimeLimit
+
+from raynforce import trees
+from raynforce.envs.describe import short
+from raynforce.envs.make import Env
+from raynforce.errors import UsageError
+from raynforce.trees import Tree
+
+KNOWN = (
+    TimeLimit,  # its count is saved beside the pair
+    *(wrappers.OrderEnforcing, wrappers.PassiveEnvChecker),  # know only that there was a reset
+    *(wrappers.ClipAction, wrappers.RescaleAction, wrappers.ClipReward),  # and these have no state at all
+    *(wrappers.DtypeObservation, wrappers.FilterObservation, wrappers.FlattenObservation),
+    *(wrappers.GrayscaleObservation, wrappers.RescaleObservation, wrappers.ReshapeObservation),
+    wrappers.ResizeObservation,
+)
+"""Wrappers that may be outside of what has the pair, because nothing of theirs is lost."""
+ALLOWED = "allowed are nested dicts and lists of numpy arrays of numbers, and of None, bool, int, float and str"
+_JSON = (type(None), bool, int, float, str)
+_DTYPES = {np.dtype(x) for x in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")}
+
+
+class Snapshot(Protocol):
+    """Saves and restores the whole state of one environment class.
+
+    A tree is nested dicts of numpy arrays and JSON values. For a vector environment class it includes the random
+    stream; for a single one `np_random` is saved and restored beside it.
+    """
+
+    def save(self, env: Any) -> Tree: ...
+
+    def load(self, env: Any, tree: Tree) -> None: ...
+
+
+class CartPoleSnapshot:
+    """The state of gymnasium's `CartPoleVectorEnv`."""
+
+    def save(self, env: Any) -> Tree:
+        return {
+            "state": env.state.copy(),  # [4, B]
+            "steps": env.steps.copy(),  # [B]
+            "prev_done": env.prev_done.copy(),  # [B]
+            "low": float(env.low),
+            "high": float(env.high),
+            "rng": trees.rng_state(env.np_random),
+        }
+
+    def load(self, env: Any, tree: Tree) -> None:
+        env.state = np.array(tree["state"])
+        env.steps = np.array(tree["steps"])
+        env.prev_done = np.array(tree["prev_done"])
+        env.low, env.high = tree["low"], tree["high"]
+        trees.load_rng(env.np_random, tree["rng"])
+
+
+class _Own:
+    """The pair of methods that an environment or wrapper brings along."""
+
+    def save(self, env: Any) -> Tree:
+        return env.save_state()
+
+    def load(self, env: Any, tree: Tree) -> None:
+        env.load_state(tree)
+
+
+SNAPSHOTS: dict[str, Snapshot] = {
+    "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": CartPoleSnapshot(),
+}
+"""Snapshot adapters by class path, `module:Class`."""
+
+
+def register_snapshot(cls_path: str, snapshot: Snapshot) -> None:
+    """Let running episodes of the environment class `module:Class`, single or vector, be saved and loaded.
+
+    It is needed in every process that makes the environment: call it in the module that `env` names.
+    """
+    module, _, name = cls_path.partition(":")
+    if not (module and name):
+        raise UsageError(f"{cls_path!r} is not a class path of the form module:Class")
+    SNAPSHOTS[cls_path] = snapshot
+
+
+def snapshot_of(env: object) -> Snapshot | None:
+    """The adapter of this very class: a subclass or a wrapper may hold state that its base's adapter misses."""
+    return SNAPSHOTS.get(path_of(env))
+
+
+def path_of(env: object) -> str:
+    cls = type(env)
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What saves and loads the running episode of one environment."""
+
+    env: Env
+    layer: Any
+    """The environment itself or the wrapper around it that has the pair."""
+    snapshot: Snapshot
+
+    @property
+    def saver(self) -> str:
+        return "save_state" if isinstance(self.snapshot, _Own) else "save of its snapshot"
+
+    @property
+    def loader(self) -> str:
+        return "load_state" if isinstance(self.snapshot, _Own) else "load of its snapshot"
+
+    def __str__(self) -> str:
+        path = path_of(self.layer)
+        own = isinstance(self.snapshot, _Own)
+        return f"save_state and load_state of {path}" if own else f"the snapshot registered for {path}"
+
+    def save(self) -> Tree:
+        """The state, with the random stream of the environment and the counts of time limits."""
+        try:
+            state = pack(self.snapshot.save(self.layer))
+        except NoTree as error:
+            raise NoTree(f"{self.saver} returned {error}; {ALLOWED}") from None
+        rng = self._rng()
+        saved: Tree = {"state": state, "elapsed": [limit._elapsed_steps for limit in self._limits()]}
+        return saved if rng is None else saved | {"rng": pack(trees.rng_state(rng))}
+
+    def load(self, saved: Tree) -> None:
+        """Undo `save`, in an environment that has been reset."""
+        self.snapshot.load(self.layer, unpack(saved["state"]))
+        rng = self._rng()
+        if rng is not None and "rng" in saved:
+            trees.load_rng(rng, unpack(saved["rng"]))  # last, because loading may have drawn from it
+        for limit, elapsed in zip(self._limits(), saved["elapsed"], strict=True):
+            limit._elapsed_steps = elapsed
+
+    def _rng(self) -> np.random.Generator | None:
+        """The environment's `np_random`, if it has made one: asking for it would."""
+        rng = getattr(self.env.unwrapped, "_np_random", None)
+        return rng if isinstance(rng, np.random.Generator) else None
+
+    def _limits(self) -> list[TimeLimit]:
+        return [layer for layer in _layers(self.env) if isinstance(layer, TimeLimit)]
+
+
+def pair_of(env: Env) -> tuple[Pair | None, str]:
+    """The outermost pair of an environment; or None, and why one that is there cannot be used.
+
+    A wrapper outside of the pair, unless it is one of `KNOWN`, may have a state of its own that would be lost.
+    """
+    stranger = half = ""
+    for layer in _layers(env):
+        snapshot = snapshot_of(layer)
+        own = [n for n in ("save_state", "load_state") if callable(inspect.getattr_static(layer, n, None))]
+        if snapshot is None and len(own) == 2:
+            snapshot = _Own()
+        if snapshot is None:
+            half = half or (
+                f"{path_of(layer)} has {own[0]} alone; save_state and load_state belong together" if own else ""
+            )
+            stranger = stranger or ("" if type(layer) in KNOWN else path_of(layer))
+            continue
+        pair = Pair(env, layer, snapshot)
+        if not stranger:
+            return pair, ""
+        fix = "give it save_state and load_state, or register a snapshot for it"
+        return None, f"not through {pair}, as the wrapper {stranger} around it may have a state of its own: {fix}"
+    return None, half
+
+
+def _layers(env: Env) -> Iterator[Any]:
+    layer: Any = env
+    while isinstance(layer, gymnasium.Wrapper):
+        yield layer
+        layer = layer.env
+    yield layer
+
+
+class NoTree(Exception):
+    """Something is neither an array nor JSON; the message says what, and where."""
+
+
+def pack(tree: Any) -> Tree:
+    """A user's tree as one of ours, with arrays by number: whatever its keys are, they mean nothing to a checkpoint."""
+    if type(tree) is not dict:
+        raise NoTree(f"{_kind(tree)} instead of a dict{_advice(tree)}")
+    arrays: list[np.ndarray] = []
+    places: list[tuple[list[Any], bool]] = []
+    try:
+        text = json.dumps([_rest(tree, [], arrays, places), places])
+    except RecursionError:
+        raise NoTree("a tree that is nested too deeply, or holds itself") from None
+    return {"json": text, **{str(i): array for i, array in enumerate(arrays)}}
+
+
+def unpack(packed: Tree) -> Tree:
+    """Undo `pack`; the arrays are copies, which may be kept and written to."""
+    tree, places = json.loads(packed["json"])
+    for i, (path, scalar) in enumerate(places):
+        node = tree
+        for key in path[:-1]:
+            node = node[key]
+        array = np.array(packed[str(i)], order="C")
+        node[path[-1]] = array[()] if scalar else array
+    return tree
+
+
+def _rest(value: Any, path: list[Any], arrays: list[np.ndarray], places: list[tuple[list[Any], bool]]) -> Any:
+    """The JSON of a tree, with None where there are arrays; those are put into `arrays`, and `places` says where."""
+    if type(value) is dict:
+        for key in value:
+            if type(key) is not str:
+                raise NoTree(f"the key {short(key)}{_at(path)}, which is no text")
+        return {key: _rest(below, [*path, key], arrays, places) for key, below in value.items()}
+    if type(value) is list:
+        return [_rest(below, [*path, i], arrays, places) for i, below in enumerate(value)]
+    if type(value) in _JSON:
+        return value
+    if type(value) is np.ndarray or isinstance(value, np.generic):
+        native = value.dtype.newbyteorder("=")
+        if native in _DTYPES:
+            arrays.append(np.array(value, native, order="C"))  # a copy: the environment will write into its own
+            places.append((path, isinstance(value, np.generic)))
+            return None
+        raise NoTree(f"an array of {value.dtype}{_at(path)}")
+    raise NoTree(f"{_kind(value)}{_at(path)}{_advice(value)}")
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _at(path: list[Any]) -> str:
+    return f" at {'/'.join(map(str, path))!r}" if path else ""
+
+
+def _advice(value: object) -> str:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return ", of which np.frombuffer(..., np.uint8) makes an array"
+    return ", of which list(...) makes a list" if isinstance(value, tuple) else ""
+
+
+def difference(a: Tree, b: Tree) -> str:
+    """Where two saved states differ, bit for bit; empty if they do not."""
+    for part in sorted({*a, *b}):
+        x, y = (dict(_leaves(unpack(s[part]) if part in s and part != "elapsed" else s.get(part))) for s in (a, b))
+        where = next((path for path in (*x, *y) if x.get(path) != y.get(path)), None)
+        if where is not None:
+            return "/".join(map(str, where)) if part == "state" and where else part
+    return ""
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Paths and leaves of a tree, these in a form that is equal only for what is equal to the bit."""
+    if isinstance(value, dict | list) and value:
+        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(below, (*path, key))
+    elif isinstance(value, np.ndarray):
+        yield path, (str(value.dtype), value.shape, value.tobytes())
+    else:
+        yield path, (type(value).__name__, repr(value))

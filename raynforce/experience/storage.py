@@ -1,0 +1,129 @@
+"""What a replay buffer is made of: its layout, its columns, their size, and the pool of true final observations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from raynforce.experience.memory import require_memory
+from raynforce.experience.sumtree import tree_bytes
+from raynforce.spaces import ActionSpec, ObsLeaf
+
+
+class Layout(NamedTuple):
+    """How a ring is laid out: time runs down its rows, each sampler has some lanes side by side."""
+
+    rows: int
+    samplers: int
+    lanes: int
+
+    @property
+    def width(self) -> int:
+        return self.samplers * self.lanes
+
+    @property
+    def capacity(self) -> int:
+        return self.rows * self.width
+
+    def filled(self, head: Sequence[int]) -> int:
+        """Rows in use, the newest observation's included, when each sampler has written so many."""
+        return min(self.rows, max(head) + 1) if max(head) > 0 else 0
+
+
+@dataclass(frozen=True)
+class Column:
+    """One array of the ring, `[rows, samplers * lanes, *shape]`."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one element."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def columns_of(obs: Sequence[ObsLeaf], action: ActionSpec) -> list[Column]:
+    """What is kept of every step, and saved."""
+    return [
+        *(Column(leaf.path, leaf.shape, leaf.dtype) for leaf in obs),
+        Column("action", action.shape, "float32" if action.kind == "box" else "int64"),
+        Column("reward", (), "float32"),
+        Column("terminated", (), "bool"),
+        Column("end", (), "bool"),  # the episode, or what is known of it, ends with this step
+        Column("valid", (), "bool"),
+    ]
+
+
+# What follows from the columns: whether a step can be sampled, and where its true next observation is.
+DERIVED = (Column("ready", (), "bool"), Column("final_slot", (), "int32"))
+
+
+def estimate_bytes(
+    obs: Sequence[ObsLeaf],
+    action: ActionSpec,
+    *,
+    capacity: int,
+    lanes: int,
+    samplers: int = 1,
+    prioritized: bool = False,
+) -> int:
+    """Bytes of a full `Replay` with these arguments, true final observations left out."""
+    width = samplers * lanes
+    slots = capacity // width * width
+    each = sum(column.nbytes for column in [*columns_of(obs, action), *DERIVED])
+    return slots * each + (tree_bytes(slots) if prioritized else 0)
+
+
+class FinalPool:
+    """True last observations of episodes whose next row already shows the next episode, by slot."""
+
+    def __init__(self, columns: Sequence[Column], memory_fraction: float):
+        self._memory_fraction = memory_fraction
+        self._bytes_each = sum(column.nbytes for column in columns)
+        self.arrays = {column.path: np.zeros((0, *column.shape), column.dtype) for column in columns}  # [slots, ...]
+        self._free = np.zeros(0, np.int32)  # a stack: the first `_num_free` are free slots
+        self._num_free = 0
+
+    @property
+    def used(self) -> int:
+        return len(self._free) - self._num_free
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values()) + self._free.nbytes
+
+    def reserve(self, count: int) -> None:
+        """Make sure that `count` slots are free, doubling the pool if they are not."""
+        if count <= self._num_free:
+            return
+        old = len(self._free)
+        new = max(64, 2 * old, old + count)
+        require_memory(new * self._bytes_each, self._memory_fraction, f"replay: {new} final observations")
+        for path, array in self.arrays.items():
+            grown = np.zeros((new, *array.shape[1:]), array.dtype)
+            grown[:old] = array
+            self.arrays[path] = grown
+        free = np.zeros(new, np.int32)
+        free[: self._num_free] = self._free[: self._num_free]
+        free[self._num_free : self._num_free + new - old] = np.arange(old, new)
+        self._free, self._num_free = free, self._num_free + new - old
+
+    def clear(self) -> None:
+        """Let every slot be free."""
+        self._num_free = len(self._free)
+        self._free[:] = np.arange(self._num_free)
+
+    def take(self, count: int) -> np.ndarray:
+        self.reserve(count)
+        self._num_free -= count
+        return self._free[self._num_free : self._num_free + count].copy()
+
+    def release(self, slots: np.ndarray) -> None:
+        self._free[self._num_free : self._num_free + len(slots)] = slots
+        self._num_free += len(slots)

@@ -1,0 +1,134 @@
+"""Everything that a run writes: metrics and events as they come, checkpoints beside training."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from raynforce.config import CheckpointConfig
+from raynforce.errors import RaynforceError
+from raynforce.runs.directory import RunDirectory
+from raynforce.runs.journal import Journal
+from raynforce.runs.lock import Lock
+from raynforce.runs.metrics import JsonlSink, Metrics, Sink
+from raynforce.runs.tensorboard import TensorBoardSink
+from raynforce.saving import LAST_SECONDS, Saver
+from raynforce.trees import Tree
+
+FLUSH_SECONDS = 30.0  # that a checkpoint waits for the metrics before it to be on disk
+
+
+class Best(NamedTuple):
+    """A policy that evaluated best, with its step and score."""
+
+    steps: int
+    score: float
+    policy: Callable[[], Tree]
+
+
+class Record:
+    """The files of a run, open for writing. Training never waits for the disk, but at the start and at the end."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        lock: Lock,
+        how: CheckpointConfig,
+        sinks: Sequence[Sink],
+        say: Callable[[str], None],
+        opened: contextlib.ExitStack,
+        *,
+        resume_step: int | None,
+        positions: Tree,
+    ) -> None:
+        """`positions` is what `position` was at the checkpoint that the run is resumed from at `resume_step`."""
+        self.best: Best | None = None
+        """The policy that is not on the disk yet."""
+        self._run, self._lock, self._how = run, lock, how
+        self._due, self._saved_at = False, time.monotonic()
+        self._journal = run.journal = Journal(say)
+        opened.callback(self._close_journal)
+        self._saver = Saver(say, run.event, run.patience)
+        opened.callback(self._saver.close)
+        self._metrics = Metrics(sinks)
+        opened.callback(self._metrics.close)
+        at = positions.get
+        self._jsonl = JsonlSink(run.metrics, self._journal, resume_step=resume_step, resume=at("metrics"))
+        self._tensorboard = TensorBoardSink(
+            run.tensorboard, self._journal, resume_step=resume_step, resume=at("tensorboard")
+        )
+        self._metrics.add(self._jsonl)
+        self._metrics.add(self._tensorboard)
+
+    def _close_journal(self) -> None:
+        self._run.journal = None
+        self._journal.close()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand a line of metrics to every sink."""
+        self._metrics.write(step, metrics)
+
+    def position(self) -> Tree:
+        """How long the files of metrics are."""
+        return {"metrics": self._jsonl.position(), "tensorboard": self._tensorboard.position()}
+
+    def metrics(self) -> dict[str, float]:
+        return self._saver.metrics()
+
+    # -- checkpoints ------------------------------------------------------------------------------------
+
+    def is_due(self, before: int, after: int) -> bool:
+        """Whether a checkpoint can and should be taken now, after a round that led from one step count to another."""
+        every, seconds = self._how.every, self._how.seconds
+        self._due |= every > 0 and before // every != after // every
+        self._due |= 0 < seconds < time.monotonic() - self._saved_at
+        self._saver.look()
+        self._journal.report()
+        if not self._saver.failing:
+            self.save_best()
+        return (self._due or self._saver.retry_is_due) and not self._saver.busy
+
+    def save(self, step: int, parts: dict[str, Tree]) -> None:
+        """Let a whole checkpoint be written beside training."""
+        self._lock.check()
+        self.save_best()
+        self._due, self._saved_at = False, time.monotonic()
+
+        def write() -> int:
+            if not self._journal.flush(FLUSH_SECONDS):  # the metrics must be as long as `position` says
+                raise RaynforceError(f"no checkpoint can be written: {self._journal.trouble}")
+            return self._run.save(step, parts, self._how.keep, self._how.keep_nth).bytes_written
+
+        self._saver.write(f"the checkpoint of step {step:,}", step, write)
+
+    def save_best(self) -> None:
+        """Let the best policy be written, if it has not been; it is tried again with the next checkpoint."""
+        if self.best is None or self._saver.busy:
+            return
+        best, policy = self.best, self.best.policy()
+
+        def write() -> int:
+            written = self._run.save_best(best.steps, policy, best.score).bytes_written
+            if self.best is best:
+                self.best = None
+            return written
+
+        self._saver.write("the best policy", best.steps, write, whole=False)
+
+    def save_now(self, begin: Callable[[], None], show: Callable[[str], None]) -> None:
+        """Wait until the checkpoint that `begin` hands over is on the disk; one attempt."""
+        if self._saver.wait(show, LAST_SECONDS):
+            begin()
+            self._saver.wait(show, LAST_SECONDS)
+            self._saver.require()
+
+    def save_last(self, begin: Callable[[], None], show: Callable[[str], None]) -> None:
+        """The same for the last checkpoint of a run, which is tried for a while."""
+        self._saver.insist(begin, show)
+
+    def finish(self) -> None:
+        """All has been written."""
+        self._journal.flush(FLUSH_SECONDS)
+        self._run.finish()

@@ -1,0 +1,94 @@
+"""A checkpoint seen from the config that goes on from it: what has changed, and what can be taken up again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from raynforce.config import Config
+from raynforce.experience.fragment import Fragment
+from raynforce.runs.provenance import provenance
+from raynforce.trees import Tree
+
+NEUTRAL = ("runtime", "ray.", "faults.", "checkpoint.", "eval.", "log_every", "target", "preset", "config_version")
+"""Settings that may change without changing what is learned."""
+NUMBERS = ("cpu", "torch", "numpy")
+"""What results depend on to the last bit, beside the config; `provenance` has it."""
+AWAY = 1_000_000  # apart from all attempts to begin anew in the run itself
+
+
+def settings_note(before: Config, now: Config) -> Iterator[str]:
+    """What was changed since the run was last started, and whether it still equals one that was never stopped."""
+    changed = [(name, old, new) for name, old, new in _differences(before.to_dict(), now.to_dict()) if name != "steps"]
+    shown = {name: f"{name} {_short(old)} → {_short(new)}" for name, old, new in changed}
+    neutral = [text for name, text in shown.items() if name.startswith(NEUTRAL)]
+    others = [text for name, text in shown.items() if not name.startswith(NEUTRAL)]
+    if neutral:
+        yield f"changed: {', '.join(neutral)}; this changes nothing of what is learned"
+    if others:
+        yield f"changed: {', '.join(others)}; from here on the run differs from one that was never stopped"
+
+
+def steps_note(before: int, now: int, done: int) -> Iterator[str]:
+    if before != now:
+        yield (
+            f"steps were {before:,} and are {now:,}: what follows the run's progress (annealed learning rate, epsilon) "
+            f"goes on from {done / now:.0%}"
+        )
+
+
+def machine_note(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """What numbers depend on and is not as it was when the checkpoint was written."""
+    here = provenance()
+    changed = [f"{name} {manifest[name]} → {here[name]}" for name in NUMBERS if _was_other(manifest, here, name)]
+    if changed:
+        yield f"another machine or release: {', '.join(changed)}; equal results are promised on one of each"
+
+
+def _was_other(manifest: Mapping[str, Any], here: Mapping[str, str], name: str) -> bool:
+    return name in manifest and name in here and manifest[name] != here[name]
+
+
+class Takeover:
+    """Which samplers of a checkpoint can go on where they were, and what becomes of the rest."""
+
+    def __init__(self, saved: Mapping[str, Tree], config: Config) -> None:
+        counts, sampling = saved["run"], config.sampling
+        had: int = counts["samplers"]
+        self._saved = saved
+        self._fits = counts["envs"] == sampling.envs
+        self._fits &= counts.get("exact_resume", sampling.exact_resume) == sampling.exact_resume
+        self._resumes: int = counts.get("resumes") or counts.get("restarts") or 0
+        going_on = [index for index in range(min(had, sampling.samplers)) if self.sampler(index) is not None]
+        self.abandoned = (had - len(going_on)) * counts["envs"]
+        """Episodes in flight that cannot be gone on with."""
+        held = [Fragment.from_state(tree) for tree in saved.get("stream", {}).values()]
+        same_width = self._fits and had == sampling.samplers
+        self.held = held if same_width else []
+        """Fragments to learn from first."""
+        self.dropped: Sequence[Fragment] = [] if same_width else held
+        """Fragments that do not fit the samplers of now."""
+
+    def sampler(self, index: int) -> Tree | None:
+        """The state to go on from; None for one that has to begin anew."""
+        return self._saved.get(f"sampler_{index}") if self._fits else None
+
+    @property
+    def anew(self) -> tuple[int, int]:
+        """For those that begin anew: a sequence number beyond all that were used, and an attempt of its own."""
+        return int(self._saved["run"]["steps"]) + 1, AWAY + self._resumes
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted name, old and new value of every setting that is not the same."""
+    for key in dict.fromkeys([*before, *now]):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            yield f"{prefix}{key}", old, new
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"

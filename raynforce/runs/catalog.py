@@ -1,0 +1,451 @@
+"""What is known of runs without loading them: names and sizes of files, their first and last lines, their manifests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from raynforce import settings
+from raynforce.errors import CheckpointError, RaynforceError, summary
+
+if TYPE_CHECKING:
+    from raynforce.runs.lock import Holder
+
+State = Literal["running", "finished", "stopped", "failed", "killed", "broken"]
+DEPTH = 3  # folders that runs are looked for in, one in another
+BLOCK, MOST = 1 << 14, 1 << 20  # bytes that are read of the end of a file: at once, and in all
+HEAD = ("env", "algo", "seed", "steps", "target", "runtime", "topology")  # settings that a list of runs may show
+_SETTING = re.compile(rf"^({'|'.join(HEAD)}): ([\w./+-][\w./+:-]*)$", re.MULTILINE)  # a plain value of one line
+_PARTS = {"config.yaml", "events.jsonl", "checkpoints"}
+
+
+# -- runs at a glance -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Glance:
+    """One run, from the ends of its files."""
+
+    path: Path
+    state: State
+    """`killed`: it began, and neither ended nor is held by a process."""
+    reason: str = ""
+    """Of its end, or what is broken."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Those of its settings that are in `HEAD`."""
+    steps: int = 0
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Of its last report."""
+    best_eval: float | None = None
+    active: float = 0.0
+    """When it last wrote anything, in seconds since the epoch."""
+    size: int = 0
+    """Bytes of all its files."""
+    holder: Holder | None = None
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean return of the last 100 episodes."""
+        return number(self.metrics.get("charts/episodic_return"))
+
+    @property
+    def total(self) -> int | None:
+        """Steps that it is to train for."""
+        return whole(self.config.get("steps")) or None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run": str(self.path),
+            "status": self.state,
+            "reason": self.reason,
+            **{name: self.config.get(name) for name in ("algo", "env", "seed", "runtime", "topology")},
+            "steps": self.steps,
+            "total_steps": self.total,
+            "return_mean": self.return_mean,
+            "best_eval": self.best_eval,
+            "target": number(self.config.get("target")),
+            "active": self.active,
+            "bytes": self.size,
+            "holder": self.holder and {k: getattr(self.holder, k) for k in ("host", "pid", "started")},
+        }
+
+
+def find(directory: Path, depth: int = DEPTH) -> Iterator[Path]:
+    """The runs in a folder, itself included, and in folders in it; each once, whatever links lead there.
+
+    A folder in which nobody may look is given too: it may be one.
+    """
+    seen: set[tuple[int, int]] = set()
+    folders, links = [(directory, 0)], list[tuple[Path, int]]()
+    while folders or links:
+        folder, level = folders.pop() if folders else links.pop()
+        try:
+            at = folder.stat()
+            if (at.st_dev, at.st_ino) in seen:
+                continue
+            seen.add((at.st_dev, at.st_ino))
+            with os.scandir(folder) as entries:
+                inside = list(entries)
+        except OSError:
+            if os.path.isdir(folder):
+                yield folder
+            continue
+        if len(_PARTS.intersection(entry.name for entry in inside)) >= 2:
+            yield folder
+        elif level < depth:
+            for entry in inside:
+                if not entry.name.startswith(".") and _is_folder(entry):
+                    (links if entry.is_symlink() else folders).append((folder / entry.name, level + 1))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads in circles
+        return False
+
+
+def glance(path: Path) -> Glance:
+    """What is known of a run; whatever is wrong with it, this does not fail."""
+    active, size = _latest(path), 0
+    try:
+        size = bytes_in(path)
+        return _glance(path, active, size)
+    except OSError as error:
+        name = os.path.basename(os.fspath(error.filename or ""))
+        return Glance(path, "broken", f"{name}: {error.strerror or error}", active=active, size=size)
+    except RaynforceError as error:
+        return Glance(path, "broken", str(error).replace(f"{path}/", ""), active=active, size=size)
+    except Exception as error:
+        return Glance(path, "broken", summary(error), active=active, size=size)
+
+
+def _glance(path: Path, active: float, size: int) -> Glance:
+    config, holder = read_head(path / "config.yaml"), who_holds(path)
+    state, reason, steps, ended = _end(path / "events.jsonl")
+    metrics = last_metrics(path / "metrics.jsonl")
+    if holder is not None:
+        state, reason = "running", ""
+    if state in ("running", "killed"):
+        steps = max(steps, whole(metrics.get("step")), _step_of(path / "last"))
+    elif ended:
+        active = ended  # files have the time of a copy
+    counts = {} if "charts/episodic_return" in metrics else _read_object(path / "last" / "run.json")  # a short run
+    if isinstance(saved := counts.get("metrics"), dict):
+        metrics = {**saved, **metrics}
+    best = number(_read_object(path / "best" / "manifest.json").get("eval_return"))
+    return Glance(path, state, reason, config, steps, metrics, best, active, size, holder)
+
+
+def who_holds(path: Path) -> Holder | None:
+    """The process that trains the run right now, if there is one."""
+    from raynforce.runs.lock import holder
+
+    return holder(path)
+
+
+def read_head(path: Path) -> dict[str, Any]:
+    """The settings in `HEAD`, without parsing the rest where they are written plainly, as we do."""
+    with open_regular(path) as file:
+        text = file.read(MOST).decode(errors="replace")
+    plain = dict(_SETTING.findall(text))
+    if {"env", "algo", "seed", "steps"} <= set(plain) and all(f"\n{k}:" not in text for k in {*HEAD} - {*plain}):
+        return {k: _scalar(v) for k, v in plain.items()}
+    config = settings.read_yaml(str(path))
+    if not isinstance(config.get("env"), str):
+        raise CheckpointError("config.yaml names no env")
+    return {k: _simple(config[k]) for k in HEAD if k in config}
+
+
+def _scalar(text: str) -> Any:
+    if text in ("null", "~"):
+        return None
+    for kind in (int, float):
+        try:
+            return _simple(kind(text))
+        except ValueError:
+            continue
+    return text
+
+
+def _simple(value: Any) -> str | int | float | None:
+    """As JSON can have it: YAML knows dates, lists and NaN."""
+    usable = value is None or isinstance(value, str | int) or number(value) is not None
+    return value if usable else str(value)
+
+
+def _end(path: Path) -> tuple[State, str, int, float]:
+    """How the last process of a run ended, why, at which step, and when: from the last of its events that says so."""
+    for event in last_lines(path, b'{"time":'):
+        kind, reason, steps = event.get("event"), str(event.get("reason", "")), whole(event.get("steps"))
+        if kind == "started":
+            return "killed", "", steps, 0.0
+        if kind in ("stopped", "failed"):
+            state: State = "failed" if kind == "failed" else "stopped" if reason.startswith("SIG") else "finished"
+            return state, reason, steps, number(event.get("time")) or 0.0
+    return "killed", "", 0, 0.0
+
+
+def last_metrics(path: Path) -> dict[str, Any]:
+    """The last report of a run, with `step` and `time` of the last line; evaluations have lines of their own."""
+    first: dict[str, Any] = {}
+    for line in last_lines(path, b'{"step":'):
+        first = first or line
+        if "charts/episodic_return" in line:
+            return {**line, **{k: first[k] for k in ("step", "time") if k in first}}
+    return first
+
+
+def last_lines(path: Path, head: bytes) -> Iterator[dict[str, Any]]:
+    """The JSON objects in the lines of a file, the last one first, as far as its last megabyte goes.
+
+    What was appended behind a torn line begins with `head`, and is found.
+    """
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        return
+    with file:
+        for line in _lines_backwards(file):
+            found = _object(line)
+            if found is None:
+                found = _object(line[max(0, line.rfind(head)) :])
+            if found is not None:
+                yield found
+
+
+def _lines_backwards(file: BufferedReader) -> Iterator[bytes]:
+    end = start = file.seek(0, os.SEEK_END)
+    rest = b""
+    while start and end - start < MOST:
+        size = min(BLOCK, start)
+        start = file.seek(start - size)
+        rest, *lines = (file.read(size) + rest).split(b"\n")
+        yield from reversed(lines)
+    if not start:
+        yield rest
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file to read; a pipe or a device, which might never answer, is refused."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "is not a regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def bytes_in(path: Path | str) -> int:
+    """The size of all files in a folder, without what links lead to."""
+    total = 0
+    with os.scandir(path) as entries:
+        for entry in entries:
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    total += bytes_in(entry.path)
+                elif not entry.is_symlink():
+                    total += entry.stat(follow_symlinks=False).st_size
+            except OSError:  # it is deleted at this moment, or nobody may look
+                continue
+    return total
+
+
+def _latest(path: Path) -> float:
+    """When anything was written there: lines, the pointer to a checkpoint, the lock."""
+    times = [0.0]
+    for name in (".", "metrics.jsonl", "events.jsonl", "run.lock"):
+        try:
+            times.append(os.stat(f"{path}/{name}").st_mtime)
+        except OSError:
+            continue
+    return max(times)
+
+
+def _step_of(link: Path) -> int:
+    """The step in the name of the checkpoint that a link leads to."""
+    try:
+        return _step_in(os.path.basename(os.readlink(link)))
+    except OSError:  # a copy that followed the links
+        return whole(_read_object(link / "manifest.json").get("step"))
+
+
+def _step_in(name: str) -> int:
+    """The step in a checkpoint's name, `step_000000050000.2`."""
+    digits = name.partition("_")[2].partition(".")[0]
+    return int(digits) if digits.isdecimal() and len(digits) < 19 else 0
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a small file; empty if there is none."""
+    try:
+        with open_regular(path) as file:
+            return _object(file.read(MOST)) or {}
+    except OSError:
+        return {}
+
+
+def whole(value: Any) -> int:
+    """A count that was read from a file; 0 if it is none."""
+    return int(value) if isinstance(value, int | float) and 0 <= value < 1e18 else 0
+
+
+def number(value: Any) -> float | None:
+    """A figure that was read from a file, if it is one."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One checkpoint on disk, by its manifest."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    """Empty if it cannot be read."""
+    wrong: tuple[str, ...] = ()
+    """What is not as its manifest says; empty if all is well."""
+    marks: tuple[str, ...] = ()
+    """`best`, `last`: what leads to it."""
+    time: float = 0.0
+
+    @property
+    def step(self) -> int:
+        return whole(self.manifest.get("step")) if self.manifest else _step_in(self.path.name)
+
+    @property
+    def number(self) -> int | None:
+        """Which of its run it is, the first is 0; old formats do not say."""
+        found = self.manifest.get("number")
+        return found if isinstance(found, int) else None
+
+    @property
+    def resumable(self) -> bool:
+        """Whether it has all that `resume` needs, as far as was looked."""
+        return not self.wrong and "learner.json" in self.files
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Its own files and their stated sizes."""
+        return {name: whole(facts["size"]) for name, facts in self.manifest.get("files", {}).items()}
+
+    @property
+    def segments(self) -> dict[str, int]:
+        """The files that it shares with other checkpoints, and their stated sizes."""
+        return {name: whole(facts["size"]) for name, facts in self.manifest.get("segments", {}).items()}
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """State trees and their sizes."""
+        parts: dict[str, int] = {}
+        for name, size in self.files.items():
+            parts[name.rpartition(".")[0]] = parts.get(name.rpartition(".")[0], 0) + size
+        return parts
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What it was written with, as far as that was written down."""
+        names = ("raynforce", "torch", "numpy", "python", "cpu", "host")
+        return {name: str(self.manifest[name]) for name in names if name in self.manifest}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": str(self.path),
+            "step": self.step,
+            "number": self.number,
+            "time": self.time,
+            "marks": list(self.marks),
+            "bytes": sum(self.files.values()),
+            "segments": len(self.segments),
+            "segment_bytes": sum(self.segments.values()),
+            "format": self.manifest.get("format_version"),
+            "parts": self.parts,
+            "wrong": list(self.wrong),
+            **self.versions,
+        }
+
+
+def checkpoints_of(run: Path, *, verify: bool = False) -> list[Kept]:
+    """The checkpoints of a run, the newest first; with `verify` every byte of them is read and compared."""
+    try:
+        names = [name for name in os.listdir(run / "checkpoints") if name.startswith(("step_", "best_"))]
+    except OSError:
+        names = []
+    leads = {mark: os.path.realpath(run / mark) for mark in ("last", "best")}
+    known: dict[str, str] = {}
+    found = []
+    for name in names:
+        path = run / "checkpoints" / name
+        marks = tuple(mark for mark, target in leads.items() if target == os.path.realpath(path))
+        kept = look_at(path, verify=verify, marks=marks, known=known)
+        if not kept.wrong or path.exists():  # else a run that goes on has just deleted it
+            found.append(kept)
+    return sorted(found, key=lambda kept: (kept.step, kept.path.name[:4], kept.number or 0, kept.time), reverse=True)
+
+
+def look_at(
+    path: Path, *, verify: bool = False, marks: tuple[str, ...] = (), known: dict[str, str] | None = None
+) -> Kept:
+    """One checkpoint: are its files there, with the stated sizes, and with `verify` the stated bytes?
+
+    `known` remembers what was found out about files that several checkpoints share.
+    """
+    from raynforce.runs import checkpoint  # it imports numpy: not for a list of runs
+
+    known = {} if known is None else known
+    try:
+        manifest = checkpoint.manifest(path)
+        at = number(manifest.get("time")) or os.stat(path / checkpoint.MANIFEST).st_mtime
+    except (RaynforceError, OSError) as error:
+        reason = str(error).removeprefix(f"checkpoint {path} ").removeprefix("is torn: ")
+        return Kept(path, {}, (reason,), marks, _latest(path))
+    segments = manifest.get("segments", {})
+    if not (isinstance(segments, dict) and all(isinstance(f, dict) and "size" in f for f in segments.values())):
+        return Kept(path, {}, (f"its {checkpoint.MANIFEST} is not one",), marks, at)
+    wrong = [fault for name, facts in manifest["files"].items() if (fault := _fault(path, name, facts, verify))]
+    for name, facts in segments.items():
+        if name not in known:
+            known[name] = _fault(path.parent / "segments", name, facts, verify)
+        if known[name]:
+            wrong.append(known[name])
+    return Kept(path, manifest, tuple(wrong), marks, at)
+
+
+def _fault(folder: Path, name: str, stated: Mapping[str, Any], verify: bool) -> str:
+    """What is wrong with a file; nothing, if it is as stated."""
+    if name in ("", ".", "..") or "/" in name:
+        return f"{name!r} is not a plain file name"
+    path = folder / name
+    try:
+        at = os.lstat(path)
+        if not stat.S_ISREG(at.st_mode):
+            return f"{path.name} is not a regular file"
+        if at.st_size != stated["size"]:
+            return f"{path.name} has {at.st_size:,} bytes, not {stated['size']:,}"
+        if verify:
+            with open_regular(path) as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != stated["sha256"]:
+                    return f"{path.name} has other bytes than were written"
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        return f"{path.name}: {error.strerror if isinstance(error, OSError) else summary(error)}"
+    return ""

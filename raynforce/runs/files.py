@@ -1,0 +1,227 @@
+"""Files of a checkpoint: hashed as they are written, and read with the care that a stranger's file asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+CHUNK = 8 << 20  # large, since each one waits for Python's lock while another thread trains
+LARGEST_JSON = 64 << 20
+LARGEST_HEADER = 16 << 20
+_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+_DTYPES = {
+    name: np.dtype(code)
+    for name, code in {
+        "BOOL": "?", "U8": "<u1", "I8": "<i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4",
+        "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8",
+    }.items()
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class Stated(NamedTuple):
+    """What a manifest says of a file."""
+
+    size: int
+    sha256: str
+
+
+class Unreadable(Exception):
+    """Why a file is not to be used: the end of a sentence that begins with its name."""
+
+
+class Unavailable(Unreadable):
+    """The disk does not give it now; that says nothing of what is in it."""
+
+
+# -- writing ----------------------------------------------------------------------------------------------
+
+
+def pack(arrays: Mapping[str, np.ndarray]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file, in pieces: contiguous arrays are not copied."""
+    header: dict[str, Any] = {}
+    ordered = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))  # so that each is aligned
+    end = 0
+    for name in ordered:
+        array = arrays[name]
+        kind = _NAMES.get(array.dtype.newbyteorder("<"))
+        if kind is None or name == "__metadata__":
+            raise ValueError(f"{name} of dtype {array.dtype} cannot be saved")
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > LARGEST_HEADER:
+        raise ValueError(f"{len(arrays)} arrays are too many for one file")
+    yield len(text).to_bytes(8, "little") + text
+    for name in ordered:
+        little = np.asarray(arrays[name], arrays[name].dtype.newbyteorder("<"), order="C")
+        flat = little.reshape(-1).view(np.uint8)
+        for start in range(0, len(flat), CHUNK):
+            yield flat[start : start + CHUNK].data
+
+
+def to_json(value: Any) -> bytes:
+    """A tree as JSON text, not larger than is read again."""
+    text = json.dumps(value).encode()
+    if len(text) > LARGEST_JSON:
+        raise ValueError(f"{len(text)} bytes of JSON are more than {LARGEST_JSON}: save large data as arrays")
+    return text
+
+
+def write(path: Path, chunks: Iterable[bytes | memoryview]) -> Stated:
+    """Write a new file through to the disk; returns its size and hash."""
+    sha, size = hashlib.sha256(), 0
+    with path.open("xb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            sha.update(chunk)
+            size += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return Stated(size, sha.hexdigest())
+
+
+def state(chunks: Iterable[bytes | memoryview]) -> Stated:
+    """The size and hash that a file of these bytes has."""
+    sha, size = hashlib.sha256(), 0
+    for chunk in chunks:
+        sha.update(chunk)
+        size += len(chunk)
+    return Stated(size, sha.hexdigest())
+
+
+def flush(folder: Path) -> None:
+    """Write the names in a folder through to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# -- reading ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _opened(path: Path, stated: Stated | None, most: int) -> Iterator[io.BufferedReader]:
+    """A regular file of the stated size; whatever is wrong with it, or with reading it, is `Unreadable`."""
+    descriptor = -1
+    try:
+        # Neither waits for the other end of a FIFO nor follows a link.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise Unreadable("is not a regular file")
+        if stated is not None and found.st_size != stated.size:
+            raise Unreadable(f"is not what its manifest says: {found.st_size} bytes instead of {stated.size}")
+        if found.st_size > most:
+            raise Unreadable(f"is too large: {found.st_size} bytes, and at most {most} are read")
+        with open(descriptor, "rb", closefd=False) as file:
+            yield file
+    except FileNotFoundError:
+        raise Unreadable("is missing") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise Unreadable("is a symbolic link") from None
+        raise Unavailable(f"cannot be read ({error.strerror})") from None
+    except MemoryError:
+        raise Unreadable("does not fit into memory") from None
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _require(sha256: str, stated: Stated | None) -> None:
+    if stated is not None and sha256 != stated.sha256:
+        raise Unreadable("is not what its manifest says: its hash is another")
+
+
+def verify(path: Path, stated: Stated) -> None:
+    """Read a file again, from the disk and not from memory where that can be had."""
+    with _opened(path, stated, stated.size) as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        _require(hashlib.file_digest(file, "sha256").hexdigest(), stated)
+
+
+def read_json(path: Path, stated: Stated | None) -> dict[str, Any]:
+    """A JSON object, from a file that is as stated."""
+    with _opened(path, stated, LARGEST_JSON) as file:
+        data = file.read()
+        _require(hashlib.sha256(data).hexdigest(), stated)
+        try:
+            value = json.loads(data.decode())
+        except (ValueError, RecursionError):
+            raise Unreadable("is not JSON") from None
+        if not isinstance(value, dict):
+            raise Unreadable("is not a JSON object")
+        return value
+
+
+def read_arrays(path: Path, stated: Stated) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file that is as stated: read once, and allocated once its header is found true."""
+    with _opened(path, stated, _MEMORY) as file:
+        sha = hashlib.sha256()
+
+        def take(count: int) -> np.ndarray:
+            taken = np.empty(count, np.uint8)
+            if file.readinto(taken.data) != count:
+                raise Unreadable("ends too early")
+            sha.update(taken.data)
+            return taken
+
+        if stated.size < 8:
+            raise Unreadable("has no header")
+        length = int.from_bytes(take(8).tobytes(), "little")
+        if length > min(LARGEST_HEADER, stated.size - 8):
+            raise Unreadable(f"has a header that says to be {length} bytes long")
+        arrays: dict[str, np.ndarray] = {}
+        for name, dtype, shape, size in _layout(take(length).tobytes(), stated.size - 8 - length):
+            raw = take(size)
+            if dtype == np.bool_ and size and raw.max() > 1:
+                raise Unreadable(f"has truth values in {name[:80]!r} that are none")
+            arrays[name] = _shaped(raw, dtype, shape)
+        _require(sha.hexdigest(), stated)
+        return arrays
+
+
+def _shaped(raw: np.ndarray, dtype: np.dtype, shape: list[int]) -> np.ndarray:
+    try:
+        return raw.view(dtype).reshape(shape)
+    except (ValueError, OverflowError):  # more dimensions, or larger empty ones, than there can be
+        raise Unreadable(f"has an array of the shape {str(shape)[:80]}") from None
+
+
+def _layout(header: bytes, total: int) -> list[tuple[str, np.dtype, list[int], int]]:
+    """Name, dtype, shape and bytes of each array in the order of the file, which they fill without gaps."""
+    try:
+        entries: dict[str, dict[str, Any]] = json.loads(header.decode())
+        entries.pop("__metadata__", None)
+        found = []
+        for name, entry in entries.items():
+            dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+            if not all(type(x) is int and x >= 0 for x in (*shape, begin, end)):
+                raise ValueError
+            if len(shape) > 32 or end - begin != math.prod(shape) * dtype.itemsize:
+                raise ValueError
+            found.append((begin, end, name, dtype, shape))
+        found.sort(key=lambda entry: entry[:2])
+        edges = [0, *(end for _, end, *_ in found)]
+        if [begin for begin, *_ in found] != edges[:-1] or edges[-1] != total:
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise Unreadable("has a header that is not one of safetensors") from None
+    return [(name, dtype, shape, end - begin) for begin, end, name, dtype, shape in found]

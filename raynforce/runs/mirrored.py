@@ -1,0 +1,207 @@
+"""What a user typed as a run: a local directory, or a URL whose run has a working copy on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shlex
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from raynforce.errors import RaynforceError, UsageError
+from raynforce.runs import lock, remote_lock
+from raynforce.runs.directory import RunDirectory, Saved
+from raynforce.runs.remote import Remote
+from raynforce.runs.remote_lock import TakenOver
+from raynforce.runs.store import is_url
+from raynforce.runs.working_copy import WorkingCopy
+from raynforce.trees import Tree
+
+FINISH_SECONDS = 30.0  # that the last push of a run is tried for
+PAUSE_SECONDS = 1.0  # between two attempts
+RELEASE_SECONDS = 10.0  # that a store is waited for when the run gives it back
+
+
+class NotMirrored(RaynforceError):
+    """What was written is safe in the working copy, but not at the URL."""
+
+
+class MirroredRun(RunDirectory):
+    """A run at a URL: everything happens in its working copy, and each checkpoint is then pushed."""
+
+    patience = 3600.0  # an upload takes its time
+
+    def __init__(self, remote: Remote) -> None:
+        super().__init__(remote.working_copy())
+        self.remote = remote
+        self.shown = remote.url
+        self._created = False
+        self._held: lock.Lock | None = None
+        self._pushing = threading.Lock()
+
+    # -- before it begins ---------------------------------------------------------------------------------
+
+    def must_be_new(self) -> None:
+        """Refuse a URL where there is anything; what an older run left of its working copy here is removed."""
+        resume = f"raynforce resume {shlex.quote(self.shown)}"
+        if self.remote.exists():
+            raise UsageError(
+                f"there is a run at {self.shown} already: choose another with --out; to go on with that run: {resume}"
+            )
+        if others := self.remote.strangers():
+            raise UsageError(f"{self.shown} holds {others[0]!r} already: choose another with --out")
+        if (holder := lock.holder(self.path)) is not None:
+            raise self._in_use(holder)
+        if WorkingCopy(self.path).sent:  # it was there
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.notes.append(f"the run that was at {self.shown} is gone: what this machine had of it was removed")
+        elif self.config.exists():
+            raise UsageError(
+                f"a run for {self.shown} began on this machine and never came there: to go on with it: {resume}; "
+                f"to drop it: rm -r {shlex.quote(str(self.path))}"
+            )
+        super().must_be_new()
+
+    def create(self, config: str) -> None:
+        super().create(config)
+        self._created = True
+
+    def fetch(self, *, all: bool = False) -> None:
+        """Bring what is at the URL into the working copy, unless a process of this machine is at work in that.
+
+        With `all` it is to be resumed: then such a process is a reason to refuse.
+        """
+        with _alone(self.path):
+            if (holder := lock.holder(self.path)) is None:
+                self.notes += self.remote.fetch(self.path, all=all).notes
+            elif all:
+                raise self._in_use(holder)
+
+    def _in_use(self, holder: lock.Holder) -> UsageError:
+        return UsageError(f"run {self.shown} is in use by {holder}: wait, or end it first")
+
+    # -- one writer ---------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[lock.Lock]:
+        """Be the one writer of the working copy, and of the run at the URL."""
+        with contextlib.ExitStack() as stack:
+            with _alone(self.path):
+                held = stack.enter_context(super().locked())
+            try:
+                self.remote.lock.claim()
+                stack.enter_context(self._beating(held))
+                self.remote.begin_writing(self.path)
+            except RaynforceError:
+                if self._created:  # so that the same command can be tried again
+                    shutil.rmtree(self.path, ignore_errors=True)
+                raise
+            yield held
+
+    @contextlib.contextmanager
+    def _beating(self, held: lock.Lock) -> Iterator[None]:
+        """Say in a thread that the writer is alive, whatever a push is doing; at the end, give the run back."""
+        end = threading.Event()
+
+        def beat() -> None:
+            while held.lost is None and not end.wait(remote_lock.BEAT_SECONDS):
+                with contextlib.suppress(RaynforceError):  # a store that fails may come back
+                    self._beat(held)
+            with contextlib.suppress(RaynforceError):
+                self.remote.lock.release()
+
+        thread = threading.Thread(target=beat, name="raynforce-remote-lock", daemon=True)
+        thread.start()
+        self._held = held
+        try:
+            yield
+        finally:
+            end.set()
+            thread.join(RELEASE_SECONDS)  # a store that hangs for good is not waited for
+
+    def _beat(self, held: lock.Lock) -> None:
+        try:
+            self.remote.lock.beat()
+        except TakenOver as error:
+            held.lost = error.by
+            raise
+
+    def holder(self) -> lock.Holder | None:
+        """Who writes to it, on this machine or another."""
+        return super().holder() or self.remote.lock.holder()
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def save(self, step: int, parts: dict[str, Tree], keep: int, keep_nth: int = 0) -> Saved:
+        """Write a checkpoint to the working copy and push it: the time is that of both."""
+        began = time.monotonic()
+        saved = super().save(step, parts, keep, keep_nth)
+        self._push(f"the checkpoint of step {step:,}")
+        return saved._replace(seconds=time.monotonic() - began)
+
+    def finish(self) -> None:
+        """Push the end of the logs, as often as it takes a store that fails for a moment."""
+        until = time.monotonic() + FINISH_SECONDS
+        while True:
+            try:
+                self._push("the run")
+                return
+            except NotMirrored as error:
+                if (self._held is not None and self._held.lost is not None) or time.monotonic() >= until:
+                    hint = f"raynforce resume {shlex.quote(self.shown)} brings it there"
+                    raise NotMirrored(f"{error}; on this machine, {hint}") from error
+            time.sleep(PAUSE_SECONDS)
+
+    def _push(self, what: str) -> None:
+        try:
+            with self._pushing:
+                if self._held is not None:
+                    self._beat(self._held)  # nothing is pushed to a run that is another's by now
+                self.remote.push(self.path)
+        except RaynforceError as error:
+            raise NotMirrored(f"{what} is safe in {self.path}, but not at {self.shown}: {error}") from error
+
+
+# -- what a user typed ------------------------------------------------------------------------------------
+
+
+def new_run(out: str | Path) -> RunDirectory:
+    """The run directory for a new run; `UsageError` if there is anything already."""
+    run = MirroredRun(Remote.open(str(out))) if is_url(str(out)) else RunDirectory(Path(out).expanduser())
+    run.must_be_new()
+    return run
+
+
+def open_run(run: str | Path | RunDirectory, *, all: bool = False) -> RunDirectory:
+    """An existing run: a local one, or that at a URL, of which this machine then has what there is to read.
+
+    `all` is for resuming it. `notes` of what is returned tells what a user should know.
+    """
+    if isinstance(run, RunDirectory):
+        return run
+    if not is_url(str(run)):
+        return RunDirectory.open(Path(run))
+    mirrored = MirroredRun(Remote.open(str(run)))
+    mirrored.fetch(all=all)
+    return mirrored
+
+
+def local_path(path: str | Path) -> Path:
+    """Where the files are that a user typed the path of: a local path as it is, a URL's working copy."""
+    return open_run(path).path if is_url(str(path)) else Path(path)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process of this machine at a time fetches into a working copy, or begins to write there."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a file system without locks: then it is up to the user
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            stack.callback(os.close, file)
+            fcntl.flock(file, fcntl.LOCK_EX)  # the kernel undoes it however that process ends
+        yield

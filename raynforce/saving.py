@@ -1,0 +1,199 @@
+"""Checkpoints written beside training, one after the other in a thread, and tried again when the disk fails."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from raynforce.errors import RaynforceError, summary
+from raynforce.runs.mirrored import NotMirrored
+
+BACKOFF = (5.0, 10.0, 20.0, 40.0, 60.0)  # seconds from a failed checkpoint to the next attempt
+SLOW = 60.0  # seconds after which it is said that a checkpoint is still being written
+LAST_SECONDS = 60.0  # that the last checkpoint of a run is tried for
+UNNOTICED = 2.0  # seconds that a user waits without being told what for
+PIECE = 0.2  # seconds between two looks, where training waits
+
+
+class Written(NamedTuple):
+    """A checkpoint that is on the disk."""
+
+    step: int
+    bytes: int
+    """That were written for it; what older ones have in common with it is not written again."""
+    seconds: float
+    """That this took, beside training."""
+
+
+class _Task(NamedTuple):
+    what: str
+    step: int
+    write: Callable[[], int]
+    """Writes it, and returns how many bytes."""
+    whole: bool
+    """Whether it is all that a resume needs."""
+
+
+class Saver:
+    """The one that writes a run's checkpoints. Training hands states over and goes on; `look` brings back the news."""
+
+    def __init__(self, say: Callable[[str], None], event: Callable[..., None], patience: float | None = None) -> None:
+        """`say` is for the user, `event` for the run's history; both are called by whoever calls `look`.
+
+        `patience` is how many seconds the last checkpoint of a run may be under way, `LAST_SECONDS` if not given.
+        """
+        self.last: Written | None = None
+        """The newest checkpoint that this process has written."""
+        self.failures = 0
+        """How often writing failed so far."""
+        self._say, self._event, self._patience = say, event, patience
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[tuple[_Task, int, float, Exception | None]] = queue.SimpleQueue()
+        self._open: list[_Task] = []
+        self._began = time.monotonic()  # the task that is being written
+        self._slow = False
+        self._in_a_row = 0
+        self._error: Exception | None = None
+        self._reason = ""
+        self._retry_at: float | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written: the next checkpoint has to wait for it."""
+        return bool(self._open)
+
+    @property
+    def retry_is_due(self) -> bool:
+        """Whether a checkpoint failed, and it is time to try with a new one."""
+        return self._retry_at is not None and not self._open and time.monotonic() >= self._retry_at
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last attempt failed."""
+        return self._retry_at is not None
+
+    def write(self, what: str, step: int, task: Callable[[], int], *, whole: bool = True) -> None:
+        """Let something be written after what was given before; training need not wait for it."""
+        if self._thread is None:
+            # A daemon: storage that hangs for ever must not keep the process from ending.
+            self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
+            self._thread.start()
+        if not self._open:
+            self._began, self._slow = time.monotonic(), False
+        self._open.append(_Task(what, step, task, whole))
+        self._tasks.put(self._open[-1])
+
+    def look(self) -> None:
+        """Take note of what has been written or has failed since the last look."""
+        while not self._news.empty():
+            task, size, seconds, error = self._news.get()
+            self._open.remove(task)
+            self._began, self._slow = time.monotonic(), False
+            if error is None:
+                self._succeeded(task, size, seconds)
+            else:
+                self._failed(task, error)
+        lasts = time.monotonic() - self._began
+        if self._open and lasts > SLOW and not self._slow:
+            self._slow = True
+            self._alarm(f"{self._open[0].what} has been under way for {lasts:.0f} s: the storage is slow", "slow")
+
+    def wait(self, show: Callable[[str], None] = lambda doing: None, timeout: float = float("inf")) -> bool:
+        """Wait until everything is written or has failed; False if the time was over before."""
+        began = time.monotonic()
+        until = began + timeout
+        while True:
+            self.look()
+            if not self._open:
+                return True
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            if time.monotonic() - began > UNNOTICED:
+                show(f"writing {self._open[0].what}")
+            self._sleep_until_news(min(PIECE, left))
+
+    def insist(self, begin: Callable[[], None], show: Callable[[str], None]) -> None:
+        """Write the last checkpoint of a run: `begin` is called again and again until one succeeds.
+
+        After `LAST_SECONDS` of failures, or `patience` without an end of one, it is a `RaynforceError`.
+        """
+        patience = self._patience or LAST_SECONDS
+        until = time.monotonic() + LAST_SECONDS
+        while True:
+            if not self.wait(show, patience):
+                raise RaynforceError(f"{self._open[0].what} was not written within {patience:.0f} s: slow storage")
+            begin()
+            if not self.wait(show, patience):
+                raise RaynforceError(f"{self._open[0].what} was not written within {patience:.0f} s: slow storage")
+            if not self.failing:
+                return
+            if time.monotonic() >= until:
+                if isinstance(self._error, NotMirrored):  # nothing is lost
+                    raise self._error
+                newest = "there is none" if self.last is None else f"the newest is of step {self.last.step:,}"
+                what = f"the last checkpoint could not be written ({self._reason}); {newest}"
+                raise RaynforceError(f"{what}: what was learned since is lost")
+            pause = min(1.0, LAST_SECONDS / 10)
+            show("the last checkpoint could not be written; trying again")
+            time.sleep(max(0.0, pause))
+
+    def require(self) -> None:
+        """Raise what made the last attempt fail, if it did."""
+        if self.failing:
+            raise RaynforceError(self._reason)
+
+    def close(self) -> None:
+        """Let the thread end after what it is at."""
+        self._tasks.put(None)
+
+    def metrics(self) -> dict[str, float]:
+        last = self.last
+        found = {"disk/failures": float(self.failures)}
+        return (
+            found
+            if last is None
+            else found | {"disk/checkpoint_bytes": last.bytes, "disk/checkpoint_seconds": last.seconds}
+        )
+
+    # -- its steps ----------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            began, size, error = time.monotonic(), 0, None
+            try:
+                size = task.write()
+            except Exception as found:  # whatever it is, training goes on, and the next one is tried
+                error = found
+            self._news.put((task, size, time.monotonic() - began, error))
+
+    def _sleep_until_news(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._news.empty() and time.monotonic() < until:
+            time.sleep(0.005)
+
+    def _succeeded(self, task: _Task, size: int, seconds: float) -> None:
+        if not task.whole:
+            return
+        self.last = Written(task.step, size, seconds)
+        if self._in_a_row:
+            self._say(f"{task.what} is written: the storage works again")
+            self._event("storage", state="works again", steps=task.step)
+        self._in_a_row, self._retry_at = 0, None
+
+    def _failed(self, task: _Task, error: Exception) -> None:
+        self.failures += 1
+        self._error = error
+        self._reason = str(error) if isinstance(error, RaynforceError) else summary(error)
+        pause = BACKOFF[min(self._in_a_row, len(BACKOFF) - 1)]
+        self._in_a_row += 1
+        self._retry_at = time.monotonic() + pause
+        self._alarm(f"{self._reason}; training goes on, next attempt in {pause:.0f} s", "failed")
+
+    def _alarm(self, text: str, state: str) -> None:
+        self._say(f"ALARM: {text}")
+        self._event("storage", state=state, cause=text)

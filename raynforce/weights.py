@@ -1,0 +1,81 @@
+"""Whether what a checkpoint holds fits a config, and the weights of an old run that a new one begins with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raynforce import settings
+from raynforce.config import Config
+from raynforce.errors import CheckpointError, RaynforceError, summary
+from raynforce.policies.acting import ActingSpec, PolicyVersion
+from raynforce.policy import read_policy
+from raynforce.runs import checkpoint, fitting
+from raynforce.runs.directory import RunDirectory, find_policy
+from raynforce.runs.mirrored import local_path
+from raynforce.trees import Tree
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a new run begins with."""
+
+    version: PolicyVersion
+    step: int
+    """Of the run they are from: as much as its normaliser has seen."""
+    note: str
+    """One line on where they are from."""
+
+
+def weights_to_begin_with(config: Config, acting: ActingSpec) -> Weights | None:
+    """The weights that `start_from` stands for, if they fit; None if it is not set."""
+    if config.start_from is None:
+        return None
+    path = find_policy(local_path(config.start_from))
+    saved, version = read_policy(path)
+    found, expected = _networks(_run_of(path), config)
+    changes = [f"--set network.{k}={_value(found[k])}" for k in expected if found[k] != expected[k]]
+    helps = changes and saved.heads == acting.heads  # else it is another algorithm's network
+    fitting.require_fit(
+        saved.facts(weights_alone=True),
+        acting.facts(weights_alone=True),
+        config.start_from,
+        settings=({"network": found}, {"network": expected}),
+        hint=f"the checkpoint's own settings: {' '.join(changes)}" if helps else "",
+    )
+    step, env = int(checkpoint.manifest(path).get("step", 0)), saved.env.env
+    where = "" if env == config.env else f", trained on {env}"
+    return Weights(version, step, f"begins with the weights of {path} at step {step:,}{where}")
+
+
+def require_fit(found: Tree | None, acting: ActingSpec, config: Config, run: RunDirectory) -> None:
+    """Refuse to go on with a run as another environment, network or heads than it was saved with."""
+    try:
+        saved = ActingSpec.from_json(found or {}).facts()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"the checkpoint in {run.shown} holds no policy: {summary(error)}") from None
+    before, now = _networks(run.path, config)
+    fitting.require_fit(saved, acting.facts(), run.shown, settings=({"network": before}, {"network": now}))
+
+
+def _networks(run: Path, config: Config) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The settings of the network that a run's file and a config both have."""
+    try:
+        found = settings.read_yaml(str(RunDirectory(run).config)).get("network")
+    except RaynforceError:  # a checkpoint that was taken out of its run
+        found = None
+    expected = config.to_dict()["network"]
+    found = found if isinstance(found, dict) else {}
+    return ({k: found[k] for k in expected if k in found}, {k: v for k, v in expected.items() if k in found})
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def _run_of(path: Path) -> Path:
+    """The run that a checkpoint lies in: `RUN/checkpoints/NAME`."""
+    return path.resolve().parent.parent
