@@ -96,12 +96,14 @@ class Crew:
     def load(self, saved: Mapping[str, Tree], takeover: Takeover) -> list[str]:
         """Put every role back to where it was; returns sentences on what could not be restored exactly."""
         share = self.runtime.share
+        sequence, attempt = takeover.anew
         loading = [self.pool.submit(self.learner, "load", share(saved["learner"]))]
         for sampler in self.samplers:
+            sampler.attempts = attempt
             state = takeover.sampler(sampler.index)
             if state is None:
-                self._supervision.begin_at(sampler.index, takeover.anew[0])
-                loading.append(self.pool.submit(sampler, "begin_anew", *takeover.anew))
+                self._supervision.begin_at(sampler.index, sequence)
+                loading.append(self.pool.submit(sampler, "begin_anew", sequence, attempt))
             else:
                 self._supervision.begin_at(sampler.index, state["sequence"])
                 loading.append(self.pool.submit(sampler, "load", share(state)))

@@ -45,7 +45,8 @@ class Record:
     ) -> None:
         """`positions` is what `position` was at the checkpoint that the run is resumed from at `resume_step`."""
         self.best: Best | None = None
-        """The policy that is not on the disk yet."""
+        """The policy that evaluated best in this process."""
+        self._best_on_disk: Best | None = None  # set by the saver's thread alone
         self._run, self._lock, self._how = run, lock, how
         self._due, self._saved_at = False, time.monotonic()
         self._journal = run.journal = Journal(say)
@@ -103,16 +104,20 @@ class Record:
 
         self._saver.write(f"the checkpoint of step {step:,}", step, write)
 
+    @property
+    def best_is_unsaved(self) -> bool:
+        return self.best is not self._best_on_disk
+
     def save_best(self) -> None:
         """Let the best policy be written, if it has not been; it is tried again with the next checkpoint."""
-        if self.best is None or self._saver.busy:
+        best = self.best
+        if best is None or not self.best_is_unsaved or self._saver.busy:
             return
-        best, policy = self.best, self.best.policy()
+        policy = best.policy()
 
         def write() -> int:
             written = self._run.save_best(best.steps, policy, best.score).bytes_written
-            if self.best is best:
-                self.best = None
+            self._best_on_disk = best
             return written
 
         self._saver.write("the best policy", best.steps, write, whole=False)
@@ -127,6 +132,8 @@ class Record:
     def save_last(self, begin: Callable[[], None], show: Callable[[str], None]) -> None:
         """The same for the last checkpoint of a run, which is tried for a while."""
         self._saver.insist(begin, show)
+        if self.best_is_unsaved:  # it failed a moment before the disk worked again
+            self._saver.insist(begin, show)
 
     def finish(self) -> None:
         """All has been written."""

@@ -14,7 +14,7 @@ NEUTRAL = ("runtime", "ray.", "faults.", "checkpoint.", "eval.", "log_every", "t
 """Settings that may change without changing what is learned."""
 NUMBERS = ("cpu", "torch", "numpy")
 """What results depend on to the last bit, beside the config; `provenance` has it."""
-AWAY = 1_000_000  # apart from all attempts to begin anew in the run itself
+ATTEMPTS = 1_000  # to begin anew between two resumes, at most
 
 
 def settings_note(before: Config, now: Config) -> Iterator[str]:
@@ -58,7 +58,7 @@ class Takeover:
         self._saved = saved
         self._fits = counts["envs"] == sampling.envs
         self._fits &= counts.get("exact_resume", sampling.exact_resume) == sampling.exact_resume
-        self._resumes: int = counts.get("resumes") or counts.get("restarts") or 0
+        self._resumes = int(counts["resumes"] if "resumes" in counts else counts.get("restarts", 0))
         going_on = [index for index in range(min(had, sampling.samplers)) if self.sampler(index) is not None]
         self.abandoned = (had - len(going_on)) * counts["envs"]
         """Episodes in flight that cannot be gone on with."""
@@ -75,8 +75,11 @@ class Takeover:
 
     @property
     def anew(self) -> tuple[int, int]:
-        """For those that begin anew: a sequence number beyond all that were used, and an attempt of its own."""
-        return int(self._saved["run"]["steps"]) + 1, AWAY + self._resumes
+        """For those that begin anew: a sequence number beyond all that were used, and an attempt of its own.
+
+        Attempts in the process that resumes are counted on from there, so that no episode is played twice.
+        """
+        return int(self._saved["run"]["steps"]) + 1, ATTEMPTS * (1 + self._resumes)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -14,6 +14,7 @@ from raynforce.runs.mirrored import NotMirrored
 BACKOFF = (5.0, 10.0, 20.0, 40.0, 60.0)  # seconds from a failed checkpoint to the next attempt
 SLOW = 60.0  # seconds after which it is said that a checkpoint is still being written
 LAST_SECONDS = 60.0  # that the last checkpoint of a run is tried for
+CLOSE_SECONDS = 5.0  # that what is being written is waited for when the run ends otherwise
 UNNOTICED = 2.0  # seconds that a user waits without being told what for
 PIECE = 0.2  # seconds between two looks, where training waits
 
@@ -56,8 +57,8 @@ class Saver:
         self._began = time.monotonic()  # the task that is being written
         self._slow = False
         self._in_a_row = 0
-        self._error: Exception | None = None
-        self._reason = ""
+        self._reason = ""  # why the last attempt failed, and
+        self._is_safe = False  # whether only a copy elsewhere is missing
         self._retry_at: float | None = None
         self._thread: threading.Thread | None = None
 
@@ -125,22 +126,23 @@ class Saver:
         patience = self._patience or LAST_SECONDS
         until = time.monotonic() + LAST_SECONDS
         while True:
-            if not self.wait(show, patience):
-                raise RaynforceError(f"{self._open[0].what} was not written within {patience:.0f} s: slow storage")
+            self._wait_or_raise(show, patience)
             begin()
-            if not self.wait(show, patience):
-                raise RaynforceError(f"{self._open[0].what} was not written within {patience:.0f} s: slow storage")
+            self._wait_or_raise(show, patience)
             if not self.failing:
                 return
             if time.monotonic() >= until:
-                if isinstance(self._error, NotMirrored):  # nothing is lost
-                    raise self._error
+                if self._is_safe:
+                    raise NotMirrored(self._reason)
                 newest = "there is none" if self.last is None else f"the newest is of step {self.last.step:,}"
                 what = f"the last checkpoint could not be written ({self._reason}); {newest}"
                 raise RaynforceError(f"{what}: what was learned since is lost")
-            pause = min(1.0, LAST_SECONDS / 10)
             show("the last checkpoint could not be written; trying again")
-            time.sleep(max(0.0, pause))
+            time.sleep(min(1.0, LAST_SECONDS / 10))
+
+    def _wait_or_raise(self, show: Callable[[str], None], seconds: float) -> None:
+        if not self.wait(show, seconds):
+            raise RaynforceError(f"{self._open[0].what} was not written within {seconds:.0f} s: slow storage")
 
     def require(self) -> None:
         """Raise what made the last attempt fail, if it did."""
@@ -148,8 +150,13 @@ class Saver:
             raise RaynforceError(self._reason)
 
     def close(self) -> None:
-        """Let the thread end after what it is at."""
+        """Let the thread end after what it was given: whoever comes next must not find it writing.
+
+        Storage that hangs is not waited for.
+        """
         self._tasks.put(None)
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
 
     def metrics(self) -> dict[str, float]:
         last = self.last
@@ -163,13 +170,20 @@ class Saver:
     # -- its steps ----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            began, size, error = time.monotonic(), 0, None
-            try:
-                size = task.write()
-            except Exception as found:  # whatever it is, training goes on, and the next one is tried
-                error = found
-            self._news.put((task, size, time.monotonic() - began, error))
+        while self._wrote(self._tasks.get()):  # nothing of a task is held here: its states may be most of the memory
+            pass
+
+    def _wrote(self, task: _Task | None) -> bool:
+        """Write something, and leave the news of it; False at the end."""
+        if task is None:
+            return False
+        began, size, error = time.monotonic(), 0, None
+        try:
+            size = task.write()
+        except Exception as found:  # whatever it is, training goes on, and the next one is tried
+            error = found
+        self._news.put((task, size, time.monotonic() - began, error))
+        return True
 
     def _sleep_until_news(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -187,7 +201,7 @@ class Saver:
 
     def _failed(self, task: _Task, error: Exception) -> None:
         self.failures += 1
-        self._error = error
+        self._is_safe = isinstance(error, NotMirrored)
         self._reason = str(error) if isinstance(error, RaynforceError) else summary(error)
         pause = BACKOFF[min(self._in_a_row, len(BACKOFF) - 1)]
         self._in_a_row += 1

@@ -23,7 +23,7 @@ class Status:
     last_eval: float | None = None
     """Mean return of the newest evaluation."""
     solved_at: float | None = None
-    """Seconds since the start when an evaluation first met the target."""
+    """Seconds since the start of the run, over all its processes, when an evaluation first met the target."""
     solved_steps: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     """The newest value of everything that is measured, by name."""
@@ -38,7 +38,7 @@ class Callback:
     """Looks on, and may end the run with `status.stop()`. Override what you need."""
 
     def on_round(self, status: Status) -> None:
-        """After every round of learning."""
+        """After every round of learning, and the report and evaluation that are due with it."""
 
     def on_evaluation(self, status: Status, returns: np.ndarray) -> None:
         """After every evaluation, with the return of each episode."""

@@ -66,6 +66,7 @@ class Training:
         self._ledger = Ledger()
         self._times = TimeTree()
         self._best: Pinned | None = None  # the policy version that evaluated best
+        self._owed: list[Pinned] = []  # versions whose evaluation a signal has prevented: a resume makes up for it
         self._startup_seconds: float | None = None
         self._turning_since = self._began
         self._final_speed: float | None = None
@@ -151,11 +152,10 @@ class Training:
 
     def _go_on_evaluating(self, saved: Mapping[str, Tree]) -> None:
         """What was being evaluated when the checkpoint was written is evaluated again."""
-        for name in ("evaluating_0", "evaluating_1"):
-            if name in saved:
-                version = PolicyVersion.from_state(saved[name]["version"])
-                pinned = Pinned(self._runtime.share(version), version.number, saved[name]["steps"])
-                self._judge(self._evaluations.begin(pinned))
+        for name in sorted(name for name in saved if name.startswith("evaluating_")):
+            version = PolicyVersion.from_state(saved[name]["version"])
+            pinned = Pinned(self._runtime.share(version), version.number, saved[name]["steps"])
+            self._judge(self._evaluations.begin(pinned))
 
     def _check_steps(self, before: Config | None, loaded: Loaded) -> None:
         steps, done = self._config.steps, loaded.manifest["step"]
@@ -205,7 +205,9 @@ class Training:
             except RaynforceError as error:
                 if (error.role or "").startswith("sampler"):  # the learner is well: what was learned is not lost
                     with contextlib.suppress(RaynforceError):
-                        self._stream.abandon()
+                        unfinished = self._stream.abandon()
+                        if unfinished is not None:
+                            self._count(unfinished)
                         self._record.save_now(self._save, self._show)
                 raise
             try:
@@ -222,14 +224,14 @@ class Training:
         if self._startup_seconds is None and round_.learned.updates:
             self._startup_seconds = time.monotonic() - self._began
         self._count(round_)
-        for callback in self._callbacks:
-            callback.on_round(status)
         self._report(round_)
         if status.steps >= config.steps:
             status.stop_reason = status.stop_reason or "steps done"
         self._judge(self._evaluations.finished())
-        if _crossed(before, status.steps, config.eval.every) and self.stop_request.number is None:
+        if _crossed(before, status.steps, config.eval.every):
             self._evaluate()
+        for callback in self._callbacks:  # if one raises, what is then saved lacks nothing of this round
+            callback.on_round(status)
         status.stop_reason = self.stop_request.name or status.stop_reason
         if self._record.is_due(before, status.steps) and status.stop_reason is None:
             self._save()
@@ -299,7 +301,17 @@ class Training:
             self._progress.message(
                 f"note: no episode has ended in {status.steps:,} steps; evaluation cuts them at eval.max_length"
             )
-        self._judge(self._evaluations.begin(self._pinned))
+        pinned = self._pinned
+        if self.stop_request.number is None:
+            self._judge(self._evaluations.begin(pinned))
+        if self.stop_request.number is not None:
+            self._owed.append(pinned)
+
+    @property
+    def _unevaluated(self) -> list[Pinned]:
+        """Versions that are due, being played, or cut short, each once."""
+        found = {pinned.number: pinned for pinned in (*self._evaluations.unfinished, *self._owed)}
+        return [pinned for number, pinned in found.items() if number > self._tally.evaluated]
 
     @property
     def _pinned(self) -> Pinned:
@@ -322,7 +334,7 @@ class Training:
         if target is not None and score >= target:
             status.stop_reason = status.stop_reason or "target met"
             if status.solved_at is None:
-                status.solved_at, status.solved_steps = time.monotonic() - self._began, pinned.steps
+                status.solved_at, status.solved_steps = self._tally.seconds, pinned.steps
         self._show()
         for callback in self._callbacks:
             callback.on_evaluation(status, returns)
@@ -332,6 +344,7 @@ class Training:
     def _finish(self) -> None:
         status = self._status
         status.stop_reason = status.stop_reason or "steps done"
+        unevaluated = self._unevaluated
         if self.stop_request.number is None:
             self._judge(self._evaluations.wait())
         if (
@@ -342,8 +355,10 @@ class Training:
             returns = self._evaluations.play(self._pinned, self._config.eval.episodes, "evaluating")
             self._judge(None if returns is None else (self._pinned, returns))
         self._evaluations.stop()
+        if self.stop_request.number is not None:
+            self._owed = unevaluated
         status.stop_reason = self.stop_request.name or status.stop_reason
-        if self._tally.trained_here or self._record.best is not None:
+        if self._tally.trained_here or self._record.best_is_unsaved:
             self._record.save_last(self._save, self._show)
         self._run.event("stopped", reason=status.stop_reason, steps=status.steps)
         for callback in self._callbacks:
@@ -401,7 +416,7 @@ class Training:
         fragments = self._stream.settle() if exact else self._stream.complete()
         parts: dict[str, Tree] = self._crew.states(self._run.known("learner"), samplers=exact)
         parts |= {"policy": self._policy(self._version), "run": self._tally.state() | self._counts()}
-        for index, pinned in enumerate(self._evaluations.unfinished):
+        for index, pinned in enumerate(self._unevaluated):
             version = pinned.version.result().state()
             parts[f"evaluating_{index}"] = {"version": version, "steps": pinned.steps}
         if fragments:  # sampled, and to be learned from first
@@ -440,8 +455,9 @@ class Training:
             for fragment in takeover.dropped:
                 self._ledger.drop(fragment.sampler, fragment.sequence, fragment.steps)
             self._supervision.load(counts)
-            self._crew.pool.restarts = counts.get("restarts", 0)
+            self._crew.pool.restarts += counts.get("restarts", 0)
             self._tally.load(counts)
+            self._supervision.steps = status.steps
             self._tally.abandoned_episodes += takeover.abandoned
             self._resumes = counts.get("resumes", 0) + 1
             before = counts["total_steps"]
@@ -463,7 +479,7 @@ class Training:
         return held
 
     def _load_best(self) -> Pinned | None:
-        """The policy that evaluated best: that of the checkpoint's time, or one from after it that a kill left."""
+        """The policy that evaluated best: what the disk has is the truth, which may be newer than the checkpoint."""
         status = self._status
         try:
             score, tree = self._run.load_best()
@@ -473,7 +489,7 @@ class Training:
                 self._progress.message(f"note: {error}; the next evaluation decides which policy is the best")
                 status.best_eval = None
             return None
-        status.best_eval = score if status.best_eval is None else max(score, status.best_eval)
+        status.best_eval = score
         return Pinned(self._runtime.share(version), version.number, status.solved_steps or 0)
 
 

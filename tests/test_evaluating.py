@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -321,3 +322,18 @@ def test_a_stopped_evaluation_is_played_after_a_resume(tmp_path: Path) -> None:
     raynforce.resume(run, steps=128, progress="quiet")
     assert evaluated(run)[0] == (64, 10.0)
     assert evaluated(run)[-1][0] == 128
+
+
+def test_an_evaluation_that_a_signal_has_cut_short_is_played_after_a_resume(tmp_path: Path) -> None:
+    def press(status: raynforce.Status) -> None:
+        if status.steps == 96:
+            signal.raise_signal(signal.SIGINT)
+
+    run = tmp_path / "run"
+    how = {"runtime": "process", "topology": "sync", "progress": "quiet"}
+    with pytest.raises(raynforce.Interrupted):
+        raynforce.train("test_evaluating:Slow", settings=settings(), steps=640, out=run, callbacks=[press], **how)
+    assert evaluated(run) == []
+    assert load_checkpoint(run / "last")["evaluating_0"]["steps"] == 64
+    raynforce.resume(run, steps=128, progress="quiet")
+    assert evaluated(run)[0] == (64, 10.0)

@@ -21,6 +21,7 @@ from running import events
 import raynforce
 from raynforce.cli import main
 from raynforce.errors import EnvError, RaynforceError
+from raynforce.runs import checkpoint
 from raynforce.runtimes.base import RoleDied
 
 
@@ -122,6 +123,17 @@ def test_too_few_samplers_stop_the_run_with_the_cause(tmp_path: Path, start: Sta
     assert {"env", "seed", "step"} <= set(last)
     assert any("in _come_to" in fault.get("trace", "") for fault in events(run, "fault"))
     assert "the licence has run out" in events(run, "failed")[-1]["reason"]
+
+
+def test_an_update_that_was_under_way_when_the_run_failed_is_counted(tmp_path: Path) -> None:
+    """What is saved then is one moment: the learner's steps are the run's."""
+    settings = doomed(tmp_path, 1.0) | {"faults.restarts": 0}
+    with pytest.raises(RaynforceError, match="the licence has run out"):
+        train(tmp_path / "run", "Doomed", runtime="inline", topology="overlap", settings=settings)
+    saved = checkpoint.load(tmp_path / "run" / "last")
+    assert saved["run"]["steps"] == saved["learner"]["steps"] > 0
+    assert saved["run"]["ledger"]["trained"] == saved["learner"]["steps"]
+    assert saved["policy"]["version"]["number"] == saved["learner"]["number"]
 
 
 def test_a_wrong_space_is_not_tried_again(tmp_path: Path) -> None:

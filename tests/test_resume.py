@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from running import events, metrics, without
 
 import raynforce
+from raynforce.runs import checkpoint
 
 SMALL: dict[str, Any] = {
     "eval.episodes": 2,
@@ -134,6 +136,49 @@ def test_a_callback_that_raises_loses_nothing(tmp_path: Path) -> None:
     assert last["event"] == "failed"
     saved = json.loads((tmp_path / "run" / "last" / "manifest.json").read_text())
     assert saved["step"] == last["steps"] >= 700
+
+
+class Signal:
+    """A sink that presses Ctrl-C once, when the metrics of a step are reported: before that step is evaluated."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step >= self.step:
+            self.step = 10**9
+            signal.raise_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("how", ["a signal", "a callback that raises"])
+def test_an_end_in_the_round_of_an_evaluation_leaves_no_gap(how: str, tmp_path: Path) -> None:
+    env, algo, settings = CASES["ppo-native-env"]
+    settings = settings | {"eval.every": 1, "log_every": 1}
+    raynforce.train(env, algo, steps=1536, seed=3, out=tmp_path / "whole", settings=settings, progress="quiet")
+
+    def raises(status: raynforce.Status) -> None:
+        if status.steps >= 1024:
+            raise ZeroDivisionError
+
+    ends: Any = {"sinks": [Signal(1024)]} if how == "a signal" else {"callbacks": [raises]}
+    path = tmp_path / "run"
+    with pytest.raises((raynforce.Interrupted, ZeroDivisionError)):
+        raynforce.train(env, algo, steps=1536, seed=3, out=path, settings=settings, progress="quiet", **ends)
+    assert checkpoint.manifest(path / "last")["step"] == events(path)[-1]["steps"] >= 1024
+    raynforce.resume(path, progress="quiet")
+    assert measured(path) == measured(tmp_path / "whole")
+
+
+def test_when_the_target_was_met_counts_from_the_start_of_the_run(tmp_path: Path) -> None:
+    train("ppo-native-env", tmp_path / "run", 800)
+    before = checkpoint.load(tmp_path / "run" / "last")["run"]["seconds"]
+    resumed = raynforce.resume(tmp_path / "run", steps=2000, target=1.0, progress="quiet")
+    assert resumed.result.solved_steps is not None
+    assert resumed.result.solved_at is not None
+    assert resumed.result.solved_at > before
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:

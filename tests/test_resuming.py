@@ -10,7 +10,11 @@ import pytest
 from running import events, metrics
 
 import raynforce
+from raynforce.crew import Crew
 from raynforce.errors import CheckpointError, RaynforceError, UsageError
+from raynforce.resuming import ATTEMPTS, Takeover
+from raynforce.runs.checkpoint import load as load_checkpoint
+from raynforce.training import Training
 
 SMALL: dict[str, Any] = {"eval.episodes": 2, "eval.final_episodes": 0, "eval.every": 0, "checkpoint.every": 0}
 SMALL |= {"log_every": 64, "sampling.samplers": 2, "sampling.envs": 2, "sampling.fragment": 16, "network.hidden": [8]}
@@ -162,6 +166,48 @@ def test_async_does_not_wait_for_a_slow_sampler_at_a_checkpoint(tmp_path: Path) 
     pauses = [line["disk/checkpoint_pause"] for line in metrics(run.path) if "disk/checkpoint_pause" in line]
     assert len(list((run.path / "checkpoints").glob("step_*"))) == 2
     assert max(pauses) < 2.0
+
+
+def test_every_resume_and_every_attempt_has_episodes_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of samplers that begin anew in between, and whatever the number of restarts."""
+    load, attempts = Crew.load, []
+
+    def watched(self: Crew, saved: Any, takeover: Any) -> list[str]:
+        attempts.append(takeover.anew[1])
+        told = load(self, saved, takeover)
+        assert [sampler.attempts for sampler in self.samplers] == [takeover.anew[1]] * 2
+        return told
+
+    monkeypatch.setattr(Crew, "load", watched)
+    run = train(tmp_path / "run", "impala", topology="async")
+    for count in range(1, 4):
+        run = resume(run, 640 + 64 * count)
+    assert attempts == [ATTEMPTS, 2 * ATTEMPTS, 3 * ATTEMPTS]
+
+
+def test_restarts_of_roles_are_no_resumes(tmp_path: Path) -> None:
+    run = train(tmp_path / "run")
+    saved = load_checkpoint(run.path / "last")
+    first = Takeover(saved, run.config).anew
+    saved["run"]["restarts"] = 3
+    assert Takeover(saved, run.config).anew == first
+
+
+def test_what_fails_right_after_a_resume_is_told_with_the_steps_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(tmp_path / "run")
+    loop, seen = Training._loop, []
+
+    def watched(self: Training, rounds: Any) -> None:
+        seen.append(self._supervision.steps)
+        loop(self, rounds)
+
+    monkeypatch.setattr(Training, "_loop", watched)
+    resume(run)
+    assert seen == [run.result.steps]
 
 
 # -- from the start -----------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,6 +76,32 @@ def test_a_failure_is_told_and_tried_again_later(told: Told) -> None:
     saver.require()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_written_is_not_kept_in_memory(told: Told, fails: bool) -> None:
+    """Until the next checkpoint it would be a second copy of all that is learned from."""
+
+    class State:
+        """As large as a replay buffer."""
+
+    def begin() -> weakref.ref[State]:
+        state = State()
+
+        def write() -> int:
+            assert isinstance(state, State)
+            return fail() if fails else 1
+
+        told.saver.write("the checkpoint of step 1", 1, write)
+        return weakref.ref(state)
+
+    kept = begin()
+    assert told.saver.wait(timeout=10)
+    until = time.monotonic() + 5
+    while kept() is not None and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.01)
+    assert kept() is None
+
+
 def test_a_small_file_that_still_fits_does_not_end_the_alarm(told: Told) -> None:
     told.saver.write("the checkpoint of step 1", 1, fail)
     told.saver.write("the best policy", 1, lambda: 1, whole=False)
@@ -103,6 +131,30 @@ def test_the_last_checkpoint_is_given_up_in_the_end(told: Told) -> None:
     told.saver.write("the checkpoint of step 3", 3, lambda: 1)
     with pytest.raises(RaynforceError, match=r"could not be written.*No space.*the newest is of step 3"):
         told.saver.insist(lambda: told.saver.write("the checkpoint of step 4", 4, fail), lambda doing: None)
+
+
+def test_who_closes_it_finds_all_written(told: Told) -> None:
+    """A run that fails while a checkpoint is being written has it, and nobody writes after the lock is given back."""
+    written: list[int] = []
+
+    def write() -> int:
+        time.sleep(0.3)
+        written.append(5)
+        return 1
+
+    told.saver.write("the checkpoint of step 5", 5, write)
+    told.saver.close()
+    assert written == [5]
+
+
+def test_storage_that_hangs_is_not_waited_for_when_it_is_closed(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "CLOSE_SECONDS", 0.1)
+    go_on = threading.Event()
+    told.saver.write("the checkpoint of step 5", 5, lambda: go_on.wait(30))
+    began = time.monotonic()
+    told.saver.close()
+    assert time.monotonic() - began < 10
+    go_on.set()
 
 
 def test_storage_that_hangs_does_not_keep_the_run_for_ever(told: Told) -> None:

@@ -144,3 +144,34 @@ def test_storage_that_is_slow_does_not_hold_training_up(tmp_path: Path, monkeypa
     assert max(pauses) < 0.8
     assert run.result.weights_sha256 == quiet.result.weights_sha256
     assert checkpoint.manifest(run.path / "last")["step"] == run.result.steps
+
+
+def test_the_best_policy_is_not_forgotten_when_it_alone_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_best, attempts = RunDirectory.save_best, iter(range(10))
+
+    def failing(self: RunDirectory, *what: Any) -> Any:
+        if next(attempts) < 2:  # when it was evaluated, and again with the last checkpoint
+            raise RaynforceError("cannot write it: No space left on device")
+        return save_best(self, *what)
+
+    monkeypatch.setattr(RunDirectory, "save_best", failing)
+    settings = SETTINGS | {"checkpoint.every": 0}
+    raynforce.train("CartPole-v1", "ppo", steps=128, out=tmp_path / "run", settings=settings, progress="quiet")
+    score, _ = RunDirectory(tmp_path / "run").load_best()
+    assert score == checkpoint.load(tmp_path / "run" / "last")["run"]["best_eval"]
+
+
+def test_after_a_resume_the_best_policy_is_the_one_on_the_disk(tmp_path: Path) -> None:
+    """It could not be written when a better one was found: what evaluates better than the disk's is the best then."""
+    settings = SETTINGS | {"checkpoint.every": 0}
+    where: dict[str, Any] = {"runtime": "inline", "topology": "sync", "progress": "quiet"}
+    raynforce.train("CartPole-v1", "ppo", steps=128, out=tmp_path / "run", settings=settings, **where)
+    run = RunDirectory(tmp_path / "run")
+    _, policy = run.load_best()
+    run.save_best(64, policy, 1.0)
+    seen: list[float | None] = []
+    raynforce.resume(run.path, steps=256, progress="quiet", callbacks=[lambda status: seen.append(status.best_eval)])
+    assert seen[0] == 1.0
+    assert run.load_best()[0] > 1.0

@@ -17,11 +17,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raynforce import settings
+from raynforce.cli.text import BOLD, DIM, GREEN, RED, YELLOW, Paint, say, wrapped
 from raynforce.errors import RaynforceError
+from raynforce.runs.catalog import last_lines, whole
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import ENV_RESTARTED, FaultGroup, History, each_event, summarise
 
-BOLD, DIM, RED, YELLOW, GREEN = "1", "2", "31", "33", "32"
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)(?:,)? in (\S+)')
 
@@ -29,7 +30,7 @@ _PLACE = re.compile(r'File "([^"]+)", line (\d+)(?:,)? in (\S+)')
 def tell(run: RunDirectory, *, me: str = "raynforce", as_json: bool = False) -> int:
     """Print it; `me` is how this command was called."""
     history = summarise(each_event(run.events))
-    running = _is_running(run)
+    running = run.holder() is not None
     if history.outcome == "none":
         history.steps = max(history.steps, _newest_step(run))
     if as_json:
@@ -38,24 +39,14 @@ def tell(run: RunDirectory, *, me: str = "raynforce", as_json: bool = False) -> 
             row["advice"] = advice(group, _config(run))
         print(json.dumps({"run": run.shown, "running": running, **rows}))
         return 0
-    paint = _Paint(sys.stdout)
+    paint = Paint(sys.stdout)
     width = min(shutil.get_terminal_size((80, 24)).columns, 100)
     for line in lines(run, history, running, me, width, paint):
-        print(line)
+        say(line)
     return 0
 
 
-class _Paint:
-    """Colours, where they can be seen."""
-
-    def __init__(self, stream: Any) -> None:
-        self._on = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-    def __call__(self, text: str, *codes: str) -> str:
-        return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if self._on and codes else text
-
-
-def lines(run: RunDirectory, history: History, running: bool, me: str, width: int, paint: _Paint) -> Iterator[str]:
+def lines(run: RunDirectory, history: History, running: bool, me: str, width: int, paint: Paint) -> Iterator[str]:
     """The whole report, line by line."""
     config = _config(run)
     if history.began is None:
@@ -73,9 +64,9 @@ def lines(run: RunDirectory, history: History, running: bool, me: str, width: in
     more = f", resumed {_times(resumed)}" if resumed > 0 else ""
     yield f"began   {day} {_clock(history.began)}{more}"
     colour = RED if state in ("failed", "killed") else GREEN
-    yield from _wrapped(("now" if running else "ended").ljust(8), f"{lasted}: {end}", width, paint, colour)
+    yield from wrapped(("now" if running else "ended").ljust(8), f"{lasted}: {end}", width, paint, colour)
     for word, sentence in _overview(history):
-        yield from _wrapped(word.ljust(8), sentence, width, paint)
+        yield from wrapped(word.ljust(8), sentence, width, paint)
     for group in history.groups:
         yield ""
         yield from _group(group, history, config, f"{me} doctor {shlex.quote(run.shown)}", width, paint)
@@ -116,14 +107,14 @@ def _overview(history: History) -> Iterator[tuple[str, str]]:
 
 
 def _group(
-    group: FaultGroup, history: History, config: Mapping[str, Any], doctor: str, width: int, paint: _Paint
+    group: FaultGroup, history: History, config: Mapping[str, Any], doctor: str, width: int, paint: Paint
 ) -> Iterator[str]:
     count = f"{group.count:,} ×"
     yield f"{paint(count, BOLD, RED if group.grave else YELLOW)} {paint(_what(group), BOLD)}"
     pad = " " * 4
-    yield from _wrapped(pad, _clean(group), width, paint)
+    yield from wrapped(pad, _clean(group), width, paint)
     if place := _place(group.trace or group.said):
-        yield from _wrapped(pad, f"at {place}", width, paint, DIM)
+        yield from wrapped(pad, f"at {place}", width, paint, DIM)
     elif group.kind in ("died", "hung", "failed") and group.said.strip():
         for line in group.said.strip().splitlines()[-3:]:
             yield pad + paint(textwrap.shorten(f"| {line}", width - len(pad), placeholder=" …"), DIM)
@@ -133,8 +124,8 @@ def _group(
     if group.count > 1:
         when = f"from {when} to {_clock(ended, day)} at step {last:,}"
     done = [a if len(group.actions) == 1 else f"{a} {_times(n)}" for a, n in group.actions.most_common() if a]
-    yield from _wrapped(pad, f"{when}; {', '.join(done)}" if done else when, width, paint, DIM)
-    yield from _wrapped("  → ", advice(group, config), width, paint)
+    yield from wrapped(pad, f"{when}; {', '.join(done)}" if done else when, width, paint, DIM)
+    yield from wrapped("  → ", advice(group, config), width, paint)
     if again := replay(group, doctor):
         yield f"{pad}to see it here: {paint(again, BOLD)}"
 
@@ -206,13 +197,6 @@ def _setting(config: Mapping[str, Any], name: str) -> str:
 
 
 # -- small words ------------------------------------------------------------------------------------------------------
-
-
-def _wrapped(head: str, text: str, width: int, paint: _Paint, *codes: str) -> Iterator[str]:
-    """`head` and then `text`, whose further lines are indented as far; commands and paths are not broken."""
-    wrapped = textwrap.wrap(text, max(width - len(head), 30), break_long_words=False, break_on_hyphens=False)
-    for index, line in enumerate(wrapped):
-        yield (head if index == 0 else " " * len(head)) + paint(line, *codes)
 
 
 def _place(trace: str) -> str:
@@ -289,17 +273,8 @@ def _config(run: RunDirectory) -> Mapping[str, Any]:
         return {}
 
 
-def _is_running(run: RunDirectory) -> bool:
-    """Whether a process holds the run, as `RunDirectory.locked` does."""
-    return run.holder() is not None
-
-
 def _newest_step(run: RunDirectory) -> int:
     """How far the metrics go, for a run that has not said how far it came."""
-    newest = 0
-    with contextlib.suppress(OSError), run.metrics.open("rb") as file:
-        file.seek(max(0, run.metrics.stat().st_size - 65536))
-        for line in file.read().split(b"\n"):
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # torn: the first one, most often
-                newest = max(newest, int(json.loads(line)["step"]))  # evaluations end after later steps
-    return newest
+    with contextlib.suppress(OSError):  # of all lines: evaluations end after later steps
+        return max((whole(line.get("step")) for line in last_lines(run.metrics, b'{"step":')), default=0)
+    return 0

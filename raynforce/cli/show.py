@@ -7,15 +7,14 @@ import json
 import os
 import shlex
 import sys
-import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from raynforce import settings
-from raynforce.cli.text import BOLD, DIM, GREEN, RED, STATES, Paint, age, plain, say, size, width
+from raynforce.cli.text import BOLD, DIM, GREEN, RED, STATES, TIED, Paint, age, plain, say, size, width, wrapped
 from raynforce.errors import RaynforceError, UsageError
 from raynforce.runs import catalog
 from raynforce.runs.catalog import Glance, Kept, bytes_in, checkpoints_of, glance, look_at
@@ -26,7 +25,6 @@ from raynforce.runs.progress import clock_time, number
 from raynforce.runs.store import is_url
 
 LABEL = 12  # columns
-TIED = "\xa0"  # a space at which no line is broken
 FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "tensorboard", "faults", "checkpoints")
 VERSIONS = {"raynforce": "raynforce", "torch": "torch", "numpy": "numpy", "python": "Python"}
 
@@ -80,6 +78,8 @@ class _Run:
     config: Mapping[str, Any]
     history: History
     kept: Sequence[Kept]
+    candidates: Sequence[Kept]
+    """What resume tries, in its order."""
 
     @staticmethod
     def read(run: RunDirectory, me: str, verify: bool) -> _Run:
@@ -91,7 +91,10 @@ class _Run:
         seen = glance(run.path)
         if seen.holder is None and (holder := run.holder()) is not None:  # of a run at a URL, on another machine
             seen = replace(seen, state="running", reason="", holder=holder)
-        return _Run(run, me, verify, seen, config, history, checkpoints_of(run.path, verify=verify))
+        kept = checkpoints_of(run.path, verify=verify)
+        known = {found.path: found for found in kept}
+        candidates = [known.get(path) or look_at(path, verify=verify) for path in run.candidates()]
+        return _Run(run, me, verify, seen, config, history, kept, candidates)
 
     @property
     def segments(self) -> dict[str, int]:
@@ -132,16 +135,14 @@ class _Run:
             return Next(None, "it is running: resume would be refused")
         if run.state == "broken":
             return Next(None, "resume would be refused as well")
-        candidates = [kept for kept in self.kept if kept.path.name.startswith("step_")]
-        candidates.sort(key=lambda kept: "last" not in kept.marks)  # the newest first, but for that
-        usable = next((kept for kept in candidates if kept.resumable), None)
+        usable = next((kept for kept in self.candidates if kept.resumable), None)
         if usable is None:
-            if candidates:
+            if self.candidates:
                 return Next(
                     None, "no checkpoint is whole; resume takes what can be read, or says what is wrong", command
                 )
             return Next(0, "resume begins at step 0: there is no checkpoint", command)
-        torn = len(candidates[: candidates.index(usable)])
+        torn = self.candidates.index(usable)
         why = f", because {torn} newer {'one is' if torn == 1 else 'ones are'} torn" if torn else ""
         total = run.total
         if run.state == "finished" and total is not None and usable.step >= total:
@@ -276,8 +277,12 @@ class _Run:
             else:
                 yield f"{line}  {paint(row[5], RED if self.kept[index - 1].wrong else GREEN)}"
         if self.segments:
-            count, total = len(self.segments), size(sum(self.segments.values()))
-            yield from _wrapped("replay", f"{count:,} segment{'s' * (count != 1)} that they share, {total}", paint)
+            total = size(sum(self.segments.values()))
+            yield from _wrapped("replay", f"{_segments(self.segments)} that they share, {total}", paint)
+
+
+def _segments(found: Collection[str]) -> str:
+    return f"{len(found):,} segment{'s' * (len(found) != 1)}"
 
 
 def _files(kept: Kept, verify: bool) -> str:
@@ -285,7 +290,7 @@ def _files(kept: Kept, verify: bool) -> str:
         more = f", and {len(kept.wrong) - 1} more" if len(kept.wrong) > 1 else ""
         return f"torn: {plain(kept.wrong[0])}{more}"
     policy = "the policy alone, " if set(kept.parts) == {"policy"} else ""
-    shared = f"{len(kept.segments):,} segments, " if kept.segments else ""
+    shared = f"{_segments(kept.segments)}, " if kept.segments else ""
     return f"{policy}{shared}{'verified' if verify else 'all there'}"
 
 
@@ -307,8 +312,8 @@ def _checkpoint(kept: Kept, me: str, verify: bool) -> Iterator[str]:
     for index, (name, count) in enumerate(kept.parts.items()):
         yield f"{('' if index else 'parts').ljust(LABEL)}{plain(name).ljust(LABEL)}{size(count).rjust(7)}"
     if kept.segments:
-        count, total = len(kept.segments), size(sum(kept.segments.values()))
-        yield from _wrapped("replay", f"{count:,} segment{'s' * (count != 1)}, {total}", paint)
+        total = size(sum(kept.segments.values()))
+        yield from _wrapped("replay", f"{_segments(kept.segments)}, {total}", paint)
     if kept.versions:
         yield from _wrapped("written by", _written_by(kept.versions), paint)
     if "policy" in kept.parts and not kept.wrong:
@@ -323,6 +328,4 @@ def _written_by(versions: Mapping[str, str]) -> str:
 
 
 def _wrapped(label: str, text: str, paint: Paint, *codes: str) -> Iterator[str]:
-    room = max(min(width(), 120) - LABEL, 30)
-    for index, line in enumerate(textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)):
-        yield (label if index == 0 else "").ljust(LABEL) + paint(line.replace(TIED, " "), *codes)
+    return wrapped(label.ljust(LABEL), text, min(width(), 120), paint, *codes)

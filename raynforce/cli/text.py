@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 BOLD, DIM, RED, YELLOW, GREEN, CYAN = "1", "2", "31", "33", "32", "36"
 STATES = {"running": CYAN, "finished": GREEN, "stopped": YELLOW, "failed": RED, "killed": RED, "broken": RED}
 GAP = "  "
+TIED = "\xa0"  # a space at which no line is broken
 
 
 class Paint:
@@ -20,6 +23,13 @@ class Paint:
 
     def __call__(self, text: str, *codes: str) -> str:
         return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if self._on and codes else text
+
+
+def wrapped(head: str, text: str, columns: int, paint: Paint, *codes: str) -> Iterator[str]:
+    """`head` and then `text`, whose further lines are indented as far; commands and paths are not broken."""
+    lines = textwrap.wrap(text, max(columns - len(head), 30), break_long_words=False, break_on_hyphens=False)
+    for index, line in enumerate(lines):
+        yield (head if index == 0 else " " * len(head)) + paint(line.replace(TIED, " "), *codes)
 
 
 def say(line: str) -> None:

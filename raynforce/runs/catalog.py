@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from raynforce import settings
 from raynforce.errors import CheckpointError, RaynforceError, summary
 
 if TYPE_CHECKING:
+    from raynforce.runs.files import Stated
     from raynforce.runs.lock import Holder
 
 State = Literal["running", "finished", "stopped", "failed", "killed", "broken"]
@@ -326,6 +326,10 @@ class Kept:
     marks: tuple[str, ...] = ()
     """`best`, `last`: what leads to it."""
     time: float = 0.0
+    files: Mapping[str, int] = field(default_factory=dict)
+    """Its own files and their stated sizes."""
+    segments: Mapping[str, int] = field(default_factory=dict)
+    """The files that it shares with other checkpoints, and their stated sizes."""
 
     @property
     def step(self) -> int:
@@ -341,16 +345,6 @@ class Kept:
     def resumable(self) -> bool:
         """Whether it has all that `resume` needs, as far as was looked."""
         return not self.wrong and "learner.json" in self.files
-
-    @property
-    def files(self) -> dict[str, int]:
-        """Its own files and their stated sizes."""
-        return {name: whole(facts["size"]) for name, facts in self.manifest.get("files", {}).items()}
-
-    @property
-    def segments(self) -> dict[str, int]:
-        """The files that it shares with other checkpoints, and their stated sizes."""
-        return {name: whole(facts["size"]) for name, facts in self.manifest.get("segments", {}).items()}
 
     @property
     def parts(self) -> dict[str, int]:
@@ -408,7 +402,8 @@ def look_at(
 
     `known` remembers what was found out about files that several checkpoints share.
     """
-    from raynforce.runs import checkpoint  # it imports numpy: not for a list of runs
+    from raynforce.runs import checkpoint, files  # they import numpy: not for a list of runs
+    from raynforce.trees import SEGMENTS
 
     known = {} if known is None else known
     try:
@@ -417,35 +412,19 @@ def look_at(
     except (RaynforceError, OSError) as error:
         reason = str(error).removeprefix(f"checkpoint {path} ").removeprefix("is torn: ")
         return Kept(path, {}, (reason,), marks, _latest(path))
-    segments = manifest.get("segments", {})
-    if not (isinstance(segments, dict) and all(isinstance(f, dict) and "size" in f for f in segments.values())):
-        return Kept(path, {}, (f"its {checkpoint.MANIFEST} is not one",), marks, at)
-    wrong = [fault for name, facts in manifest["files"].items() if (fault := _fault(path, name, facts, verify))]
-    for name, facts in segments.items():
+    own, shared = checkpoint.stated_in(manifest, "files"), checkpoint.stated_in(manifest, SEGMENTS)
+
+    def fault(file: Path, stated: Stated) -> str:
+        try:
+            (files.verify if verify else files.check_size)(file, stated)
+        except files.Unreadable as error:
+            return f"{file.name} {error}"
+        return ""
+
+    faults = [fault(path / name, stated) for name, stated in own.items()]
+    for name, stated in shared.items():
         if name not in known:
-            known[name] = _fault(path.parent / "segments", name, facts, verify)
-        if known[name]:
-            wrong.append(known[name])
-    return Kept(path, manifest, tuple(wrong), marks, at)
-
-
-def _fault(folder: Path, name: str, stated: Mapping[str, Any], verify: bool) -> str:
-    """What is wrong with a file; nothing, if it is as stated."""
-    if name in ("", ".", "..") or "/" in name:
-        return f"{name!r} is not a plain file name"
-    path = folder / name
-    try:
-        at = os.lstat(path)
-        if not stat.S_ISREG(at.st_mode):
-            return f"{path.name} is not a regular file"
-        if at.st_size != stated["size"]:
-            return f"{path.name} has {at.st_size:,} bytes, not {stated['size']:,}"
-        if verify:
-            with open_regular(path) as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != stated["sha256"]:
-                    return f"{path.name} has other bytes than were written"
-    except FileNotFoundError:
-        return f"{path.name} is missing"
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        return f"{path.name}: {error.strerror if isinstance(error, OSError) else summary(error)}"
-    return ""
+            known[name] = fault(checkpoint.segments_of(path) / name, stated)
+        faults.append(known[name])
+    sizes = [{name: stated.size for name, stated in group.items()} for group in (own, shared)]
+    return Kept(path, manifest, tuple(filter(None, faults)), marks, at, *sizes)

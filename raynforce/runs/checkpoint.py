@@ -14,8 +14,8 @@ from typing import Any
 
 from raynforce import trees
 from raynforce.errors import CheckpointError, RaynforceError, summary
-from raynforce.runs import files
-from raynforce.runs.files import Stated, Unreadable
+from raynforce.runs import disk, files
+from raynforce.runs.files import Stated, Unavailable, Unreadable
 from raynforce.runs.metrics import cannot_write
 from raynforce.runs.migrations import MIGRATIONS
 from raynforce.trees import SEGMENTS, Tree, join, split
@@ -62,13 +62,13 @@ def save(path: Path, parts: Mapping[str, Tree], *, known: Mapping[str, Stated] |
         }
         text = json.dumps(sealed(manifest), indent=2).encode() + b"\n"
         written[MANIFEST] = files.write(temporary / MANIFEST, [text])
-        files.flush(temporary)
+        disk.flush(temporary)
         pool.finish()
         for name, stated in written.items():
             files.verify(temporary / name, stated)
         temporary.rename(path)
         pool.made.clear()  # from here on they are this checkpoint's
-        files.flush(path.parent)
+        disk.flush(path.parent)
         return sum(stated.size for stated in written.values()) + pool.written
     except Exception as error:
         reason = (isinstance(error, OSError) and error.strerror) or summary(error)
@@ -121,8 +121,8 @@ class _Segments:
     def finish(self) -> None:
         """All of them are on disk, as they should be."""
         if self._new:
-            files.flush(self._folder)
-            files.flush(self._folder.parent)
+            disk.flush(self._folder)
+            disk.flush(self._folder.parent)
         for path, stated in self._new.items():
             files.verify(path, stated)
 
@@ -153,7 +153,7 @@ def point(link: Path, target: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
             link.rename(aside)
         temporary.replace(link)
-        files.flush(link.parent)
+        disk.flush(link.parent)
     except OSError as error:
         if aside.is_dir() and not link.exists():
             with contextlib.suppress(OSError):
@@ -208,7 +208,7 @@ def _with_segments(path: Path, found: Mapping[str, Any], part: str, tree: Tree, 
         return tree
     stated = stated_in(found, SEGMENTS)
     names = {file.rsplit(".", 2)[0]: file for file in stated}
-    folder = _segments_of(path)
+    folder = segments_of(path)
     segments: dict[str, Tree] = {}
     for name in wanted:
         file = names.get(f"{part}.{name}")
@@ -223,7 +223,7 @@ def _with_segments(path: Path, found: Mapping[str, Any], part: str, tree: Tree, 
     return trees.with_segments(tree, segments)
 
 
-def _segments_of(path: Path) -> Path:
+def segments_of(path: Path) -> Path:
     """The folder of a checkpoint's segments: beside it, or where it was copied from by what follows links."""
     beside = path.resolve().parent
     copied = beside / "checkpoints" / SEGMENTS
@@ -232,12 +232,12 @@ def _segments_of(path: Path) -> Path:
 
 def manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, or one line that says why there is none."""
-    if not path.is_dir():
-        raise CheckpointError(f"there is no checkpoint at {path}")
     try:
         data = files.read_json(path / MANIFEST, None)
         version = data["format_version"]
     except Unreadable as error:
+        if not isinstance(error, Unavailable) and not path.is_dir():
+            raise CheckpointError(f"there is no checkpoint at {path}") from None
         raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} {error}") from error
     except KeyError:
         raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} is not one") from None

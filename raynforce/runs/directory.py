@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raynforce.errors import CheckpointError, UsageError
-from raynforce.runs import checkpoint, files, lock
+from raynforce.runs import checkpoint, disk, lock
 from raynforce.runs.files import Stated, Unavailable
 from raynforce.runs.journal import Journal
 from raynforce.runs.metrics import cannot_write
@@ -90,7 +90,8 @@ class RunDirectory:
     def _is_unmade(self) -> bool:
         """Whether there is nothing in it but what `create` leaves when it is killed."""
         left = {path.name for path in self.path.iterdir()} <= {self.checkpoints.name, self.events.name, _NEW_CONFIG}
-        return left and not (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
+        written = self.events.exists() and self.events.stat().st_size > 0
+        return left and not written and not (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
 
     def create(self, config: str) -> None:
         """Make it, with its config."""
@@ -118,18 +119,26 @@ class RunDirectory:
 
     def _replace_config(self, config: str) -> None:
         temporary = self.config.with_name(_NEW_CONFIG)
-        temporary.write_text(config)
-        files.flush(temporary)
+        temporary.write_text(config, encoding="utf-8")
+        disk.flush(temporary)
         temporary.replace(self.config)
-        files.flush(self.path)
+        disk.flush(self.path)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[lock.Lock]:
         """Be its one writer, until the end of this process at the latest, however that comes."""
         with lock.locked(self.path) as held:
-            for unfinished in self.checkpoints.glob(".*.tmp"):  # what a kill left half written
-                shutil.rmtree(unfinished, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._sweep()
             yield held
+
+    def _sweep(self) -> None:
+        """Delete what a kill left half written, or half deleted; nothing else is being written meanwhile."""
+        for folder in self.checkpoints.glob(".*.tmp"):
+            shutil.rmtree(folder, ignore_errors=True)
+        for link in (self.last, self.best):
+            for temporary in self.path.glob(f".{link.name}.*.tmp"):
+                temporary.unlink(missing_ok=True)
 
     def holder(self) -> lock.Holder | None:
         """Who writes to it; None if nobody does."""
@@ -168,11 +177,16 @@ class RunDirectory:
         began = time.monotonic()
         with self._saving:
             history = self._history()
+            self._newest = {
+                file: stated
+                for file, stated in self._newest.items()
+                if checkpoint.present(self.checkpoints / SEGMENTS / file, stated)
+            }
             path = self._free(f"step_{step:012d}")
             size = checkpoint.save(path, parts, known=self._newest, number=_next_number(history), **_facts(step))
             self._newest = checkpoint.stated_in(checkpoint.manifest(path), SEGMENTS)
             checkpoint.point(self.last, path)
-            with contextlib.suppress(OSError):  # what is left over goes the next time
+            with contextlib.suppress(OSError, CheckpointError):  # what is left over goes the next time
                 self._prune(path, keep, keep_nth)
         return Saved(path, size, time.monotonic() - began)
 
@@ -180,41 +194,42 @@ class RunDirectory:
         """All that belongs to the run is written: bring it to where others see it, if that is elsewhere."""
 
     def known(self, part: str) -> set[str]:
-        """Names of a part's segments that the checkpoint saved or loaded last refers to, and that are on disk.
+        """Names of a part's segments that the checkpoint saved or loaded last refers to.
 
-        The next one may have them as `{}`: see `trees.without`.
+        The next one may have them as `{}`: see `trees.without`. Training asks, so the disk is not: should one be gone,
+        that checkpoint fails, and the segment is not known any more.
         """
-        found = set()
-        for file, stated in self._newest.items():
-            owner, name, *_ = file.split(".")
-            if owner == part and checkpoint.present(self.checkpoints / SEGMENTS / file, stated):
-                found.add(name)
-        return found
+        owners = [file.split(".") for file in self._newest]
+        return {name for owner, name, *_ in owners if owner == part}
 
     def save_best(self, step: int, policy: Tree, score: float) -> Saved:
         """Write a policy and point `best` to it."""
         began = time.monotonic()
-        path = self._free(f"best_{step:012d}")
-        size = checkpoint.save(path, {"policy": policy}, eval_return=score, **_facts(step))
-        checkpoint.point(self.best, path)
-        for old in self._named("best"):
-            if old != path:
-                _remove(old)
-        for unfinished in self.checkpoints.glob(".best_*.tmp"):  # of a process that was killed
-            shutil.rmtree(unfinished, ignore_errors=True)
+        with self._saving:
+            path = self._free(f"best_{step:012d}")
+            size = checkpoint.save(path, {"policy": policy}, eval_return=score, **_facts(step))
+            checkpoint.point(self.best, path)
+            with contextlib.suppress(OSError, CheckpointError):
+                for old in self._named("best"):
+                    if old != path:
+                        _remove(old)
+                self._sweep()
         return Saved(path, size, time.monotonic() - began)
 
     def load_best(self) -> tuple[float, Tree]:
         """The policy that evaluated best, and its score."""
         policy = checkpoint.load(self.best, only=["policy"])["policy"]
-        return float(checkpoint.manifest(self.best)["eval_return"]), policy
+        score = checkpoint.manifest(self.best).get("eval_return")
+        if not isinstance(score, int | float):  # a user may have set the link
+            raise CheckpointError(f"{self.best} leads to a checkpoint that was not evaluated")
+        return float(score), policy
 
     def load_newest(self) -> Loaded | None:
         """The checkpoint that `last` names, or else the newest, that is whole; None if there never was one.
 
         Where none is whole, the newest that lacks nothing but segments is taken without them.
         """
-        paths = self._candidates()
+        paths = self.candidates()
         if not paths and not self.last.is_symlink():
             return None
         notes: list[str] = []
@@ -243,24 +258,16 @@ class RunDirectory:
             notes = [*notes, f"taken instead: {where}"]
         return Loaded(path, parts, manifest, notes)
 
-    def last_step(self) -> int:
-        """How far the newest checkpoint is."""
-        problem = f"{self.path} has no checkpoint to resume from: it was stopped before its first one"
-        for path in self._candidates():
-            try:
-                return int(checkpoint.manifest(path).get("step", 0))
-            except CheckpointError as error:
-                problem = str(error)
-        raise CheckpointError(problem)
-
     # -- which there are ------------------------------------------------------------------------------
 
     def _named(self, kind: str) -> list[Path]:
         """Checkpoints of a kind, by step; strangers in the folder are left alone."""
         try:
             found = [path for path in self.checkpoints.iterdir() if _NAME.fullmatch(path.name)]
-        except OSError:
+        except FileNotFoundError:
             return []
+        except OSError as error:  # that is not to say that there are none
+            raise CheckpointError(f"cannot list {self.checkpoints}: {error.strerror or error}") from error
         return sorted((path for path in found if path.name.startswith(kind)), key=_age)
 
     def _free(self, name: str) -> Path:
@@ -271,7 +278,7 @@ class RunDirectory:
     def _history(self, *, sure: bool = False) -> list[tuple[Path, dict[str, Any] | None]]:
         """Checkpoints in the order they were written, with their manifests; the first have none that is true.
 
-        To be sure of the latter, a disk that does not answer is an `OSError`.
+        To be sure of the latter, a disk that does not give one now is an error.
         """
         paths = self._named("step")
         manifests: dict[str, dict[str, Any] | None] = {}
@@ -282,7 +289,7 @@ class RunDirectory:
                     manifests[path.name] = checkpoint.manifest(path)
                 except CheckpointError as error:
                     if sure and isinstance(error.__cause__, Unavailable):
-                        raise OSError(str(error)) from error
+                        raise
         self._manifests = manifests  # they never change
 
         def written(path: Path) -> tuple[bool, int]:
@@ -291,7 +298,7 @@ class RunDirectory:
 
         return [(path, manifests[path.name]) for path in sorted(paths, key=written)]
 
-    def _candidates(self) -> list[Path]:
+    def candidates(self) -> list[Path]:
         """Where to resume from: what `last` names (a user may have set it back), then from the newest to the oldest.
 
         Nobody knows how new those are that lack a true manifest: they are looked at, and reported, before the others.
@@ -311,8 +318,7 @@ class RunDirectory:
             number = (manifest or {}).get("number")
             if path != newest and not (keep_nth and number is not None and number % keep_nth == 0):
                 _remove(path)
-        for unfinished in self.checkpoints.glob(".step_*.tmp"):  # of a process that was killed
-            shutil.rmtree(unfinished, ignore_errors=True)
+        self._sweep()
         used: set[str] = set()
         for _, manifest in self._history(sure=True):
             used |= (manifest or {}).get(SEGMENTS, {}).keys()  # without a true manifest none can be used

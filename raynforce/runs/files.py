@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from raynforce.runs import disk
+
 CHUNK = 8 << 20  # large, since each one waits for Python's lock while another thread trains
 LARGEST_JSON = 64 << 20
 LARGEST_HEADER = 16 << 20
@@ -90,7 +92,7 @@ def write(path: Path, chunks: Iterable[bytes | memoryview]) -> Stated:
             sha.update(chunk)
             size += len(chunk)
         file.flush()
-        os.fsync(file.fileno())
+        disk.sync(file.fileno())
     return Stated(size, sha.hexdigest())
 
 
@@ -101,15 +103,6 @@ def state(chunks: Iterable[bytes | memoryview]) -> Stated:
         sha.update(chunk)
         size += len(chunk)
     return Stated(size, sha.hexdigest())
-
-
-def flush(folder: Path) -> None:
-    """Write the names in a folder through to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # -- reading ----------------------------------------------------------------------------------------------
@@ -131,7 +124,7 @@ def _opened(path: Path, stated: Stated | None, most: int) -> Iterator[io.Buffere
             raise Unreadable(f"is too large: {found.st_size} bytes, and at most {most} are read")
         with open(descriptor, "rb", closefd=False) as file:
             yield file
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise Unreadable("is missing") from None
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -147,6 +140,12 @@ def _opened(path: Path, stated: Stated | None, most: int) -> Iterator[io.Buffere
 def _require(sha256: str, stated: Stated | None) -> None:
     if stated is not None and sha256 != stated.sha256:
         raise Unreadable("is not what its manifest says: its hash is another")
+
+
+def check_size(path: Path, stated: Stated) -> None:
+    """Find out whether a file of the stated size is there, without reading it."""
+    with _opened(path, stated, stated.size):
+        pass
 
 
 def verify(path: Path, stated: Stated) -> None:

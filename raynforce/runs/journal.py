@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from raynforce.errors import summary
+from raynforce.runs import disk
 
 BATCH = 1 << 16  # bytes that are written at once
 MOST_SENT = 1000  # lines that are written before they are synced
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-_NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # of file systems that have none
 
 
 class _File:
@@ -43,6 +43,18 @@ class _File:
             with contextlib.suppress(OSError):
                 os.close(self.descriptor)
             self.descriptor = None
+
+
+def _look_at(path: Path) -> _File:
+    """A regular file as it is now, made if there is none."""
+    descriptor = os.open(path, _FLAGS | os.O_NONBLOCK, 0o666)
+    try:
+        status = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return _File(path, status.st_size)
 
 
 class Journal:
@@ -87,22 +99,18 @@ class Journal:
 
         From here on nobody else may write to it.
         """
-        descriptor = os.open(path, _FLAGS | os.O_NONBLOCK, 0o666)
-        try:
-            status = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        found = _look_at(path)
         with self._changed:
             if path in self._files:
                 raise ValueError(f"{path} is written by this journal already")
-            self._files[path] = _File(path, status.st_size)
+            self._files[path] = found
 
     def append(self, path: Path, line: bytes) -> None:
         """Append a line, or any piece that is of use only as a whole."""
         if path not in self._files:
-            self.add(path)
+            found = _look_at(path)
+            with self._changed:
+                self._files.setdefault(path, found)  # another thread may have been first
         with self._changed:
             if self._closed:
                 raise RuntimeError(f"the journal is closed; {path} cannot be appended to")
@@ -233,7 +241,7 @@ class Journal:
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
             if sync:
-                self._fsync(descriptor)
+                disk.sync(descriptor)
                 with self._changed:
                     self._settle(file)
             with self._changed:
@@ -255,14 +263,6 @@ class Journal:
                     file.end = size
             file.torn = False
         return file.descriptor
-
-    @staticmethod
-    def _fsync(descriptor: int) -> None:
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            if error.errno not in _NO_FSYNC:
-                raise
 
     def _settle(self, file: _File) -> None:
         size = sum(map(len, file.sent))

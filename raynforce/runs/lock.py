@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from raynforce.errors import RaynforceError, UsageError
+from raynforce.runs import disk
 
 NAME = "run.lock"
 BEAT, STALE = 10.0, 60.0  # seconds from touch to touch, and without one until a holder of another host counts as gone
@@ -192,7 +193,7 @@ def _alive(holder: Holder | None, idle: float, flock: bool) -> bool:
             return False  # the kernel knows
         if holder.host == os.uname().nodename and not _exists(holder.pid):
             return False
-    return idle < STALE
+    return abs(idle) < STALE  # a clock that was set back leaves times of the future
 
 
 def _exists(pid: int) -> bool:
@@ -257,3 +258,4 @@ def _write(descriptor: int, own: Holder) -> None:
     if os.pwrite(descriptor, text, 0) != len(text):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.ftruncate(descriptor, len(text))
+    disk.sync(descriptor)  # other hosts see nothing of it before

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from raynforce.errors import RaynforceError, UsageError, summary
+from raynforce.runs import disk
 from raynforce.runs.journal import Journal
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _cut(path: Path, position: int) -> float:
     with open(path, "r+b") as file:
         end = _line_end(file, min(position, os.fstat(file.fileno()).st_size))
         file.truncate(end)
-        os.fsync(file.fileno())
+        disk.sync(file.fileno())
         begin = _line_end(file, end - 1) if end else 0
         file.seek(begin)
         return max((at for _, _, at in _lines(file)), default=0.0)
@@ -182,13 +183,9 @@ def _truncate(path: Path, resume_step: int) -> float:
                 new.write(line.rstrip(b"\n") + b"\n")
                 seconds = max(seconds, at)
         new.flush()
-        os.fsync(new.fileno())
+        disk.sync(new.fileno())
     os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)  # the rename itself must survive a power cut too
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    disk.flush(path.parent)  # the rename itself must survive a power cut too
     return seconds
 
 

@@ -71,6 +71,8 @@ class RemoteLock:
         found, _ = self._read()
         if found is not None and found.token != self._own.token:
             raise TakenOver(self._store.url, found)
+        if self._own.token not in _live:  # a thread that came too late: the lock must not come back
+            raise RaynforceError(f"{self._store.url} was released by this process")
         self.write()
 
     def release(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from raynforce.runs import disk
 from raynforce.runs.journal import Journal
 from raynforce.runs.metrics import cannot_write
 
@@ -104,7 +105,7 @@ def _go_back(directory: Path, sizes: Tree) -> None:
             with open(path, "r+b") as file:
                 size = os.fstat(file.fileno()).st_size
                 file.truncate(sizes[name] if 0 <= sizes[name] <= size else _whole_records(file))
-                os.fsync(file.fileno())
+                disk.sync(file.fileno())
         elif _stamp(name) > newest:
             path.unlink()
 

@@ -388,7 +388,7 @@ class Pool:
             often = f"failed {member.failures} times in a row (faults.restarts = {member.rules.restarts})"
             few = f", and {len(left)} of {len(peers)} {member.kind}s are left" if len(peers) > 1 else ""
             stopped = RaynforceError(f"{member.name} {often}{few}: {error}")
-            stopped.role, stopped.said, stopped.trace, stopped.facts = error.role, error.said, error.trace, error.facts
+            stopped.role, stopped.said, stopped.trace, stopped.facts = member.name, error.said, error.trace, error.facts
             raise stopped from error
 
     def _settle_open(self, member: Member, fault: Fault) -> None:

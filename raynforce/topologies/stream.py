@@ -78,6 +78,7 @@ class Stream:
         # Sampled and not learned from, the oldest first.
         self._held = [_Sample(share(f), f.version, None, (f.sampler, f.sequence), f.steps) for f in held]
         self._coming: list[_Sample] = []  # being sampled
+        self._learning: _Learning | None = None  # the update that is under way
         self._turns = list(samplers)
         self._receipts: list[tuple[Receipt, Turn]] = []
         self._answered: dict[Member, float] = {}
@@ -98,10 +99,17 @@ class Stream:
         """How many fragments are being sampled."""
         return len(self._coming)
 
-    def abandon(self) -> None:
-        """After a failure: fragments that were on the way to the learner are lost, and counted."""
-        self._coming = []
+    def abandon(self) -> Round | None:
+        """After a failure: let an update that is under way come to its end, and return it, as it is learned from.
+
+        Other fragments that were on the way to the learner are lost, and counted.
+        """
+        round_ = None
+        if self._learning is not None:
+            self._until([self._learning.job])
+            round_ = self._round(self._learning, 0.0, 0.0)
         self._ledger.lose(0, set(self._ledger.flying) - set(self.held))
+        return round_
 
     @property
     def held(self) -> list[Key]:
@@ -147,31 +155,31 @@ class Stream:
         distant past. What one very slow sampler sends may still be older than `max_lag` versions: it is dropped, and
         counted.
         """
-        learning: _Learning | None = None
         began = sampled = time.monotonic()
         while True:
             present = self._pool.present(self._turns)
             size = self._batch or max(1, len(present))
             most = size + max(size, len(present))  # so that the slow ones can never take all turns
             busy = {sample.member for sample in self._coming}
-            alive = len(self._held) + len(self._coming) + (size if learning else 0)
+            alive = len(self._held) + len(self._coming) + (size if self._learning else 0)
             for sampler in [s for s in present if s not in busy][: max(0, most - alive)]:
                 self._turns.remove(sampler)  # who was asked last is asked last
                 self._turns.append(sampler)
                 self._coming.append(self._sample(sampler))
-            if learning is None:
+            if self._learning is None:
                 self._drop_old(self._max_lag)
                 if len(self._held) >= size:
                     batch, self._held = self._held[:size], self._held[size:]
-                    sampled, learning = time.monotonic(), self._learn(batch)
+                    sampled = time.monotonic()
+                    self._learn(batch)
+            learning = self._learning
             waited = [sample.job for sample in self._coming if sample.job]
             self._first(waited if learning is None else [*waited, learning.job])
             self._held += self._arrived([s for s in self._coming if s.job and s.job.settled])
             self._coming = [s for s in self._coming if s.job and not s.job.settled]
             if learning is not None and learning.job.settled:
                 now = time.monotonic()
-                done, learning = learning, None
-                yield self._round(done, sampled - began, now - sampled)
+                yield self._round(learning, sampled - began, now - sampled)
                 began = now
 
     # -- its steps ----------------------------------------------------------------------------------------
@@ -214,12 +222,14 @@ class Stream:
         values = [sample.job or sample.value for sample in fragments]
         weight = sum(sample.size for sample in fragments)
         job = self._pool.submit(self._learner, "learn", *values, weight=weight)
-        return _Learning(job, self._pool.submit(self._learner, "publish"), fragments)
+        self._learning = _Learning(job, self._pool.submit(self._learner, "publish"), fragments)
+        return self._learning
 
     def _round(self, learning: _Learning, sample_seconds: float, learn_seconds: float) -> Round:
         while learning.job.fault is not None:  # the only copy of a fragment went with the node that held it
             learning = self._learn(self._without_lost(learning.fragments))
             self._until([learning.job])
+        self._learning = None
         learned: Learned = learning.job.result()
         self._ledger.train(learned.trained)
         self._version, self._number = learning.version, learned.number

@@ -14,6 +14,7 @@ import pytest
 from cli_helpers import PLAIN, TINY, Answer, contents
 
 from raynforce.runs import checkpoint, lock
+from raynforce.runs.directory import RunDirectory
 
 Cli = Callable[..., Answer]
 
@@ -106,9 +107,10 @@ def test_no_runs_is_one_kind_line(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_terminal_that_knows_few_characters(run: Path, tmp_path: Path) -> None:
+    add_fault(run)
     run.rename(tmp_path / "r\udcffun–")
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    for words in (["runs", "."], ["show", "r\udcffun–"]):
+    for words in (["runs", "."], ["show", "r\udcffun–"], ["doctor", "r\udcffun–"]):
         command = [sys.executable, "-m", "raynforce", *words]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr, "un?" in done.stdout) == (0, "", True)
@@ -158,7 +160,16 @@ def test_what_resume_would_do_after_a_kill(cli: Cli, run: Path) -> None:
     lines = shown(answer)
     assert lines["status"].startswith("killed")
     assert lines["next"] == "resume goes on at step 32, because 1 newer one is torn"
-    assert "torn: learner.safetensors has 0 bytes" in lines["last"]
+    assert "torn: learner.safetensors is not what its manifest says: 0 bytes" in lines["last"]
+
+
+def test_show_and_resume_agree_on_which_is_the_newest(cli: Cli, run: Path) -> None:
+    state(run / "checkpoints" / "step_000000000032", number=9)  # of a run that went back, and on from there
+    (run / "last").unlink()
+    loaded = RunDirectory(run).load_newest()
+    assert loaded is not None
+    assert loaded.manifest["step"] == 32
+    assert shown(cli("show", "run"))["next"] == "resume goes on at step 32"
 
 
 def test_what_resume_would_do_after_ctrl_c_and_without_checkpoints(cli: Cli, run: Path) -> None:
@@ -191,10 +202,14 @@ def test_a_run_that_is_running(cli: Cli, run: Path) -> None:
         assert "refused" in lines["next"]
 
 
-def test_faults_lead_to_the_doctor(cli: Cli, run: Path) -> None:
+def add_fault(run: Path) -> None:
     fault = {"time": 1.0, "event": "fault", "role": "sampler 0", "kind": "died", "cause": "SIGKILL", "steps": 3}
     with (run / "events.jsonl").open("a") as file:
         file.write(json.dumps(fault) + "\n")
+
+
+def test_faults_lead_to_the_doctor(cli: Cli, run: Path) -> None:
+    add_fault(run)
     assert "1; `" in shown(cli("show", "run"))["faults"]
     assert "doctor run` tells more" in shown(cli("show", "run"))["faults"]
 
@@ -206,7 +221,7 @@ def test_verify_finds_a_flipped_byte(cli: Cli, run: Path) -> None:
     assert cli("show", "run").code == 0
     answer = cli("show", "run", "--verify")
     assert answer.code == 1
-    assert "torn: policy.safetensors has other bytes" in answer.out
+    assert "torn: policy.safetensors is not what its manifest says: its hash is another" in answer.out
     answer = cli("show", "run/last", "--verify", "--json")
     assert (answer.code, len(answer.json["wrong"])) == (1, 1)
 
@@ -220,12 +235,17 @@ def test_a_checkpoint(cli: Cli, run: Path) -> None:
     assert cli("show", "run/last", "--json").json["step"] == 64
 
 
+def state(path: Path, **facts: object) -> None:
+    """Put facts into a manifest."""
+    manifest = path / "manifest.json"
+    manifest.write_text(json.dumps(checkpoint.sealed({**json.loads(manifest.read_text()), **facts})))
+
+
 def test_versions_and_segments_of_a_manifest(cli: Cli, run: Path) -> None:
-    manifest = run / "last" / "manifest.json"
     facts = {"number": 3, "raynforce": "9.1", "torch": "9.2", "python": "3.99", "host": "crow", "cpu": "Z80"}
     name = f"learner.0-9.{'0' * 16}.safetensors"
     facts |= {"segments": {name: {"size": 2000, "sha256": "0" * 64}}}
-    manifest.write_text(json.dumps(checkpoint.sealed({**json.loads(manifest.read_text()), **facts})))
+    state(run / "last", **facts)
     (run / "checkpoints" / "segments").mkdir(exist_ok=True)
     (run / "checkpoints" / "segments" / name).write_bytes(b"x" * 2000)
     lines = shown(cli("show", "run"))
@@ -233,7 +253,9 @@ def test_versions_and_segments_of_a_manifest(cli: Cli, run: Path) -> None:
     assert lines["replay"] == "1 segment that they share, 2.0 kB"
     assert lines["written by"].startswith("raynforce 9.1, torch 9.2")
     assert lines["written by"].endswith("Python 3.99 on crow (Z80)")
-    assert shown(cli("show", "run/last"))["replay"] == "1 segment, 2.0 kB"
+    assert lines["last"].endswith("1 segment, all there")
+    lines = shown(cli("show", "run/last"))
+    assert (lines["replay"], lines["files"]) == ("1 segment, 2.0 kB", "1 segment, all there")
 
 
 def test_show_of_what_is_none(cli: Cli, runs: Path, tmp_path: Path) -> None:

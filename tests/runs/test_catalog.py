@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from raynforce.runs import catalog, checkpoint, lock
-from raynforce.runs.catalog import checkpoints_of, find, glance, last_lines
+from raynforce.runs.catalog import checkpoints_of, find, glance, last_lines, look_at
 
 CONFIG = "env: my_sims:make_arm\nalgo: ppo\nconfig_version: 1\nseed: 3\nsteps: 1000\ntarget: null\nruntime: inline\n"
 Make = Callable[..., Path]
@@ -237,12 +238,12 @@ def spoil(path: Path) -> None:
 def test_what_is_not_as_stated_is_found(kept: Path, name: str) -> None:
     spoil(kept / "last" / name)
     assert checkpoints_of(kept)[0].resumable  # sizes say nothing of it
-    assert checkpoints_of(kept, verify=True)[0].wrong == (f"{name} has other bytes than were written",)
+    assert checkpoints_of(kept, verify=True)[0].wrong == (f"{name} is not what its manifest says: its hash is another",)
     (kept / "last" / name).write_bytes(b"")
-    assert f"{name} has 0 bytes" in checkpoints_of(kept)[0].wrong[0]
+    assert f"{name} is not what its manifest says: 0 bytes" in checkpoints_of(kept)[0].wrong[0]
     (kept / "last" / name).unlink()
     (kept / "last" / name).symlink_to("/dev/zero")
-    assert checkpoints_of(kept, verify=True)[0].wrong == (f"{name} is not a regular file",)
+    assert checkpoints_of(kept, verify=True)[0].wrong == (f"{name} is a symbolic link",)
     (kept / "last" / name).unlink()
     assert checkpoints_of(kept)[0].wrong == (f"{name} is missing",)
 
@@ -252,6 +253,13 @@ def test_a_segment_concerns_all_that_refer_to_it(kept: Path) -> None:
     spoil(segment)
     assert [bool(k.wrong) for k in checkpoints_of(kept)] == [False, False, False]
     assert [bool(k.wrong) for k in checkpoints_of(kept, verify=True)] == [True, True, False]
+
+
+def test_a_checkpoint_is_the_same_through_the_link_to_it(kept: Path, tmp_path: Path) -> None:
+    followed = shutil.copytree(kept, tmp_path / "followed")  # a copy of what links lead to
+    for last in (kept / "last", followed / "last"):
+        found = look_at(last, verify=True)
+        assert (found.wrong, len(found.segments), found.resumable) == ((), 1, True)
 
 
 @pytest.mark.parametrize("segments", [[], 3, {"a": 1}, {"../../config.yaml": {"size": 1, "sha256": ""}}, {"a": {}}])

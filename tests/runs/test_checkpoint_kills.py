@@ -10,12 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from disks import Disk
 from writer_for_tests import save, state
 
 from raynforce.errors import RaynforceError
@@ -154,29 +155,6 @@ def test_a_disk_that_fails_at_any_call_leaves_the_older_ones_and_the_link(
     assert not list(run.path.rglob(".*"))
 
 
-class Disk:
-    """A small disk of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def mount(self, options: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{options}", str(self.path)], check=True)
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("mounting is not possible here")
-    try:
-        yield Disk(path)
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
-
-
 def test_a_disk_that_is_full_to_any_degree(disk: Disk) -> None:
     """The room that is left is taken away page by page; with room again the run goes on."""
     run = RunDirectory(disk.path / "run")
@@ -210,14 +188,14 @@ def test_a_disk_that_cannot_be_written_any_more(disk: Disk) -> None:
     for count in range(2):
         save(run, count)
     before = contents(run.path)
-    disk.mount("ro")
+    disk.remount("ro")
     with pytest.raises(RaynforceError, match=r"cannot write checkpoint .*Read-only file system; older"):
         save(run, 2)
     with pytest.raises(RaynforceError, match=r"cannot write checkpoint .*Read-only file system; older"):
         run.save_best(2, {"x": np.ones(2)}, 1.0)
     assert contents(run.path) == before
     assert loaded(run.path) == 1  # reading needs no writing
-    disk.mount("rw")
+    disk.remount("rw")
     save(run, 2)
     assert loaded(run.path) == 2
 

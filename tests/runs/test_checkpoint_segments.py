@@ -156,9 +156,24 @@ def test_what_is_known_is_what_the_newest_refers_to(run: RunDirectory) -> None:
     assert again.known("learner") == {"0-1", "1-3"}
     lost = next(p for p in (run.checkpoints / SEGMENTS).iterdir() if p.name.startswith("learner.0-1."))
     lost.unlink()
+    with pytest.raises(RaynforceError, match="segment '0-1' of learner is not on disk any more"):
+        save(run, 3, 1, 3)
     assert run.known("learner") == {"1-3"}
     save(run, 3, 1, 3)
     np.testing.assert_equal(load(run).parts, state(1, 3))
+
+
+def test_what_is_known_is_told_without_asking_the_disk(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(run, 1, 1)
+
+    def stalled(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("training would wait for it")
+
+    with monkeypatch.context() as patch:
+        for name in ("stat", "lstat", "open", "scandir", "listdir"):
+            patch.setattr(os, name, stalled)
+        known = run.known("learner")
+    assert known == {"0-1"}
 
 
 def test_an_empty_segment_that_is_not_on_disk_is_refused(run: RunDirectory) -> None:
@@ -266,6 +281,30 @@ def test_nothing_is_deleted_while_the_disk_does_not_say_what_it_is(
     assert on_disk(run) == ["learner.0-6"]
 
 
+def test_segments_stay_if_checkpoints_cannot_be_listed(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2, 3):
+        save(run, step, step, 9)
+    listed, before, fails = Path.iterdir, on_disk(run), False
+
+    def failing(self: Path) -> Any:
+        nonlocal fails
+        fails |= self == run.checkpoints and (run.checkpoints / "step_000000000004").is_dir()
+        if fails and self == run.checkpoints:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return listed(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", failing)
+        save(run, 4, 4, 9)
+        assert fails
+        with pytest.raises(CheckpointError, match=r"cannot list .*checkpoints: Input/output error"):
+            RunDirectory(run.path).load_newest()  # that is not to begin from the start
+        with pytest.raises(RaynforceError, match="cannot list"):
+            save(run, 5, 5, 9)
+    assert set(on_disk(run)) == {*before, "learner.0-4"}
+    assert load(run).manifest["step"] == 4
+
+
 # -- which one is taken -----------------------------------------------------------------------------------
 
 
@@ -336,7 +375,7 @@ def test_the_link_that_a_user_has_set_back_is_followed(run: RunDirectory) -> Non
         save(run, step, step, keep=3)
     run.last.unlink()
     run.last.symlink_to("checkpoints/step_000000000001")
-    assert load(run).manifest["step"] == RunDirectory(run.path).last_step() == 1
+    assert load(run).manifest["step"] == 1
     flip(run.last / "learner.json")
     assert load(run).manifest["step"] == 3  # the newest, then
 

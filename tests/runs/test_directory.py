@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,13 @@ def test_a_directory_that_holds_anything_is_refused_and_untouched(tmp_path: Path
     assert (tmp_path / name).read_text() == "precious"
 
 
+def test_a_file_that_has_the_name_of_our_events_is_not_emptied(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text("precious\n")
+    with pytest.raises(UsageError, match="exists already"):
+        RunDirectory(tmp_path).create("env: x\n")
+    assert (tmp_path / "events.jsonl").read_text() == "precious\n"
+
+
 def test_a_file_in_its_place_is_refused_and_untouched(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("precious")
@@ -114,8 +123,6 @@ def test_open_wants_a_run(run: RunDirectory, tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_checkpoint_says_so(run: RunDirectory) -> None:
-    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
-        run.last_step()
     assert run.load_newest() is None
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         find_policy(run.path)
@@ -207,8 +214,10 @@ def test_what_a_killed_process_left_behind_is_cleared_away(run: RunDirectory) ->
     abandoned = run.checkpoints / ".step_000000000002.999999999.tmp"  # no process has this id: Linux ends at 4194304
     abandoned.mkdir()
     (abandoned / "replay.safetensors").write_bytes(b"x" * 1000)
+    (run.path / ".last.999999999.tmp").symlink_to("checkpoints/step_000000000002")
     with RunDirectory.open(run.path).locked():
         assert kept(run) == ["step_000000000001"]
+        assert not list(run.path.glob(".last*"))
     assert newest(run)["part"]["x"][0] == 1
 
 
@@ -251,6 +260,41 @@ def test_a_link_that_cannot_be_moved_is_one_line(run: RunDirectory, monkeypatch:
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(RaynforceError, match="last: Read-only"):
         save(run, 1)
+
+
+def test_a_file_system_that_cannot_sync_folders_has_checkpoints(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        synced(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    save(run, 1)
+    run.write_config("env: x\n")
+    assert newest(run)["part"]["x"][0] == 1
+
+
+def test_a_disk_that_does_not_answer_is_one_line(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(run, 1)
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "open", broken)
+    monkeypatch.setattr(Path, "is_dir", broken)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        checkpoint.manifest(run.last)
+
+
+def test_a_best_that_a_user_has_set_to_what_was_not_evaluated(run: RunDirectory) -> None:
+    run.save(1, {"policy": {"x": 1}}, keep=2)
+    checkpoint.point(run.best, run.checkpoints / "step_000000000001")
+    with pytest.raises(CheckpointError, match="best leads to a checkpoint that was not evaluated"):
+        run.load_best()
 
 
 # -- which policy a path stands for -----------------------------------------------------------------------

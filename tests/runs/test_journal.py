@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import small_disk
 
 from raynforce.errors import RaynforceError
 from raynforce.runs.directory import RunDirectory
@@ -334,6 +334,20 @@ def test_a_file_has_one_writer(path: Path) -> None:
     journal.close()
 
 
+def test_two_threads_may_be_the_first_to_append(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, opened = Journal(), os.open
+
+    def meanwhile(*args: Any, **kwargs: Any) -> int:
+        monkeypatch.undo()
+        journal.append(path, b"another thread's\n")
+        return opened(*args, **kwargs)
+
+    monkeypatch.setattr(os, "open", meanwhile)
+    journal.append(path, b"mine\n")
+    assert journal.close()
+    assert path.read_bytes() == b"another thread's\nmine\n"
+
+
 def test_what_is_not_a_file_or_cannot_be_opened_is_refused_at_once(tmp_path: Path) -> None:
     journal = Journal()
     os.mkfifo(tmp_path / "pipe")
@@ -357,29 +371,15 @@ def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
     assert done.stdout == "the disk does not answer\n"
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path, kilobytes: int) -> Iterator[Path]:
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "none", str(folder)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("only root can mount a small disk")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 def test_a_disk_that_is_really_full(tmp_path: Path, alarms: Alarms) -> None:
     written = [json.dumps({"step": i, "text": "x" * 100}).encode() + b"\n" for i in range(1500)]
     whole = b"".join(written)
-    with small_disk(tmp_path / "disk", 256) as folder:
-        path, ballast = folder / "metrics.jsonl", folder / "ballast"
+    with small_disk(tmp_path / "disk") as small:
+        path, ballast = small.path / "metrics.jsonl", small.path / "filler"
         journal = Journal(alarms, retry=RETRY)
         journal.append(path, written[0])
         assert journal.flush(5.0)
-        with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
+        small.fill()
         for text in written[1:]:
             journal.append(path, text)
         assert not journal.flush(0.1)

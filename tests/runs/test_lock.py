@@ -101,6 +101,25 @@ def test_after_a_kill_it_is_taken_without_a_word(
     assert os.listdir(tmp_path) == [NAME]
 
 
+def test_the_name_is_written_through_for_other_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, fsync = [], os.fsync
+
+    def watched(descriptor: int) -> None:
+        seen.append(json.loads(os.pread(descriptor, 4096, 0))["pid"])
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    with locked(tmp_path):
+        assert seen == [os.getpid()]
+
+
+def test_a_clock_that_was_set_back_keeps_nobody_out(tmp_path: Path) -> None:
+    write(tmp_path, FAR, idle=-86400.0)
+    assert holder(tmp_path) is None
+    with locked(tmp_path) as held:
+        assert held.lost is None
+
+
 def test_a_number_that_another_process_has_now_is_no_holder(tmp_path: Path) -> None:
     write(tmp_path, Holder(os.uname().nodename, os.getppid(), lock._boot(), time.time(), "killed"))
     assert holder(tmp_path) is None

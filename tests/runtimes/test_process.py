@@ -455,7 +455,7 @@ RUN = """
     raynforce.train("CartPole-v1", "ppo", runtime="process", topology=sys.argv[1], steps=2000, callbacks=[look],
                     out="run", progress="quiet",
                     settings={"sampling.samplers": 2, "sampling.envs": 2, "sampling.fragment": 16,
-                              "eval.every": 16, "eval.episodes": 1, "eval.final_episodes": 1})
+                              "eval.every": 0, "eval.episodes": 1, "eval.final_episodes": 1})
     print("driver", mapped(os.getpid()), "torch" in sys.modules)
 """
 

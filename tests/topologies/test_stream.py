@@ -12,13 +12,14 @@ import pytest
 from pools import kill
 from stages import PRESETS, STEPS, Stage, blank
 
-from raynforce.errors import EnvError
+from raynforce.errors import EnvError, RaynforceError
 from raynforce.experience.fragment import Fragment
 from raynforce.runtimes.base import Pending, RoleDied, Runtime
 from raynforce.runtimes.inline import InlineRuntime
 from raynforce.runtimes.member import Job, Member, Rules
 from raynforce.runtimes.process import ProcessRuntime
 from raynforce.topologies import stream as stream_module
+from raynforce.topologies.stream import Round
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +241,25 @@ def test_a_stop_after_any_round_can_be_resumed(runtime: Runtime, preset: str) ->
     second.turn(preset, 2)
     learned = [(s, q) for batch in second.batches for s, q, _ in batch]
     assert learned[: len(held)] == [(f.sampler, f.sequence) for f in held]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_abandoned_after_a_failure_is_counted_once(runtime: Runtime, preset: str) -> None:
+    """An update that was under way when the last sampler failed is part of the learner, so of the books too."""
+    rules = Rules(work="produce", restarts=0, quorum=2, accidents=(EnvError,))
+    stage = Stage(runtime, (0.0, 0.0), learner=0.05, fails_at=2, rules=rules, max_lag=1000)
+    rounds: list[Round] = []
+    with pytest.raises(RaynforceError, match="reward is NaN"):
+        rounds.extend(stage.rounds[preset])
+    unfinished = stage.stream.abandon()
+    if preset != "async":
+        assert (unfinished is None) == (preset == "sync")
+    rounds += [] if unfinished is None else [unfinished]
+    assert [round_.learned.number for round_ in rounds] == list(range(1, len(stage.batches) + 1))
+    learned = [(s, q) for batch in stage.batches for s, q, _ in batch]
+    assert stage.ledger.trained == len(learned) * STEPS == sum(round_.learned.steps for round_ in rounds)
+    assert stage.stream.abandon() is None
+    stage.ledger.check(stage.stream.held)
 
 
 # -- waiting and failing ------------------------------------------------------------------------------------

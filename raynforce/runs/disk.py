@@ -1,0 +1,27 @@
+"""Writing through to the disk, on file systems that can."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+_NONE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # what file systems say that have no such thing, or not for folders
+
+
+def sync(descriptor: int) -> None:
+    """Return once what was written is safe, as far as the file system knows of that."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NONE:
+            raise
+
+
+def flush(path: Path) -> None:
+    """The same for a file that is closed, or for the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
