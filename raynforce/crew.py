@@ -76,10 +76,11 @@ class Crew:
             patience = min(60.0, 2 * patience)
         return [None if job.fault is not None else job.result() for job in jobs]
 
-    def number(self) -> int:
-        """Of the learner's policy version."""
-        version: PolicyVersion = self.wait_for([self.pool.submit(self.learner, "publish")])[0]
-        return version.number
+    def published(self) -> tuple[Job, int]:
+        """The learner's policy version, and its number."""
+        job = self.pool.submit(self.learner, "publish")
+        version: PolicyVersion = self.wait_for([job])[0]
+        return job, version.number
 
     def begin_from(self, version: PolicyVersion, seen: int) -> None:
         """Let the learner begin with the weights of another run, after so many observations."""

@@ -80,15 +80,18 @@ class Record:
 
     # -- checkpoints ------------------------------------------------------------------------------------
 
-    def is_due(self, before: int, after: int) -> bool:
-        """Whether a checkpoint can and should be taken now, after a round that led from one step count to another."""
-        every, seconds = self._how.every, self._how.seconds
-        self._due |= every > 0 and before // every != after // every
-        self._due |= 0 < seconds < time.monotonic() - self._saved_at
+    def look(self) -> None:
+        """Tell what was written or failed in the meantime; let the best policy be written, if it is not."""
         self._saver.look()
         self._journal.report()
         if not self._saver.failing:
             self.save_best()
+
+    def is_due(self, before: int, after: int) -> bool:
+        """Whether a checkpoint can and should be taken now, after a round that led from one step count to another."""
+        every, seconds = self._how.every, self._how.seconds
+        self._due |= every > 0 and before // every != after // every  # also if it has to wait its turn
+        self._due |= 0 < seconds < time.monotonic() - self._saved_at
         return (self._due or self._saver.retry_is_due) and not self._saver.busy
 
     def save(self, step: int, parts: dict[str, Tree]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from raynforce.config import Config
 from raynforce.experience.fragment import Fragment
+from raynforce.runs.fitting import differences
 from raynforce.runs.provenance import provenance
 from raynforce.trees import Tree
 
@@ -19,8 +20,8 @@ ATTEMPTS = 1_000  # to begin anew between two resumes, at most
 
 def settings_note(before: Config, now: Config) -> Iterator[str]:
     """What was changed since the run was last started, and whether it still equals one that was never stopped."""
-    changed = [(name, old, new) for name, old, new in _differences(before.to_dict(), now.to_dict()) if name != "steps"]
-    shown = {name: f"{name} {_short(old)} → {_short(new)}" for name, old, new in changed}
+    changed = [row for row in differences(before.to_dict(), now.to_dict()) if row.what != "steps"]
+    shown = {row.what: f"{row.what} {row.found} → {row.expected}" for row in changed}
     neutral = [text for name, text in shown.items() if name.startswith(NEUTRAL)]
     others = [text for name, text in shown.items() if not name.startswith(NEUTRAL)]
     if neutral:
@@ -40,13 +41,10 @@ def steps_note(before: int, now: int, done: int) -> Iterator[str]:
 def machine_note(manifest: Mapping[str, Any]) -> Iterator[str]:
     """What numbers depend on and is not as it was when the checkpoint was written."""
     here = provenance()
-    changed = [f"{name} {manifest[name]} → {here[name]}" for name in NUMBERS if _was_other(manifest, here, name)]
+    known = [name for name in NUMBERS if name in manifest and name in here]
+    changed = [f"{name} {manifest[name]} → {here[name]}" for name in known if manifest[name] != here[name]]
     if changed:
         yield f"another machine or release: {', '.join(changed)}; equal results are promised on one of each"
-
-
-def _was_other(manifest: Mapping[str, Any], here: Mapping[str, str], name: str) -> bool:
-    return name in manifest and name in here and manifest[name] != here[name]
 
 
 class Takeover:
@@ -58,7 +56,7 @@ class Takeover:
         self._saved = saved
         self._fits = counts["envs"] == sampling.envs
         self._fits &= counts.get("exact_resume", sampling.exact_resume) == sampling.exact_resume
-        self._resumes = int(counts["resumes"] if "resumes" in counts else counts.get("restarts", 0))
+        self._resumes: int = counts.get("resumes", 0)
         going_on = [index for index in range(min(had, sampling.samplers)) if self.sampler(index) is not None]
         self.abandoned = (had - len(going_on)) * counts["envs"]
         """Episodes in flight that cannot be gone on with."""
@@ -80,18 +78,3 @@ class Takeover:
         Attempts in the process that resumes are counted on from there, so that no episode is played twice.
         """
         return int(self._saved["run"]["steps"]) + 1, ATTEMPTS * (1 + self._resumes)
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Dotted name, old and new value of every setting that is not the same."""
-    for key in dict.fromkeys([*before, *now]):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            yield f"{prefix}{key}", old, new
-
-
-def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -159,13 +159,10 @@ class Saver:
             self._thread.join(CLOSE_SECONDS)
 
     def metrics(self) -> dict[str, float]:
-        last = self.last
         found = {"disk/failures": float(self.failures)}
-        return (
-            found
-            if last is None
-            else found | {"disk/checkpoint_bytes": last.bytes, "disk/checkpoint_seconds": last.seconds}
-        )
+        if self.last is not None:
+            found |= {"disk/checkpoint_bytes": self.last.bytes, "disk/checkpoint_seconds": self.last.seconds}
+        return found
 
     # -- its steps ----------------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ class Training:
         saved = None if loaded is None else loaded.parts
         algorithm = algorithm_class(config.algo)
         self._acting = algorithm(config, env).acting()
-        if loaded is not None:
+        if before is not None and loaded is not None:
             require_fit(loaded.parts["policy"].get("acting"), self._acting, config, self._run)
             self._check_steps(before, loaded)
         weights = weights_to_begin_with(config, self._acting) if loaded is None else None
@@ -115,8 +115,7 @@ class Training:
             self._progress.message(weights.note)
             crew.begin_from(weights.version, weights.step)
         held = self._load(saved) if saved is not None else []
-        self._number = crew.number()
-        self._version = crew.pool.submit(crew.learner, "publish")
+        self._version, self._number = crew.published()
         self._stream = Stream(
             crew.pool,
             crew.samplers,
@@ -157,9 +156,9 @@ class Training:
             pinned = Pinned(self._runtime.share(version), version.number, saved[name]["steps"])
             self._judge(self._evaluations.begin(pinned))
 
-    def _check_steps(self, before: Config | None, loaded: Loaded) -> None:
+    def _check_steps(self, before: Config, loaded: Loaded) -> None:
         steps, done = self._config.steps, loaded.manifest["step"]
-        if before is not None and steps != before.steps and steps < done:
+        if steps != before.steps and steps < done:
             where = f"{self._run.shown} has {done:,} already"
             raise UsageError(f"steps = {steps:,}, but {where}: give more, or leave it out")
 
@@ -233,6 +232,7 @@ class Training:
         for callback in self._callbacks:  # if one raises, what is then saved lacks nothing of this round
             callback.on_round(status)
         status.stop_reason = self.stop_request.name or status.stop_reason
+        self._record.look()
         if self._record.is_due(before, status.steps) and status.stop_reason is None:
             self._save()
 

@@ -25,7 +25,7 @@ from gymnasium import spaces
 
 from raynforce import settings
 from raynforce.config import Config
-from raynforce.envs.describe import describe, flatten_obs, is_flag, is_scalar, misfit, short
+from raynforce.envs.describe import describe, flatten_obs, misfit, wrong_reset, wrong_step
 from raynforce.envs.faults import MOST_BYTES
 from raynforce.envs.make import Env, close_env, make
 from raynforce.envs.vector import probe
@@ -206,22 +206,16 @@ class _Episode:
 
     def _reset(self, stop: bool) -> str:
         result = _call_reset(self.env, self.seed, stop)
-        if not isinstance(result, tuple) or len(result) != 2:
-            return f"reset returned {short(result)}; expected (obs, info)"
-        return self._misfit(result[0])
+        return wrong_reset(result) or self._misfit(result[0])
 
     def _take(self, action: Any, stop: bool) -> tuple[str, bool]:
         """Take a step; returns what is wrong with what came, and whether the episode is over."""
         result = _call_step(self.env, action, self.step, stop)
-        if not isinstance(result, tuple) or len(result) != 5:
-            return f"step returned {short(result)}; expected (obs, reward, terminated, truncated, info)", False
+        if wrong := wrong_step(result):
+            return wrong, False
         obs, reward, terminated, truncated, _ = result
-        if not is_scalar(reward):
-            return f"the reward is {short(reward)} ({type(reward).__name__}); expected one number", False
         if not np.isfinite(reward):
             return f"the reward is {reward}; expected a finite number", False
-        if not (is_flag(terminated) and is_flag(truncated)):
-            return f"terminated and truncated are {short(terminated)} and {short(truncated)}; expected bools", False
         return self._misfit(obs), bool(terminated) or bool(truncated)
 
     def _misfit(self, obs: Any) -> str:

@@ -144,3 +144,29 @@ def is_scalar(reward: Any) -> bool:
 def is_flag(value: Any) -> bool:
     """Whether `terminated` or `truncated` can be read as a truth value without doubt."""
     return isinstance(value, _FLAGS) or (isinstance(value, np.ndarray) and value.shape == ())
+
+
+def wrong_reset(result: Any) -> str:
+    """What is wrong with the form of what `reset` returned; most often nothing."""
+    if isinstance(result, tuple) and len(result) == 2:
+        return ""
+    return f"reset returned {_form(result)}; expected (obs, info)"
+
+
+def wrong_step(result: Any) -> str:
+    """What is wrong with the form of what `step` returned, its observation left out; most often nothing."""
+    if not isinstance(result, tuple) or len(result) != 5:
+        return f"step returned {_form(result)}; expected (obs, reward, terminated, truncated, info)"
+    _, reward, terminated, truncated, _ = result
+    if not is_scalar(reward):
+        return f"the reward is {short(reward)} ({type(reward).__name__}); expected one number"
+    if not (is_flag(terminated) and is_flag(truncated)):
+        return f"terminated and truncated are {short(terminated)} and {short(truncated)}; expected True or False"
+    return ""
+
+
+def _form(result: Any) -> str:
+    if isinstance(result, tuple):
+        hint = " (the old gym interface)" if len(result) == 4 else ""
+        return f"{len(result)} values{hint}"
+    return f"a {type(result).__name__}"

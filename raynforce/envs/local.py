@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from raynforce.envs.describe import flatten_obs, in_range, is_flag, is_scalar, misfit, short
+from raynforce.envs.describe import flatten_obs, in_range, misfit, wrong_reset, wrong_step
 from raynforce.envs.faults import MOST_BYTES, EnvFault, trace_of
 from raynforce.envs.make import Env, close_env, make_described
 from raynforce.envs.snapshots import NoTree, Pair, difference, pair_of
@@ -256,8 +256,8 @@ class LocalVector:
             result: Any = self._envs[lane].reset(seed=self._episode_seed(lane))
         except (Exception, SystemExit) as error:
             raise _Broken("raised", f"reset raised {summary(error)}") from error
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise _Broken("garbage", f"reset returned {_shape_of(result)}; expected (obs, info)")
+        if wrong := wrong_reset(result):
+            raise _Broken("garbage", wrong)
         self._put(lane, result[0], obs)
         self._require_finite(lane, obs)
 
@@ -267,16 +267,9 @@ class LocalVector:
             result: Any = self._envs[lane].step(choice)
         except (Exception, SystemExit) as error:
             raise _Broken("raised", f"step raised {summary(error)}") from error
-        if not isinstance(result, tuple) or len(result) != 5:
-            expected = "(obs, reward, terminated, truncated, info)"
-            raise _Broken("garbage", f"step returned {_shape_of(result)}; expected {expected}")
+        if wrong := wrong_step(result):
+            raise _Broken("garbage", wrong)
         raw, reward, terminated, truncated, _ = result
-        if not is_scalar(reward):
-            came = f"{short(reward)} ({type(reward).__name__})"
-            raise _Broken("garbage", f"the reward is {came}; expected one number")
-        if not (is_flag(terminated) and is_flag(truncated)):
-            came = f"{short(terminated)} and {short(truncated)}"
-            raise _Broken("garbage", f"terminated and truncated are {came}; expected True or False")
         self._put(lane, raw, obs)
         return float(reward), bool(terminated), bool(truncated)
 
@@ -508,13 +501,6 @@ def _with_room(actions: np.ndarray, steps: int) -> np.ndarray:
     while steps > actions.shape[1]:
         actions = np.concatenate([actions, np.empty_like(actions)], axis=1)
     return actions
-
-
-def _shape_of(result: Any) -> str:
-    if isinstance(result, tuple):
-        hint = " (the old gym interface)" if len(result) == 4 else ""
-        return f"{len(result)} values{hint}"
-    return f"a {type(result).__name__}"
 
 
 def _difference(path: str, now: np.ndarray, then: np.ndarray) -> str:

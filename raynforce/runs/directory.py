@@ -32,7 +32,6 @@ class Saved(NamedTuple):
 
     path: Path
     bytes_written: int
-    seconds: float
 
 
 class Loaded(NamedTuple):
@@ -174,7 +173,6 @@ class RunDirectory:
         Kept are the newest `keep`, and for good each whose number is a multiple of `keep_nth`. It may run in a thread
         of its own beside all else. Whatever goes wrong is a `RaynforceError`, and older ones are untouched.
         """
-        began = time.monotonic()
         with self._saving:
             history = self._history()
             self._newest = {
@@ -188,7 +186,7 @@ class RunDirectory:
             checkpoint.point(self.last, path)
             with contextlib.suppress(OSError, CheckpointError):  # what is left over goes the next time
                 self._prune(path, keep, keep_nth)
-        return Saved(path, size, time.monotonic() - began)
+        return Saved(path, size)
 
     def finish(self) -> None:
         """All that belongs to the run is written: bring it to where others see it, if that is elsewhere."""
@@ -204,7 +202,6 @@ class RunDirectory:
 
     def save_best(self, step: int, policy: Tree, score: float) -> Saved:
         """Write a policy and point `best` to it."""
-        began = time.monotonic()
         with self._saving:
             path = self._free(f"best_{step:012d}")
             size = checkpoint.save(path, {"policy": policy}, eval_return=score, **_facts(step))
@@ -214,7 +211,7 @@ class RunDirectory:
                     if old != path:
                         _remove(old)
                 self._sweep()
-        return Saved(path, size, time.monotonic() - began)
+        return Saved(path, size)
 
     def load_best(self) -> tuple[float, Tree]:
         """The policy that evaluated best, and its score."""

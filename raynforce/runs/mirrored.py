@@ -137,11 +137,10 @@ class MirroredRun(RunDirectory):
     # -- writing ------------------------------------------------------------------------------------------
 
     def save(self, step: int, parts: dict[str, Tree], keep: int, keep_nth: int = 0) -> Saved:
-        """Write a checkpoint to the working copy and push it: the time is that of both."""
-        began = time.monotonic()
+        """Write a checkpoint to the working copy and push it."""
         saved = super().save(step, parts, keep, keep_nth)
         self._push(f"the checkpoint of step {step:,}")
-        return saved._replace(seconds=time.monotonic() - began)
+        return saved
 
     def finish(self) -> None:
         """Push the end of the logs, as often as it takes a store that fails for a moment."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from odd_store import OddStore, empty_stores
+from pushed_runs import stored
 
 from raynforce.errors import RaynforceError, UsageError
 from raynforce.runs import remote_lock
@@ -23,11 +24,6 @@ from raynforce.runs.remote import Remote
 def _empty_stores() -> Iterator[None]:
     yield
     empty_stores()
-
-
-def stored(there: Remote) -> set[str]:
-    there.store.fs.invalidate_cache()
-    return {path.removeprefix(there.store.root + "/") for path in there.store.fs.find(there.store.root)}
 
 
 def elsewhere(there: Remote, **changes: Any) -> None:

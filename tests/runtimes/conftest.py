@@ -1,4 +1,4 @@
-"""Pools of walkers on every runtime, and how often the borders of their members are taken."""
+"""The process runtime and what its roles say; pools of walkers on every runtime, and how often borders are taken."""
 
 from __future__ import annotations
 
@@ -9,8 +9,20 @@ import pytest
 from walkers import Scene
 
 from raynforce.runtimes import pool as pool_module
+from raynforce.runtimes.base import Runtime
 from raynforce.runtimes.inline import InlineRuntime
 from raynforce.runtimes.process import ProcessRuntime
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def runtime(said: list[str]) -> Iterator[Runtime]:
+    with ProcessRuntime({}, said.append) as opened:
+        yield opened
 
 
 @pytest.fixture
