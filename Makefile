@@ -33,7 +33,7 @@ bench: $(VENV)/.installed  ## measure speed beside Stable-Baselines3 (in a venv 
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove the virtual environment and caches, keep runs
-	rm -rf $(VENV) .venv-sb3 build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-sb3 .venv-rllib build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -2,6 +2,7 @@
 
 from benchmarks import (
     checkpoints,
+    dqn_distributed,
     evaluation,
     faults,
     runtimes_calls,
@@ -21,14 +22,14 @@ KEEPING_GOING = (evaluation, faults, checkpoints)
 def everything() -> list[Table]:
     """Start-up first: its child processes are started by a small parent."""
     tables = startup.measure()
-    for benchmark in RUNTIMES + KEEPING_GOING:
+    for benchmark in (*RUNTIMES, *KEEPING_GOING, dqn_distributed):
         tables += benchmark.measure()
-    from benchmarks import ppo_vs_sb3
+    from benchmarks import dqn_vs_peers, ppo_vs_sb3
 
-    tables += ppo_vs_sb3.measure()
-    from benchmarks import learner  # imports torch
+    tables += ppo_vs_sb3.measure() + dqn_vs_peers.measure()
+    from benchmarks import frames, images, learner, replay  # import torch, or take much memory
 
-    return tables + learner.measure()
+    return tables + replay.measure() + learner.measure() + images.measure() + frames.measure()
 
 
 if __name__ == "__main__":

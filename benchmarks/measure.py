@@ -145,6 +145,8 @@ def command(measure: Callable[..., list[Table]], description: str) -> None:
         default = parameter.default
         if isinstance(default, bool):
             parser.add_argument(f"--{name}", action="store_true")
+        elif isinstance(default, str):
+            parser.add_argument(f"--{name}", default=default, metavar="PATH", help=f"default {default}")
         else:
             parser.add_argument(f"--{name}", type=_count, default=default, metavar="N", help=f"default {default:,}")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")

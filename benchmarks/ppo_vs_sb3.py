@@ -21,7 +21,6 @@ set RAYNFORCE_SB3_PYTHON to a Python that has it.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -29,9 +28,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.measure import ROOT, Row, Table, command, pinned, ratio, row, run, take_turns
+from benchmarks.peers import SB3
 
 BAR = 2.5
-VENV = ROOT / ".venv-sb3"
 Facts = dict[str, Any]
 
 
@@ -39,7 +38,7 @@ def measure(repeats: int = 3, steps: int = 150_000, loop: bool = False) -> list[
     """Train with each side in turn, every time in a fresh process."""
     sides: dict[str, Callable[[int], Facts]] = {
         "Raynforce": partial(_train, sys.executable, "raynforce", steps),
-        "Stable-Baselines3": partial(_train, _sb3_python(), "sb3", steps),
+        "Stable-Baselines3": partial(_train, SB3.python(), "sb3", steps),
     }
     if loop:
         sides["Raynforce, envs in a loop"] = partial(_train, sys.executable, "raynforce-loop", steps)
@@ -84,22 +83,6 @@ def _train(python: str, side: str, steps: int, seed: int) -> Facts:
     script = ["-m", "benchmarks.ppo_work"] if side != "sb3" else [str(ROOT / "benchmarks" / "ppo_work.py")]
     facts: Facts = json.loads(run([python, *script, side, str(steps), str(seed)]).splitlines()[-1])
     return facts
-
-
-def _sb3_python() -> str:
-    """The Python that has Stable-Baselines3; its virtual environment is made if it is not there yet."""
-    given = os.environ.get("RAYNFORCE_SB3_PYTHON")
-    if given:
-        return given
-    python, done = VENV / "bin" / "python", VENV / ".installed"
-    if not done.exists():
-        print(f"installing Stable-Baselines3 into {VENV} (once) …", file=sys.stderr)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        constraints = str(ROOT / "benchmarks" / "requirements-sb3.txt")
-        run([sys.executable, "-m", "venv", str(VENV)])
-        run([*install, "-c", constraints, "torch==2.13.0", "stable-baselines3"])
-        done.touch()
-    return str(python)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.measure import ROOT, Bar, Row
 
@@ -29,6 +29,17 @@ TRAINING_ALONE = {
 }
 Settings = Mapping[str, Any]
 Watch = Callable[[int], None]
+
+
+class Steady(NamedTuple):
+    """A stretch of a run, after its start."""
+
+    steps: float
+    """Environment steps per second."""
+    updates: float
+    """Optimiser steps per second."""
+    last: Mapping[str, float]
+    """The metrics at its end."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,13 @@ class Trained:
 
     def median(self, metric: str) -> float:
         return median(line[metric] for line in self.metrics if metric in line)
+
+    def after(self, step: int) -> Steady:
+        """What it did from the first line of metrics at this step or beyond to the last."""
+        lines = [line for line in self.metrics if "charts/updates" in line and line["step"] >= step]
+        first, last = lines[0], lines[-1]
+        steps, updates, seconds = (last[name] - first[name] for name in ("step", "charts/updates", "time/seconds"))
+        return Steady(steps / seconds, updates / seconds, last)
 
 
 def train(

@@ -14,6 +14,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from raynforce.algos.base import Algorithm as Algorithm
     from raynforce.algos.base import Loss as Loss
+    from raynforce.algos.off_policy import OffPolicy as OffPolicy
+    from raynforce.algos.off_policy import OffPolicyConfig as OffPolicyConfig
     from raynforce.api import Interrupted as Interrupted
     from raynforce.api import Run as Run
     from raynforce.api import evaluate as evaluate
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 # Names are fetched at first use: importing raynforce costs nothing, and using a policy imports no torch.
 _HOMES = {
     "raynforce.algos.base": ("Algorithm", "Loss"),
+    "raynforce.algos.off_policy": ("OffPolicy", "OffPolicyConfig"),
     "raynforce.api": ("Interrupted", "Run", "evaluate", "resume", "train"),
     "raynforce.config": ("AlgorithmConfig", "Config"),
     "raynforce.envs.snapshots": ("Snapshot", "register_snapshot"),

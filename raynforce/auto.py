@@ -25,7 +25,7 @@ COSTLY = 100e-6  # from here on sampling costs as much as learning: it pays to d
 SLOW = 2e-3  # from here on, shared among the samplers, learning is next to nothing and need not be hidden
 
 Runtime = Literal["auto", "inline", "process", "ray"]
-Topology = Literal["auto", "sync", "overlap", "async"]
+Topology = Literal["auto", "sync", "overlap", "async", "replay", "shared-agent"]
 
 
 @dataclass(frozen=True)

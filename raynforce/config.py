@@ -47,6 +47,9 @@ class SamplingConfig:
 class NetworkConfig:
     """The network; an algorithm adds the outputs it needs."""
 
+    conv: tuple[tuple[Annotated[int, Range(1, 65536)], ...], ...] | None = None
+    """Convolutions of each image in the observation, as [[channels, kernel, stride], …], with a relu after each; null
+    chooses by the image's size, [] takes its pixels as a plain vector."""
     hidden: tuple[Annotated[int, Range(1, 65536)], ...] = (64, 64)
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
@@ -55,6 +58,17 @@ class NetworkConfig:
     """Normalise observations by running mean and deviation, as the network's first layer."""
     factory: str | None = None
     """Your own torch module as module:factory, called with the observation's leaves and the outputs wanted."""
+
+    def __post_init__(self) -> None:
+        shown = [list(layer) for layer in self.conv or ()]
+        if any(len(layer) != 3 for layer in shown):
+            raise UsageError(
+                f"network.conv = {shown} must be a list of [channels, kernel, stride], such as [[32,8,4],[64,4,2]]"
+            )
+        if shown and self.factory is not None:
+            raise UsageError(
+                f"network.conv = {shown} is no part of your own network.factory = {self.factory!r}: leave one out"
+            )
 
 
 @dataclass(frozen=True)
@@ -108,12 +122,23 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """How the async topology puts batches together."""
+    """How batches are put together, and how old they may be."""
 
     batch: Annotated[int, Range(1, 100_000)] | None = None
-    """Fragments that make one batch, from whoever is ready; null takes as many as there are samplers."""
+    """Fragments that make one batch of async, from whoever is ready; null takes as many as there are samplers."""
     max_lag: Annotated[int, Range(0, 1e9)] = 32
-    """A fragment older than this many policy versions is dropped, and counted."""
+    """In async, a fragment older than this many policy versions is dropped, and counted; in shared-agent, gradients."""
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Where the replay buffer is, for algorithms that have one."""
+
+    shards: Annotated[int, Range(0, 10_000)] = 0
+    """Processes that topology replay divides the buffer among; 0 keeps all of it in the learner's."""
+    compress: bool = False
+    """Keep images compressed: those of games take a fifth of the memory or less. A batch of 32 stacks of 4, 84x84 each,
+    then takes one to five milliseconds instead of 0.3, and an image that comes in up to a tenth of one."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +161,7 @@ class FaultsConfig:
     """How long sync and overlap wait for a sampler that is being replaced before they go on without it."""
     memory_mb: Annotated[float, Range(1, 1e9)] | None = None
     """A sampler's own process (not inline) that grows beyond this is replaced between two fragments, losing nothing;
-    null is half of this machine's memory divided by the samplers."""
+    null is half of this machine's memory divided by the samplers, and no limit for workers of a shared agent."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +191,7 @@ class Config:
     env: str
     """A gymnasium id, or module:factory."""
     algo: str = "ppo"
-    """ppo, dqn, impala, or your own module:Class."""
+    """ppo, dqn, impala, a3c, or your own module:Class."""
     config_version: Literal[1] = 1
     """Version of this file's format."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
@@ -178,10 +203,11 @@ class Config:
     runtime: Literal["auto", "inline", "process", "ray"] = "auto"
     """Where the roles live: inline in this process, process in processes of this machine, ray in Ray actors; auto
     chooses by what a step of the environment costs, and config.yaml has what it chose."""
-    topology: Literal["auto", "sync", "overlap", "async"] = "auto"
+    topology: Literal["auto", "sync", "overlap", "async", "replay", "shared-agent"] = "auto"
     """Who waits for whom: sync alternates sampling and learning; overlap learns from one batch while the next is
-    sampled; async learns from whoever is ready; auto is overlap where sampling costs about as much as learning and the
-    algorithm allows it, else sync."""
+    sampled; async learns from whoever is ready; replay lets samplers and learner go their own pace, within the ratio
+    of samples to inserts; in shared-agent, samplers compute gradients, which the learner applies as they come; auto is
+    overlap where sampling costs about as much as learning and the algorithm allows it, else sync."""
     start_from: str | None = None
     """Weights to begin with: a run or checkpoint of the same network; null begins at random."""
     preset: Literal["auto", "none"] = "auto"
@@ -199,7 +225,9 @@ class Config:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     """Where and how it is trained."""
     stream: StreamConfig = field(default_factory=StreamConfig)
-    """How async batches are put together."""
+    """How batches are put together, and how old they may be."""
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """Where the replay buffer is."""
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     """What is done when something fails."""
     ray: RayConfig = field(default_factory=RayConfig)

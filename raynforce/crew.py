@@ -14,12 +14,14 @@ from raynforce.runtimes.member import Job
 from raynforce.runtimes.pool import Pool
 from raynforce.spaces import EnvSpec
 from raynforce.supervision import Supervision
-from raynforce.topologies.stream import PATIENCE
+from raynforce.topologies.loop import PATIENCE
 from raynforce.trees import Tree
 
 SAMPLER = "raynforce.roles.sampler:Sampler"
 LEARNER = "raynforce.roles.learner:Learner"  # by name: importing it imports torch, which the driver does without
 EVALUATOR = "raynforce.roles.evaluator:Evaluator"
+SHARD = "raynforce.roles.shard:Shard"
+WORKER = "raynforce.roles.worker:Worker"
 
 
 class Crew:
@@ -45,16 +47,27 @@ class Crew:
             return runtime.spawn(LEARNER, config, env, name="learner", place=place["learner"])
 
         def sampler(index: int) -> Handle:
-            name, what = f"sampler {index}", (acting, envs, sampling.fragment, index)
-            return runtime.spawn(SAMPLER, *what, name=name, place=place["sampler"])
+            role, *what = SAMPLER, acting, envs, sampling.fragment, index, sampling.samplers
+            if self._has_workers:
+                role, *what = WORKER, config, acting, envs, index
+            return runtime.spawn(role, *what, name=f"sampler {index}", place=place["sampler"])
+
+        def shard(index: int) -> Handle:
+            return runtime.spawn(SHARD, config, env, index, name=f"shard {index}", place=place["shard"])
 
         (self.learner,) = self.pool.add("learner", learner, 1, supervision.rules("learner"))
+        self.shards = self.pool.add("shard", shard, config.replay.shards, supervision.rules("shard"))
         self.samplers = self.pool.add("sampler", sampler, sampling.samplers, supervision.rules("sampler"))
         notes = self.wait_for([self.pool.submit(sampler, "note") for sampler in self.samplers])
         for note in dict.fromkeys(filter(None, notes)):
             say(f"note: {note}")
-        if config.network.factory:
+        if config.network.factory and not self._has_workers:
             say(f"note: samplers import torch for your own network {config.network.factory}")
+
+    @property
+    def _has_workers(self) -> bool:
+        """Whether samplers compute gradients, and so have what algorithms keep."""
+        return self._config.topology == "shared-agent"
 
     def evaluator(self, _: int) -> Handle:
         """Start an evaluator."""
@@ -86,19 +99,23 @@ class Crew:
         """Let the learner begin with the weights of another run, after so many observations."""
         self.wait_for([self.pool.submit(self.learner, "begin_from", self.runtime.share(version), seen)])
 
-    def states(self, known: Collection[str], *, samplers: bool) -> dict[str, Tree]:
-        """What a checkpoint holds of the learner, without the segments that are known, and of the samplers if asked."""
-        learner = self.pool.submit(self.learner, "state", sorted(known))
-        states = self.pool.states(self.samplers) if samplers else []
-        self.pool.wait([learner])
+    def states(self, known: Callable[[str], Collection[str]], *, samplers: bool) -> dict[str, Tree]:
+        """What a checkpoint holds of each part, without the segments that are known, and of the samplers if asked."""
+        parts = {"learner": self.learner} | {f"replay_{shard.index}": shard for shard in self.shards}
+        jobs = {name: self.pool.submit(member, "state", sorted(known(name))) for name, member in parts.items()}
+        own = (lambda sampler: sorted(known(f"sampler_{sampler.index}"))) if self._has_workers else None
+        states = self.pool.states(self.samplers, own) if samplers else []
+        self.pool.wait(list(jobs.values()))
         found = {f"sampler_{index}": state for index, state in enumerate(states) if state is not None}
-        return {"learner": self.runtime.keep(learner.value).result()} | found
+        kept = {name: self.runtime.keep(job.value) for name, job in jobs.items() if job.fault is None}
+        return {name: state.result() for name, state in kept.items()} | found
 
     def load(self, saved: Mapping[str, Tree], takeover: Takeover) -> list[str]:
         """Put every role back to where it was; returns sentences on what could not be restored exactly."""
         share = self.runtime.share
         sequence, attempt = takeover.anew
         loading = [self.pool.submit(self.learner, "load", share(saved["learner"]))]
+        loading += [self.pool.submit(s, "load", share(saved[f"replay_{s.index}"])) for s in self.shards]
         for sampler in self.samplers:
             sampler.attempts = attempt
             state = takeover.sampler(sampler.index)

@@ -1,4 +1,4 @@
-"""From layers of settings to one experiment: defaults, the algorithm's, the preset's, a file's, the user's."""
+"""From layers of settings to one experiment: defaults, those of algorithm, topology and preset, a file, the user."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     if version != CONFIG_VERSION:
         raise UsageError(f"config_version = {version!r} is not one this release reads (it reads {CONFIG_VERSION})")
     kind = algorithm_class(algo)
-    preset = preset_for(algo, str(env)) if given.get("preset", "auto") == "auto" else {}
-    data = settings.merge(settings.merge(settings.nested(kind.defaults), settings.nested(preset)), given)
+    topology = str(given.get("topology", Config.topology))
+    preset = preset_for(algo, str(env), topology) if given.get("preset", "auto") == "auto" else {}
+    data: dict[str, Any] = {}
+    for layer in (*map(settings.nested, (kind.defaults, kind.topology_defaults.get(topology, {}), preset)), given):
+        data = settings.merge(data, layer)
     applied = {key: value for key, value in preset.items() if not _has(given, key)}
     return settings.build(Config, data, {"algorithm": kind.Settings}), applied
 

@@ -21,7 +21,7 @@ class Policy:
     def __init__(self, spec: ActingSpec, version: PolicyVersion, seed: int | None = None) -> None:
         self.spec = spec
         self.version = version
-        self._actor = Actor(spec)
+        self._actor = Actor(spec, light=True)
         self._actor.load(version)
         self._rng = np.random.default_rng(seed)
 

@@ -6,12 +6,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raynforce.config import Config
+from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
+from raynforce.roles.contribution import Contribution
 from raynforce.runs.fitting import differences
 from raynforce.runs.provenance import provenance
 from raynforce.trees import Tree
 
-NEUTRAL = ("runtime", "ray.", "faults.", "checkpoint.", "eval.", "log_every", "target", "preset", "config_version")
+NEUTRAL = (
+    "runtime",
+    "ray.",
+    "replay.compress",
+    "faults.",
+    "checkpoint.",
+    "eval.",
+    "log_every",
+    "target",
+    "preset",
+    "config_version",
+)
 """Settings that may change without changing what is learned."""
 NUMBERS = ("cpu", "torch", "numpy")
 """What results depend on to the last bit, beside the config; `provenance` has it."""
@@ -47,6 +60,20 @@ def machine_note(manifest: Mapping[str, Any]) -> Iterator[str]:
         yield f"another machine or release: {', '.join(changed)}; equal results are promised on one of each"
 
 
+def require_same_buffers(before: Config, now: Config, run: str) -> None:
+    """Refuse to go on with replay buffers that are divided otherwise, or with other roles."""
+    had, wanted = before.replay.shards, now.replay.shards
+    if had != wanted:
+        raise UsageError(
+            f"replay.shards of {run} is {had} and cannot become {wanted}: its buffer was saved that way; leave it out"
+        )
+    if before.topology != now.topology and "shared-agent" in (before.topology, now.topology):
+        raise UsageError(
+            f"topology of {run} is {before.topology!r} and cannot become {now.topology!r}: what workers of a shared "
+            f"agent have, such as replay buffers, others do not; leave it out, or begin a new run with --from {run}"
+        )
+
+
 class Takeover:
     """Which samplers of a checkpoint can go on where they were, and what becomes of the rest."""
 
@@ -60,12 +87,22 @@ class Takeover:
         going_on = [index for index in range(min(had, sampling.samplers)) if self.sampler(index) is not None]
         self.abandoned = (had - len(going_on)) * counts["envs"]
         """Episodes in flight that cannot be gone on with."""
-        held = [Fragment.from_state(tree) for tree in saved.get("stream", {}).values()]
-        same_width = self._fits and had == sampling.samplers
-        self.held = held if same_width else []
-        """Fragments to learn from first."""
-        self.dropped: Sequence[Fragment] = [] if same_width else held
+        gone = (saved.get(f"sampler_{index}", {}) for index in range(had) if index not in going_on)
+        self.lost_transitions = sum(int(tree.get("worker", {}).get("kept", 0)) for tree in gone)
+        """In the buffers of workers that cannot be gone on with."""
+        self.new_workers = sampling.samplers - len(going_on) if config.topology == "shared-agent" else 0
+        """That have nothing to go on with."""
+        waiting = saved.get("stream", {}).values()
+        self.held: Sequence[Fragment | Contribution] = []
+        """What to learn from first."""
+        self.dropped: Sequence[Fragment] = []
         """Fragments that do not fit the samplers of now."""
+        if config.topology == "shared-agent":  # gradients fit whoever samples
+            self.held = [Contribution.from_state(tree) for tree in waiting]
+        elif self._fits and had == sampling.samplers:
+            self.held = [Fragment.from_state(tree) for tree in waiting]
+        else:
+            self.dropped = [Fragment.from_state(tree) for tree in waiting]
 
     def sampler(self, index: int) -> Tree | None:
         """The state to go on from; None for one that has to begin anew."""

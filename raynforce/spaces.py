@@ -21,6 +21,8 @@ class ObsLeaf:
     """How many values each element can take, for `discrete` (one entry) and `multidiscrete`."""
     start: tuple[int, ...] = ()
     """The smallest value of each element, for `discrete` and `multidiscrete`."""
+    stack: int = 1
+    """How many frames it is made of, joined along the first axis with the newest last."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,24 @@ class EnvSpec:
             action=ActionSpec(**tuples(data["action"])),
             args=data["args"],
         )
+
+
+CHANNELS = (1, 3, 4)
+"""How many channels an image has that is not a stack: gray, colour, colour with depth."""
+
+
+def channels_last(image: tuple[int, ...]) -> bool:
+    """Whether an image of three dimensions is `[height, width, channels]`, as renderers give it, by its shape alone.
+
+    Two equal sides are the picture's. Where there are none, or three, the channels are at the end that has as many as
+    `CHANNELS` says; where that is both or neither, at the smaller one, and at the front if they are equal.
+    """
+    first, middle, last = image
+    if (first == middle) != (middle == last):
+        return first == middle
+    if (first in CHANNELS) != (last in CHANNELS):
+        return last in CHANNELS
+    return last < first
 
 
 def tuples(data: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,10 @@ class Supervision:
         """Optimiser steps that were taken again because the learner had died."""
         self.env_restarts = 0
         """Environments that broke and were made anew."""
+        self.shard_sizes: dict[int, int] = {}
+        """Transitions in each replay shard, or in each worker's buffer, as far as is known."""
+        self.lost_transitions = 0
+        """Of shards and workers that had to begin empty."""
         self.history: FaultHistory | None = None
         """Where faults are written, once the run has a directory."""
         self.steps = 0
@@ -48,9 +52,12 @@ class Supervision:
             "start_seconds": faults.start_seconds,
         }
         env = f"env {self._config.env!r}"
-        if kind == "learner":
+        if kind in ("learner", "shard"):
             hint = "; if it needs that long, raise faults.start_seconds or faults.learn_seconds"
-            return Rules(**common, job_seconds=faults.learn_seconds, work="learn", hint=hint)
+            common |= {"job_seconds": faults.learn_seconds, "hint": hint}
+            if kind == "learner":
+                return Rules(**common, work=self._learners_work)
+            return Rules(**common, work="insert", quorum=self._config.replay.shards, anew=self._empty)
         common["accidents"] = (RoleDied, EnvError, RoleError)
         if kind == "evaluator":
             hint = f"; if a step of {env} needs that long, raise faults.sample_seconds"
@@ -60,18 +67,33 @@ class Supervision:
             job_seconds=faults.sample_seconds,
             absent_seconds=faults.absent_seconds,
             quorum=quorum(self._config),
-            work="produce",
+            work="work" if self._config.topology == "shared-agent" else "produce",
             anew=self._anew,
             greeting="note",
             hint=f"; if {env} needs that long to be made, reset or stepped, raise faults.start_seconds or "
             "faults.sample_seconds",
         )
 
+    @property
+    def _learners_work(self) -> str:
+        if self._config.topology != "replay":
+            return "take" if self._config.topology == "shared-agent" else "learn"
+        return "learn_drawn" if self._config.replay.shards else "learn_some"
+
+    def _empty(self, member: Member) -> tuple[Any, ...]:
+        lost = self.shard_sizes.pop(member.index, 0)
+        self.lost_transitions += lost
+        self._say(f"{member.name} begins empty: {lost:,} transitions are lost")
+        return ("begin_anew",)
+
     def _anew(self, member: Member) -> tuple[Any, ...]:
         sampling = self._config.sampling
         self._lost = sampling.fragment * sampling.envs
         self._ledger.lose(self._lost)
-        self._say(f"{member.name} begins anew: its episodes in flight are lost")
+        kept = self.shard_sizes.pop(member.index, 0) if self._config.topology == "shared-agent" else 0
+        self.lost_transitions += kept
+        also = f", and {kept:,} transitions of its buffer" if kept else ""
+        self._say(f"{member.name} begins anew: its episodes in flight are lost{also}")
         sequence = self._sequences.get(member.index, 0) + 1  # a gap, so that nothing is joined across it
         self._sequences[member.index] = sequence
         return ("begin_anew", sequence, member.attempts)
@@ -85,6 +107,8 @@ class Supervision:
     def received(self, receipt: Receipt, pool: Pool, member: Member) -> None:
         """A fragment has come: look at what broke on the way, and at what its sampler takes of the memory."""
         self._sequences[receipt.sampler] = receipt.sequence + 1
+        if receipt.kept:
+            self.shard_sizes[receipt.sampler] = receipt.kept
         self.broken(member.name, receipt.faults)
         if pool.runtime.apart and receipt.memory > self._most:
             grown = RoleDied(f"{member.name} has grown to {receipt.memory / 1e6:,.0f} MB (faults.memory_mb)")
@@ -138,7 +162,7 @@ class Supervision:
         self._say(f"note: {text}")
 
     def redone(self, job: Job) -> None:
-        if job.method == "learn":
+        if job.member.kind == "learner" and job.method == job.member.rules.work:
             self.redone_updates += job.result().updates
 
     @property
@@ -155,25 +179,29 @@ class Supervision:
         """Count on from where a checkpoint was."""
         self.redone_updates = counts.get("redone_updates", 0)
         self.env_restarts = counts.get("env_restarts", 0)
+        self.lost_transitions = counts.get("lost_transitions", 0)
 
     def metrics(self, pool: Pool) -> dict[str, float]:
         return {
             "health/restarts": float(pool.restarts),
             "health/env_restarts": float(self.env_restarts),
             "health/redone_updates": float(self.redone_updates),
+            "health/lost_transitions": float(self.lost_transitions),
         }
 
 
 def _evidence(member: Member) -> Callable[[], dict[str, Tree]] | None:
     """What a sampler was at when it failed: its state, and the policy versions it was given since."""
-    versions = [job.args[0] for job in member.log if job.method == "produce"]
+    versions = [job.args[0] for job in member.log if job.method == member.rules.work]
     states = [job.args[0] for job in member.log if job.method == "load"]
     state = member.border if member.border is not None else next(iter(states), None)
     if member.kind != "sampler" or not versions or (state is None and member.attempts):
         return None
 
     def parts() -> dict[str, Tree]:
-        found: dict[str, Tree] = {} if state is None else {"sampler": state.result()}
+        found: dict[str, Tree] = {}
+        if state is not None:  # a worker's buffer is of no use there
+            found["sampler"] = {name: part for name, part in state.result().items() if name != "worker"}
         return found | {"versions": {str(i): version.result().state() for i, version in enumerate(versions)}}
 
     return parts

@@ -15,11 +15,10 @@ from raynforce.config import Config
 from raynforce.crew import Crew
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
 from raynforce.evaluating import FINAL, Evaluations, Pinned
-from raynforce.experience.fragment import Fragment
 from raynforce.experience.ledger import Ledger
 from raynforce.policies.acting import PolicyVersion
 from raynforce.recording import Best, Record
-from raynforce.resuming import Takeover, machine_note, settings_note, steps_note
+from raynforce.resuming import Takeover, machine_note, require_same_buffers, settings_note, steps_note
 from raynforce.runs.directory import Loaded, RunDirectory
 from raynforce.runs.faults import FaultHistory
 from raynforce.runs.metrics import Sink
@@ -34,7 +33,8 @@ from raynforce.spaces import EnvSpec
 from raynforce.status import Callback, Result
 from raynforce.supervision import Supervision
 from raynforce.tally import Tally
-from raynforce.topologies.stream import Round, Stream
+from raynforce.topologies.choose import make_loop, require_topology
+from raynforce.topologies.loop import Held, Round, Start
 from raynforce.trees import Tree
 from raynforce.weights import require_fit, weights_to_begin_with
 
@@ -89,16 +89,18 @@ class Training:
         saved = None if loaded is None else loaded.parts
         algorithm = algorithm_class(config.algo)
         self._acting = algorithm(config, env).acting()
+        require_topology(config, algorithm, env)
         if before is not None and loaded is not None:
             require_fit(loaded.parts["policy"].get("acting"), self._acting, config, self._run)
+            require_same_buffers(before, config, self._run.shown)
             self._check_steps(before, loaded)
         weights = weights_to_begin_with(config, self._acting) if loaded is None else None
-        self._max_lag = _lag_bound(config, algorithm.max_lag)
         self._tolerates_lag = algorithm.max_lag != 0
         self._progress.start(title)
         if before is not None:
             self._tell_changes(before, loaded)
-        self._runtime = opened.enter_context(open_runtime(config, self._progress.message))
+        torch = self._acting.acts_with == "torch" or config.topology == "shared-agent"
+        self._runtime = opened.enter_context(open_runtime(config, self._progress.message, torch=torch))
         self._supervision = Supervision(config, self._ledger, self._progress.message)
         self._crew = crew = Crew(config, env, self._acting, self._runtime, self._supervision, self._progress.message)
         self._evaluations = Evaluations(
@@ -116,18 +118,9 @@ class Training:
             crew.begin_from(weights.version, weights.step)
         held = self._load(saved) if saved is not None else []
         self._version, self._number = crew.published()
-        self._stream = Stream(
-            crew.pool,
-            crew.samplers,
-            crew.learner,
-            self._version,
-            self._number,
-            ledger=self._ledger,
-            held=held,
-            batch=config.stream.batch,
-            max_lag=self._max_lag,
-            waiting=lambda who: self._show(f"waiting for {who}{self._runtime.excuse()}"),
-        )
+        waiting = lambda who: self._show(f"waiting for {who}{self._runtime.excuse()}")  # noqa: E731
+        start = Start(self._version, self._number, held)
+        self._turning = make_loop(config, crew, start, self._ledger, saved, self._supervision.shard_sizes, waiting)
         if resume:
             self._run.write_config(config.to_yaml())
         else:
@@ -179,11 +172,10 @@ class Training:
 
     def train(self) -> Result:
         """Train until the steps are done, the target is met, a callback or a signal says stop."""
-        rounds = {"sync": self._stream.sync, "overlap": self._stream.overlap, "async": self._stream.async_}
         with self.stop_request.watching(), self._opened:
             try:
                 if self._status.steps < self._config.steps:
-                    self._loop(rounds[self._config.topology]())
+                    self._loop(self._turning.rounds())
                 self._finish()
                 return self._result()
             except Exception as error:
@@ -204,7 +196,7 @@ class Training:
             except RaynforceError as error:
                 if (error.role or "").startswith("sampler"):  # the learner is well: what was learned is not lost
                     with contextlib.suppress(RaynforceError):
-                        unfinished = self._stream.abandon()
+                        unfinished = self._turning.abandon()
                         if unfinished is not None:
                             self._count(unfinished)
                         self._record.save_now(self._save, self._show)
@@ -249,7 +241,7 @@ class Training:
     def _report(self, round_: Round) -> None:
         status = self._status
         if self._tally.report_is_due():
-            self._ledger.check(self._stream.held)
+            self._ledger.check(self._turning.held)
             status.metrics |= {
                 "charts/SPS": self._speed,
                 "charts/episodes": float(status.episodes),
@@ -259,6 +251,7 @@ class Training:
                 "time/learn": round_.learn_seconds,
                 **self._times.metrics(),
                 **self._ledger.metrics(),
+                **self._turning.metrics(),
                 **self._supervision.metrics(self._crew.pool),
                 **self._record.metrics(),
                 **self._runtime.health(),
@@ -413,8 +406,8 @@ class Training:
         """Hand everything that the run depends on to the saver: training waits for a copy of it, not for the disk."""
         began = time.monotonic()
         exact = self._config.topology != "async"  # else a cut at one policy version: episodes in flight are left out
-        fragments = self._stream.settle() if exact else self._stream.complete()
-        parts: dict[str, Tree] = self._crew.states(self._run.known("learner"), samplers=exact)
+        fragments = self._turning.settle() if exact else self._turning.complete()
+        parts: dict[str, Tree] = self._crew.states(self._run.known, samplers=exact)
         parts |= {"policy": self._policy(self._version), "run": self._tally.state() | self._counts()}
         for index, pinned in enumerate(self._unevaluated):
             version = pinned.version.result().state()
@@ -428,7 +421,7 @@ class Training:
         """What the driver counts beside the tally."""
         sampling, books = self._config.sampling, self._ledger.state()
         if self._config.topology == "async":  # what is being sampled will not be there after a resume
-            books["lost"] += self._stream.coming * sampling.fragment * sampling.envs
+            books["lost"] += self._turning.coming * sampling.fragment * sampling.envs
         return {
             "total_steps": self._config.steps,
             "topology": self._config.topology,
@@ -440,11 +433,12 @@ class Training:
             "redone_updates": self._supervision.redone_updates,
             "restarts": self._crew.pool.restarts,
             "env_restarts": self._supervision.env_restarts,
+            "lost_transitions": self._supervision.lost_transitions,
             "sinks": self._record.position(),
         }
 
-    def _load(self, saved: Mapping[str, Tree]) -> list[Fragment]:
-        """Put every role back to where it was; returns fragments that were not learned from yet."""
+    def _load(self, saved: Mapping[str, Tree]) -> Sequence[Held]:
+        """Put every role back to where it was; returns what was not learned from yet."""
         status = self._status
         try:
             counts, takeover = saved["run"], Takeover(saved, self._config)
@@ -455,6 +449,7 @@ class Training:
             for fragment in takeover.dropped:
                 self._ledger.drop(fragment.sampler, fragment.sequence, fragment.steps)
             self._supervision.load(counts)
+            self._supervision.lost_transitions += takeover.lost_transitions
             self._crew.pool.restarts += counts.get("restarts", 0)
             self._tally.load(counts)
             self._supervision.steps = status.steps
@@ -466,6 +461,11 @@ class Training:
         told += steps_note(before, self._config.steps, status.steps)
         if takeover.abandoned:
             told.append(f"{takeover.abandoned:,} episodes that were in flight begin anew")
+        if takeover.new_workers:
+            several = "workers begin" if takeover.new_workers > 1 else "worker begins"
+            told.append(f"{takeover.new_workers:,} {several} anew")
+        if takeover.lost_transitions:
+            told.append(f"{takeover.lost_transitions:,} transitions in the buffers of workers that are gone are lost")
         if takeover.dropped:
             lost = sum(fragment.steps for fragment in takeover.dropped)
             told.append(f"{lost:,} steps that were sampled for other samplers are dropped")
@@ -493,17 +493,7 @@ class Training:
         return Pinned(self._runtime.share(version), version.number, status.solved_steps or 0)
 
 
-def _lag_bound(config: Config, tolerated: int | None) -> int:
-    """How old fragments may be; refuses a topology whose fragments are older than the algorithm can learn from."""
-    if config.topology != "sync" and tolerated == 0:
-        raise UsageError(
-            f"topology = {config.topology!r} learns from older policy versions, and {config.algo} from the newest "
-            "alone (its max_lag is 0): use --topology sync"
-        )
-    return config.stream.max_lag if tolerated is None else min(tolerated, config.stream.max_lag)
-
-
-def _books(counts: Tree, held: Sequence[Fragment]) -> Tree:
+def _books(counts: Tree, held: Sequence[Held]) -> Tree:
     """The ledger of a checkpoint from before there was one."""
     trained, dropped = counts["steps"], counts.get("dropped", 0)
     produced = trained + dropped + sum(f.steps for f in held)

@@ -294,7 +294,7 @@ def test_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_preset_resolves() -> None:
-    for algo, env in presets.PRESETS:
+    for algo, env, *_ in presets.PRESETS:
         config, applied = resolve({"env": env, "algo": algo})
         assert applied
         for path, value in applied.items():
@@ -312,7 +312,7 @@ def test_the_algorithm_s_section_has_the_algorithm_s_type() -> None:
 
 def test_unknown_algorithm() -> None:
     assert complaint({"algo": "dqm"}).startswith(
-        "unknown algorithm 'dqm' (did you mean 'dqn'?): known are dqn, impala, ppo"
+        "unknown algorithm 'dqm' (did you mean 'dqn'?): known are a3c, dqn, impala, ppo"
     )
     assert "not a subclass" in complaint({"algo": "raynforce.config:Config"})
 
@@ -490,3 +490,13 @@ def test_a_value_and_a_section_of_one_name() -> None:
 
 def test_dates_that_are_none_are_text() -> None:
     assert settings.parse_assignments(["env_args.day=2001-99-99"]) == {"env_args": {"day": "2001-99-99"}}
+
+
+def test_a_topology_has_defaults_of_its_own_below_the_preset() -> None:
+    plain = resolved({"algo": "dqn", "preset": "none"})
+    shared = resolved({"algo": "dqn", "preset": "none", "topology": "shared-agent"})
+    assert (plain.sampling.fragment, shared.sampling.fragment) == (16, 1)
+    assert shared.algorithm.learning_rate < plain.algorithm.learning_rate
+    assert resolved({"algo": "dqn", "topology": "shared-agent", "sampling": {"fragment": 3}}).sampling.fragment == 3
+    tuned = [resolved({"algo": "dqn", "preset": "auto", "topology": t}) for t in ("sync", "shared-agent")]
+    assert [config.to_dict()["algorithm"]["epsilon_fraction"] for config in tuned] == [0.1, 0.04]

@@ -12,6 +12,7 @@ BUILT_IN = {
     "ppo": "raynforce.algos.ppo:PPO",
     "dqn": "raynforce.algos.dqn:DQN",
     "impala": "raynforce.algos.impala:IMPALA",
+    "a3c": "raynforce.algos.a3c:A3C",
 }
 
 

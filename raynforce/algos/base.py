@@ -16,6 +16,7 @@ from raynforce.experience.vtrace import vtrace
 from raynforce.lazy import LazyModule
 from raynforce.policies.acting import ActingSpec
 from raynforce.policies.distributions import policy_distribution
+from raynforce.policies.images import with_images
 from raynforce.policies.spec import Free, Linear, NetworkSpec, Tower, inputs_of, mlp
 from raynforce.spaces import ActionSpec, EnvSpec
 from raynforce.trees import Tree
@@ -58,10 +59,15 @@ class Algorithm(Generic[H]):
     """The algorithm's own settings, a frozen dataclass."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults for settings outside its own section, dotted: `{"sampling.fragment": 16}`."""
+    topology_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """The same for one topology, over those of all: `{"shared-agent": {"sampling.fragment": 1}}`."""
     consumes: ClassVar[Literal["stream", "replay"]] = "stream"
     """Whether each fragment is learned from once, or kept in a buffer and sampled again."""
     max_lag: ClassVar[int | None] = 0
     """How many policy versions old a fragment may be when it is learned from; None: any, it corrects for that."""
+    shares_gradients: ClassVar[bool] = False
+    """Whether several workers may each compute gradients with a copy of the network that is a little old, and have them
+    applied one after another: topology `shared-agent`. It takes one pass over what was sampled."""
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         self.config = config
@@ -73,6 +79,8 @@ class Algorithm(Generic[H]):
         """The values of `schedules` in this round; kept up to date by the learner."""
         self.version = 0
         """Number of the policy version this round starts from; kept up to date by the learner."""
+        self.updates = 0
+        """Optimiser steps taken so far, whoever computed their gradients; kept up to date by the learner."""
 
     # -- what it declares, as data ------------------------------------------------------------------------
 
@@ -97,10 +105,15 @@ class Algorithm(Generic[H]):
         return self.spec(policy, value, free=log_std)
 
     def spec(self, *towers: Tower, free: Sequence[Free] = ()) -> NetworkSpec:
-        """A network spec for this observation space; a user's own module takes the place of the towers."""
+        """A network spec for this observation space, with convolutions in front of towers that read images.
+
+        A user's own module takes the place of all towers.
+        """
         config = self.config.network
-        kept = () if config.factory else towers
-        return NetworkSpec(inputs_of(self.env.obs), kept, tuple(free), config.normalize_obs)
+        if config.factory:
+            return NetworkSpec(inputs_of(self.env.obs), (), tuple(free), config.normalize_obs)
+        inputs, seeing = with_images(self.env.obs, towers, config.conv)
+        return NetworkSpec(inputs, seeing, tuple(free), config.normalize_obs)
 
     def acting(self) -> ActingSpec:
         """What samplers need to know."""
@@ -133,7 +146,7 @@ class Algorithm(Generic[H]):
         raise NotImplementedError
 
     def after_update(self, net: Network, minibatch: Batch, loss: Loss) -> None:
-        """Called after each optimiser step."""
+        """Called after each optimiser step; in a worker of a shared agent, after each gradient that it computes."""
 
     def metrics(self) -> dict[str, float]:
         """More to report after each round, by full name."""

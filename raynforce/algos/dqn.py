@@ -6,17 +6,14 @@ Double Q-learning (arXiv 1509.06461), dueling heads (1511.06581), n-step returns
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import numpy as np
-
-from raynforce.algos.base import Algorithm, Arrays, Batch, Loss, observations
+from raynforce.algos.base import Batch, Loss, observations
+from raynforce.algos.off_policy import Fraction, OffPolicy, OffPolicyConfig
 from raynforce.config import AlgorithmConfig, Config
 from raynforce.errors import UsageError
-from raynforce.experience.fragment import Fragment
-from raynforce.experience.replay import Replay
 from raynforce.lazy import LazyModule
 from raynforce.policies.acting import ActingSpec
 from raynforce.policies.spec import Linear, NetworkSpec, Tower, mlp
@@ -33,37 +30,22 @@ else:
     torch = LazyModule("torch")
 
 _KINDS = {"box": "continuous", "multidiscrete": "several at once"}
-Fraction = Annotated[float, Range(0, 1)]
+LADDERS: Mapping[str, float] = {"replay": 3.0}
+"""What `epsilon_ladder: null` means, by topology; 1 on all others."""
 
 
 @dataclass(frozen=True)
-class DQNConfig(AlgorithmConfig):
+class DQNConfig(OffPolicyConfig):
     """Settings of DQN."""
 
     learning_rate: Annotated[float, Range(0, 10)] = 1e-3
     """Adam's step size."""
     max_grad_norm: Annotated[float, Range(1e-9)] | None = 10.0
     """Gradients longer than this are scaled down to it; null switches that off."""
-    buffer_size: Annotated[int, Range(1, 1e12)] = 100_000
-    """Transitions kept in replay."""
-    learning_starts: Annotated[int, Range(0, 1e12)] = 1_000
-    """Environment steps gathered before the first update."""
-    batch_size: Annotated[int, Range(1, 1e6)] = 64
-    """Transitions per update."""
-    samples_per_insert: Annotated[float, Range(1e-6, 1e6)] = 16.0
-    """How often each transition is learned from on average; with a batch of 64, 16 is an update every 4 steps."""
     double: bool = True
     """Let the online network choose the next action and the target network judge it."""
     dueling: bool = False
     """Split the value of a state from the advantage of each action."""
-    n_step: Annotated[int, Range(1, 1000)] = 3
-    """Steps of real reward before bootstrapping."""
-    prioritized: bool = False
-    """Sample transitions in proportion to their error instead of uniformly."""
-    priority_alpha: Fraction = 0.6
-    """How strongly error counts in sampling; 0 is uniform."""
-    priority_beta: Fraction = 0.4
-    """How much of the sampling bias is corrected at the start; it rises to 1 over the run."""
     target_update: Literal["hard", "soft"] = "hard"
     """Copy the network into its target now and then, or let the target follow slowly."""
     target_every: Annotated[int, Range(1, 1e9)] = 250
@@ -76,17 +58,23 @@ class DQNConfig(AlgorithmConfig):
     """Chance of a random action once exploration has been annealed."""
     epsilon_fraction: Fraction = 0.2
     """Share of the run over which epsilon falls linearly."""
+    epsilon_ladder: Annotated[float, Range(1, 100)] | None = None
+    """Environments explore with epsilon to powers from 1/this to this, evenly in between whatever the number of
+    samplers; 1 lets all explore alike, and null means 3 on topology replay and 1 elsewhere."""
     huber_delta: Annotated[float, Range(1e-6)] = 1.0
     """Errors beyond this count linearly."""
 
 
-class DQN(Algorithm[DQNConfig]):
+class DQN(OffPolicy[DQNConfig]):
     """Value learning from replay, for discrete actions."""
 
     Settings: ClassVar[type[AlgorithmConfig]] = DQNConfig
     defaults: ClassVar[Mapping[str, Any]] = {"sampling.fragment": 16, "network.activation": "relu"}
-    consumes = "replay"
-    max_lag = None
+    topology_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        # All gradients that a fragment leads to are at equal weights, and those of others come in between: with longer
+        # fragments or steps they overshoot.
+        "shared-agent": {"sampling.fragment": 1, "algorithm.learning_rate": 5e-4},
+    }
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
@@ -94,20 +82,7 @@ class DQN(Algorithm[DQNConfig]):
             raise UsageError(
                 f"dqn needs discrete actions, and those of {env.env} are {_KINDS[env.action.kind]}: use ppo"
             )
-        self._check_sizes()
-        self._inserted = 0
-        self._updates = 0
-        self._due = 0.0  # updates that the samples-per-insert ratio still asks for
-
-    def _check_sizes(self) -> None:
-        hp, sampling = self.hp, self.config.sampling
-        width = sampling.samplers * sampling.envs
-        needed = max((sampling.fragment + 2) * width, hp.batch_size + (hp.n_step + 1) * width)
-        if hp.buffer_size < needed:
-            raise UsageError(
-                f"algorithm.buffer_size = {hp.buffer_size} cannot hold a fragment and a batch: with {width} envs, "
-                f"sampling.fragment = {sampling.fragment} and algorithm.batch_size = {hp.batch_size} it takes {needed}"
-            )
+        self._followed = 0  # updates that the target network has seen
 
     def heads(self) -> dict[str, int]:
         (actions,) = self.env.action.sizes
@@ -119,42 +94,31 @@ class DQN(Algorithm[DQNConfig]):
         return self.spec(torso, *heads)
 
     def acting(self) -> ActingSpec:
-        best = "advantage" if self.hp.dueling else "q"  # the best action has the greatest advantage
-        factory = self.config.network.factory
-        return ActingSpec(self.env, self.network(), self.heads(), factory, exploration="epsilon", values=best)
+        hp, config = self.hp, self.config
+        ladder = LADDERS.get(config.topology, 1.0) if hp.epsilon_ladder is None else hp.epsilon_ladder
+        priorities = hp.prioritized and not config.learner.scale_rewards  # samplers know rewards in their own units
+        return ActingSpec(
+            self.env,
+            self.network(),
+            self.heads(),
+            config.network.factory,
+            exploration="epsilon",
+            values="advantage" if hp.dueling else "q",  # the best action has the greatest advantage
+            record=("priority",) if priorities else (),
+            state_value="value" if hp.dueling else None,
+            gamma=hp.gamma,
+            ladder=ladder,
+        )
 
     def schedules(self, progress: float) -> dict[str, float]:
         hp = self.hp
         share = min(1.0, progress / hp.epsilon_fraction) if hp.epsilon_fraction else 1.0
         epsilon = hp.epsilon_start + share * (hp.epsilon_end - hp.epsilon_start)
-        beta = hp.priority_beta + progress * (1 - hp.priority_beta)
-        return {**super().schedules(progress), "epsilon": epsilon, "priority_beta": beta}
+        return {**super().schedules(progress), "epsilon": epsilon}
 
     def begin(self, net: Network) -> None:
-        hp, sampling = self.hp, self.config.sampling
+        super().begin(net)
         self.target = net.flat.clone()
-        self.replay = Replay(
-            self.env.obs,
-            self.env.action,
-            capacity=hp.buffer_size,
-            lanes=sampling.envs,
-            samplers=sampling.samplers,
-            n_step=hp.n_step,
-            gamma=hp.gamma,
-            prioritized=hp.prioritized,
-            alpha=hp.priority_alpha,
-        )
-
-    def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:
-        before, hp = max(self._inserted, self.hp.learning_starts), self.hp
-        self._inserted += sum(self.replay.insert(f) for f in fragments)
-        self._due += max(0, self._inserted - before) * hp.samples_per_insert / hp.batch_size
-        return {}
-
-    def minibatches(self, batch: Batch, rng: np.random.Generator) -> Iterator[Mapping[str, Tensor | np.ndarray]]:
-        while self._due >= 1 and len(self.replay) >= self.hp.batch_size:
-            self._due -= 1
-            yield self.replay.sample(self.hp.batch_size, rng, self.scheduled["priority_beta"])
 
     def _values(self, out: Outputs) -> Tensor:
         if not self.hp.dueling:
@@ -188,23 +152,17 @@ class DQN(Algorithm[DQNConfig]):
         return Loss(total, metrics, per_sample=error.abs(), gradients=self._d_outputs(d_values))
 
     def after_update(self, net: Network, minibatch: Batch, loss: Loss) -> None:
-        self._updates += 1
+        super().after_update(net, minibatch, loss)
+        before, self._followed = self._followed, self.updates
         if self.hp.target_update == "soft":
-            self.target.lerp_(net.flat, self.hp.target_tau)
-        elif self._updates % self.hp.target_every == 0:
+            self.target.lerp_(net.flat, 1 - (1 - self.hp.target_tau) ** (self.updates - before))
+        elif self.updates // self.hp.target_every != before // self.hp.target_every:
             self.target.copy_(net.flat)
-        if self.hp.prioritized and loss.per_sample is not None:
-            self.replay.update_priorities(minibatch["index"].cpu().numpy(), loss.per_sample.cpu().numpy())
-
-    def metrics(self) -> dict[str, float]:
-        fill = len(self.replay) / self.replay.capacity
-        return {"replay/size": float(len(self.replay)), "replay/fill": fill, "replay/mb": self.replay.nbytes / 1e6}
 
     def state(self) -> Tree:
-        counts = {"inserted": self._inserted, "updates": self._updates, "due": self._due}
-        return {"target": self.target.cpu().numpy().copy(), "replay": self.replay.state(), **counts}
+        return {**super().state(), "target": self.target.cpu().numpy().copy(), "updates": self._followed}
 
     def load(self, tree: Tree) -> None:
+        super().load(tree)
         self.target.copy_(torch.tensor(tree["target"]))
-        self.replay.load(tree["replay"])
-        self._inserted, self._updates, self._due = tree["inserted"], tree["updates"], tree["due"]
+        self._followed = tree["updates"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = {
+PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
     ("ppo", "CartPole-v1"): {
         "algorithm.learning_rate": 2e-3,
         "algorithm.gamma": 0.98,
@@ -35,12 +35,15 @@ PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "network.hidden": (128, 128),
         "eval.every": 5_000,
     },
+    ("dqn", "CartPole-v1", "shared-agent"): {
+        "algorithm.epsilon_fraction": 0.04,
+    },
     ("dqn", "Acrobot-v1"): {
         "network.hidden": (128, 128),
     },
 }
 
 
-def preset_for(algo: str, env: str) -> dict[str, Any]:
+def preset_for(algo: str, env: str, topology: str) -> dict[str, Any]:
     """The tuned settings (dotted) of a built-in algorithm on an environment; empty if there are none."""
-    return dict(PRESETS.get((algo, env), {}))
+    return {**PRESETS.get((algo, env), {}), **PRESETS.get((algo, env, topology), {})}

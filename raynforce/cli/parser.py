@@ -76,7 +76,7 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=_Parser)
 
     train = _command(commands, "train", "train an agent", epilog=TRAIN_EXAMPLES)
-    train.add_argument("algo", nargs="?", metavar="ALGO", help="ppo, dqn, impala, or your own module:Class")
+    train.add_argument("algo", nargs="?", metavar="ALGO", help="ppo, dqn, impala, a3c, or your own module:Class")
     train.add_argument("env", nargs="?", metavar="ENV", help="a gymnasium id, or module:factory")
     train.add_argument("--steps", metavar="N", help="environment steps to train for (default 200,000)")
     train.add_argument("--target", metavar="R", help="stop once 20 greedy episodes return R on average")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,10 +20,18 @@ _ACTION = "Discrete, MultiDiscrete, MultiBinary and Box of floats"
 
 
 def describe(
-    env: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any], env_args: Mapping[str, Any] | None = None
+    env: str,
+    obs_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    env_args: Mapping[str, Any] | None = None,
+    stacks: Mapping[str, int] | None = None,
 ) -> EnvSpec:
-    """Describe an environment's spaces as data; a space that cannot be learned from is a `UsageError`."""
+    """Describe an environment's spaces as data; a space that cannot be learned from is a `UsageError`.
+
+    `stacks` says by path which observations are how many frames.
+    """
     leaves = tuple(_obs_leaf(env, path, space) for path, space in leaf_spaces(env, obs_space))
+    leaves = tuple(_with_stack(leaf, (stacks or {}).get(leaf.path, 1)) for leaf in leaves)
     if not leaves:
         raise UsageError(f"env {env!r} has an empty observation space {short(obs_space)}; allowed: {_OBS}")
     return EnvSpec(env=env, obs=leaves, action=_action(env, action_space), args=dict(env_args or {}))
@@ -48,7 +57,9 @@ def _obs_leaf(env: str, path: str, space: spaces.Space[Any]) -> ObsLeaf:
     if isinstance(space, spaces.Box):
         # Fragments and networks work in float32; integers (images above all) stay as small as they are.
         kind = np.dtype(space.dtype).kind
-        dtype = "float32" if kind == "f" else "uint8" if kind == "b" else str(space.dtype)
+        if kind == "b":  # flags: 0 and 1 are not shades of an image
+            return ObsLeaf(path, "multibinary", tuple(space.shape), "uint8")
+        dtype = "float32" if kind == "f" else str(space.dtype)
         return ObsLeaf(path, "box", tuple(space.shape), dtype)
     if isinstance(space, spaces.Discrete):
         return ObsLeaf(path, "discrete", (), "int64", sizes=(int(space.n),), start=(int(space.start),))
@@ -60,6 +71,11 @@ def _obs_leaf(env: str, path: str, space: spaces.Space[Any]) -> ObsLeaf:
     raise UsageError(
         f"env {env!r} has the observation space {short(space)} at {path!r}; allowed: {_OBS}; use a wrapper"
     )
+
+
+def _with_stack(leaf: ObsLeaf, frames: int) -> ObsLeaf:
+    whole = leaf.kind == "box" and len(leaf.shape) > 0 and leaf.shape[0] % frames == 0
+    return dataclasses.replace(leaf, stack=frames) if whole and frames > 1 else leaf
 
 
 def _action(env: str, space: spaces.Space[Any]) -> ActionSpec:

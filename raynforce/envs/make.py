@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 
 from raynforce.envs.describe import describe
+from raynforce.envs.frames import stacks_of
 from raynforce.errors import UsageError, nearest, summary
 from raynforce.imports import load_module, load_object
 from raynforce.spaces import EnvSpec
@@ -20,7 +21,7 @@ _EXTRAS = {
     "box2d": 'pip install "gymnasium[box2d]" (without a compiler and swig: pip install box2d)',
     "mujoco_py": 'pip install "gymnasium[mujoco-py]"',
     "mujoco": 'pip install "gymnasium[mujoco]"',
-    "ale": 'pip install "gymnasium[atari]"',
+    "ale": 'pip install "raynforce[atari]"',
     "jax": 'pip install "gymnasium[jax]"',
     "pygame": 'pip install "gymnasium[classic-control]"',
 }
@@ -41,7 +42,7 @@ def make_described(env: str, env_args: Mapping[str, Any] | None = None) -> tuple
     """Make it, and describe what it takes and gives; one whose spaces are refused is closed again."""
     made = make(env, env_args)
     try:
-        return made, describe(env, made.observation_space, made.action_space, env_args)
+        return made, describe(env, made.observation_space, made.action_space, env_args, stacks_of(made))
     except BaseException:
         close_env(made)
         raise
@@ -124,6 +125,8 @@ def _from_factory(env: str, factory: Callable[..., Any], args: dict[str, Any]) -
             raise UsageError(f"env {env!r} does not take env_args {args}: {error}; it takes {takes}") from error
     try:
         made = factory(**args)
+    except UsageError:  # one of ours, which says it all
+        raise
     except (Exception, SystemExit) as error:
         raise UsageError(f"env {env!r} could not be made: the factory raised {summary(error)}") from error
     if not isinstance(made, gymnasium.Env):

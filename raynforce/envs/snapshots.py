@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Protocol
 
 import gymnasium
@@ -15,12 +16,14 @@ from gymnasium.wrappers import TimeLimit
 
 from raynforce import trees
 from raynforce.envs.describe import short
+from raynforce.envs.frames import FrameStack
 from raynforce.envs.make import Env
 from raynforce.errors import UsageError
 from raynforce.trees import Tree
 
 KNOWN = (
     TimeLimit,  # its count is saved beside the pair
+    FrameStack,  # and so are its frames
     *(wrappers.OrderEnforcing, wrappers.PassiveEnvChecker),  # know only that there was a reset
     *(wrappers.ClipAction, wrappers.RescaleAction, wrappers.ClipReward),  # and these have no state at all
     *(wrappers.DtypeObservation, wrappers.FilterObservation, wrappers.FlattenObservation),
@@ -126,13 +129,15 @@ class Pair:
         return f"save_state and load_state of {path}" if own else f"the snapshot registered for {path}"
 
     def save(self) -> Tree:
-        """The state, with the random stream of the environment and the counts of time limits."""
+        """The state, with the random stream of the environment, the counts of time limits, and stacked frames."""
         try:
             state = pack(self.snapshot.save(self.layer))
         except NoTree as error:
             raise NoTree(f"{self.saver} returned {error}; {ALLOWED}") from None
         rng = self._rng()
         saved: Tree = {"state": state, "elapsed": [limit._elapsed_steps for limit in self._limits()]}
+        if stacks := self._stacks():
+            saved["frames"] = pack({str(i): dict(layer.stacks) for i, layer in enumerate(stacks)})
         return saved if rng is None else saved | {"rng": pack(trees.rng_state(rng))}
 
     def load(self, saved: Tree) -> None:
@@ -143,6 +148,10 @@ class Pair:
             trees.load_rng(rng, unpack(saved["rng"]))  # last, because loading may have drawn from it
         for limit, elapsed in zip(self._limits(), saved["elapsed"], strict=True):
             limit._elapsed_steps = elapsed
+        if stacks := self._stacks():
+            frames = unpack(saved["frames"])
+            for i, layer in enumerate(stacks):
+                layer.stacks = frames[str(i)]
 
     def _rng(self) -> np.random.Generator | None:
         """The environment's `np_random`, if it has made one: asking for it would."""
@@ -151,6 +160,11 @@ class Pair:
 
     def _limits(self) -> list[TimeLimit]:
         return [layer for layer in _layers(self.env) if isinstance(layer, TimeLimit)]
+
+    def _stacks(self) -> list[FrameStack]:
+        """Those around what has the pair: one inside of a wrapper that has it is that wrapper's to save."""
+        around = takewhile(lambda layer: layer is not self.layer, _layers(self.env))
+        return [layer for layer in around if isinstance(layer, FrameStack)]
 
 
 def pair_of(env: Env) -> tuple[Pair | None, str]:

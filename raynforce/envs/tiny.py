@@ -132,3 +132,40 @@ class Endless(gymnasium.Env[np.ndarray, int]):
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.steps += 1
         return np.ones(1, np.float32), 1.0, False, self.steps >= self.length, {}
+
+
+class Catch(gymnasium.Env[np.ndarray, int]):
+    """A ball falls diagonally through an image, a row a step; hold the net where it will be: 1 for each catch.
+
+    It goes to the left or to the right throughout an episode, and from one edge to the other. The net is below the ball
+    to the left (action 0) or to the right (1). An image alone does not tell which way the ball goes: whatever is done
+    on what it shows, the mean return is `length / 2`, as it is at random. Two tell: then it is `length - 0.5`, because
+    the first net is a guess. An image is uint8 `[length + 1, width, 1]`, 255 where the ball is.
+    """
+
+    def __init__(self, length: int = 8, width: int = 8) -> None:
+        if length < 1 or width < 3:
+            raise ValueError(f"length {length} and width {width} are not allowed: at least 1 and 3 are")
+        self.observation_space = spaces.Box(0, 255, (length + 1, width, 1), np.uint8)
+        self.action_space = spaces.Discrete(2)
+        self.length, self.width = length, width
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        self.column, way = (int(x) for x in self.np_random.integers((self.width, 2)))
+        self.drift = 1 if way else -1
+        return self._image(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        self.column = (self.column + self.drift) % self.width
+        caught = (1 if action == 1 else -1) == self.drift
+        return self._image(), float(caught), self.steps >= self.length, False, {}
+
+    def _image(self) -> np.ndarray:
+        image = np.zeros((self.length + 1, self.width, 1), np.uint8)
+        image[self.steps, self.column] = 255
+        return image

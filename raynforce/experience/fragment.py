@@ -34,8 +34,9 @@ class Fragment:
     `truncated`. If it broke in row 0, the row before is in the fragment before, already gone; then row 0 itself is
     `truncated`, with `obs[0, b]` in `final/obs`. A cut episode is not among `episode/return`.
 
-    Columns that an algorithm may ask for: `logp` `[T, B]`, the
-    behaviour log-probability. Reserved: `first`, `state0/*`, `action_mask`.
+    Columns that an algorithm may ask for: `logp` `[T, B]`, the behaviour log-probability; `priority` `[T, B]`
+    float32, the absolute one-step error by the acting network, 0 where not valid. Reserved: `first`, `state0/*`,
+    `action_mask`.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -75,6 +76,11 @@ class Fragment:
     def obs(self) -> dict[str, np.ndarray]:
         """The observation columns, each `[T+1, B, ...]`."""
         return {k: v for k, v in self.columns.items() if k == "obs" or k.startswith("obs/")}
+
+    def seen(self) -> dict[str, np.ndarray]:
+        """The observations that environment steps were taken from, each `[N, ...]`."""
+        keep = self.columns["valid"]
+        return {k: v[:-1][keep] for k, v in self.obs().items()}
 
     def final_obs(self) -> dict[str, np.ndarray]:
         """True last observations under the observations' own paths, each `[K, ...]`."""

@@ -7,6 +7,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from raynforce.experience.fragment import Fragment
+
+NONE = np.zeros(0)
+
+
+class Arrival(NamedTuple):
+    """What is counted of a fragment that has come to where it is learned from."""
+
+    sampler: int
+    sequence: int
+    steps: int
+    """Environment steps in it: valid rows."""
+    returns: np.ndarray
+    """Returns `[E]` of the episodes that ended in it."""
+    lengths: np.ndarray
+    """Their lengths `[E]`."""
+
+    @staticmethod
+    def of(fragment: Fragment) -> Arrival:
+        episodes = fragment["episode/return"], fragment["episode/length"]
+        return Arrival(fragment.sampler, fragment.sequence, fragment.steps, *episodes)
+
 
 class Receipt(NamedTuple):
     """Travels beside a fragment, to the driver."""
@@ -17,13 +41,24 @@ class Receipt(NamedTuple):
     steps: int
     """Environment steps in it: valid rows."""
     seconds: Mapping[str, float]
-    """Where the sampler's time went: `env`, `policy`, `other`; they add up to the whole call."""
+    """Where its time went: `env`, `policy`, `other`, and a worker's `gradients`; they add up to the whole call."""
     faults: Sequence[Mapping[str, Any]] = ()
     """Environments that broke and were restarted on the way: `EnvFault.facts()` of each."""
     size: int = 0
-    """Bytes of the fragment."""
+    """Bytes of the fragment, or of a worker's gradients."""
     memory: int = 0
     """Bytes that the sampler's process has in memory."""
+    returns: np.ndarray = NONE
+    """Returns `[E]` of the episodes that ended in the fragment."""
+    lengths: np.ndarray = NONE
+    """Their lengths `[E]`."""
+    kept: int = 0
+    """Transitions in the sampler's own replay buffer, if it has one."""
+
+    @property
+    def arrival(self) -> Arrival:
+        """What is counted of its fragment."""
+        return Arrival(self.sampler, self.sequence, self.steps, self.returns, self.lengths)
 
 
 def resident_bytes() -> int:

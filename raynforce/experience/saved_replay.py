@@ -1,4 +1,4 @@
-"""A replay buffer as it was saved: its state tree with every part checked, and how it is laid out anew."""
+"""A replay buffer as it was saved: its state tree with every part checked."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raynforce.errors import CheckpointError
+from raynforce.experience.compressed import CompressedFrames, Stored
 from raynforce.experience.storage import Column, Layout
 from raynforce.trees import SEGMENTS, Tree
 
 LARGEST = 2**53  # of any count in a checkpoint: sums and products of a few still fit into 64 bits
 DAMAGED = "the checkpoint is damaged, or no replay buffer's: resume from an older one"
-BLOCKS = 64
-PIECE = 128
+NONE = np.zeros(0, np.int64)
 
 
 class Segment(NamedTuple):
@@ -26,21 +26,34 @@ class Segment(NamedTuple):
     stamp: int
     columns: dict[str, np.ndarray]
     """`[rows, width, ...]` each."""
+    frames: dict[str, CompressedFrames]
+    """Columns that are compressed, `[rows * width, ...]` each."""
     final_index: np.ndarray
     """`[K]` positions within the segment, in order, of steps with a true final observation."""
     finals: dict[str, np.ndarray]
     """`[K, ...]` each."""
+    whole_index: np.ndarray
+    """`[W]` positions within the segment, in order, of stacks of frames that are stored whole."""
+    wholes: dict[str, np.ndarray]
+    """`[W, ...]` each."""
 
     def flat(self, path: str) -> np.ndarray:
         array = self.columns[path]
         return array.reshape(-1, *array.shape[2:])
 
+    def stored(self, path: str) -> Stored:
+        """Any column, `[rows * width, ...]`."""
+        return self.frames[path] if path in self.frames else self.flat(path)
+
 
 class SavedReplay:
     """What `Replay.state` has returned, once; raises `CheckpointError` for anything else, and allocates little."""
 
-    def __init__(self, tree: Tree, columns: Sequence[Column], obs_paths: Sequence[str]) -> None:
-        """`columns` and `obs_paths` are those of the buffer that it is for."""
+    def __init__(
+        self, tree: Tree, columns: Sequence[Column], obs: Sequence[Column], stacked: Sequence[Column] = ()
+    ) -> None:
+        """`columns` are those of the buffer that it is for, `obs` its observations, of which some may be `stacked`."""
+        self._obs, self._stacked = obs, stacked
         if not isinstance(tree, dict):
             raise _unexpected("the state", tree, "a tree")
         layout = tree.get("layout")
@@ -54,13 +67,15 @@ class SavedReplay:
         self.sequence = _counts("sequence", tree.get("sequence"), -1, self.layout.samplers)
         self.stamp = _count("stamp", tree.get("stamp"), 0)
         self.max_priority = _priority(tree.get("max_priority"))
+        self.late = _count("late", tree.get("late", 0), 0)
+        self.drawn = _counts("drawn", tree.get("drawn", [0, 0]), 0, 2)
         self.filled = self.layout.filled(self.head)
         self.priority = self._priorities(tree["priority"]) if "priority" in tree else None
         """`[filled * width]` float32, or None."""
         pieces = tree.get(SEGMENTS)
         if not isinstance(pieces, dict):
             raise _unexpected(SEGMENTS, pieces, "a tree")
-        found = (self._segment(name, piece, columns, obs_paths) for name, piece in pieces.items())
+        found = (self._segment(name, piece, columns) for name, piece in pieces.items())
         self.segments = sorted(found, key=lambda segment: segment.first)
         stop = 0
         for segment in self.segments:
@@ -83,7 +98,7 @@ class SavedReplay:
             raise CheckpointError(f"replay: a priority is negative or not finite; {DAMAGED}")
         return rounded
 
-    def _segment(self, name: Any, piece: Any, columns: Sequence[Column], obs_paths: Sequence[str]) -> Segment:
+    def _segment(self, name: Any, piece: Any, columns: Sequence[Column]) -> Segment:
         numbers = re.fullmatch(r"([0-9]{1,16})-([0-9]{1,16})", name) if isinstance(name, str) else None
         if numbers is None:
             raise _unexpected("a segment's name", name, "'ROW-STAMP'")
@@ -93,20 +108,13 @@ class SavedReplay:
         rows = len(valid) if isinstance(valid, np.ndarray) and valid.ndim else 0
         if not 0 < rows <= self.filled:
             raise _unexpected(f"'{name}/valid'", valid, f"at most {self.filled} rows")
-        index = _find(piece, "final_index")
-        if not isinstance(index, np.ndarray) or index.ndim != 1 or index.dtype != np.int64:
-            raise _unexpected(f"'{name}/final_index'", index, "one dimension of int64")
-        if len(index) and not (index[0] >= 0 and index[-1] < rows * width and (index[1:] > index[:-1]).all()):
-            raise CheckpointError(
-                f"replay: '{name}/final_index' is not a rising sequence within {rows * width}; {DAMAGED}"
-            )
-        arrays, finals = {}, {}
-        for column in columns:
-            path = column.path
-            arrays[path] = _array(piece, name, path, (rows, width, *column.shape), column.dtype)
-            if path in obs_paths:
-                finals[path] = _array(piece, name, f"final/{path}", (len(index), *column.shape), column.dtype)
-        return Segment(first, first + rows, stamp, arrays, index, finals)
+        packed = [c for c in columns if c.is_image and isinstance(_find(piece, f"{c.path}/blob"), np.ndarray)]
+        frames = {c.path: _frames(piece, name, c, rows * width) for c in packed}
+        plain = [c for c in columns if c.path not in frames]
+        arrays = {c.path: _array(piece, name, c.path, (rows, width, *c.shape), c.dtype) for c in plain}
+        finals = _beside(piece, name, "final", rows * width, self._obs)
+        wholes = _beside(piece, name, "whole", rows * width, self._stacked) if self._stacked else (NONE, {})
+        return Segment(first, first + rows, stamp, arrays, frames, *finals, *wholes)
 
     def pick(self, slots: np.ndarray) -> Iterator[tuple[Segment, np.ndarray, np.ndarray]]:
         """Where these positions of the ring are found: a segment, which of them it has, and their places in it.
@@ -120,9 +128,54 @@ class SavedReplay:
             if start < stop:
                 yield segment, order[start:stop], ordered[start:stop] - segment.first * width
 
-    def following(self, slots: np.ndarray) -> np.ndarray:
-        """The position in the ring one row further on."""
-        return (slots + self.layout.width) % self.layout.capacity
+    def following(self, slots: np.ndarray, rows: int | np.ndarray = 1) -> np.ndarray:
+        """The position in the ring one row further on, or `rows`."""
+        return (slots + rows * self.layout.width) % self.layout.capacity
+
+    def observed(self, path: str, slots: np.ndarray, frames: int = 1) -> np.ndarray:
+        """The observations at these positions, `[n, ...]`; of stacks, how many `frames` they have is to be said."""
+        (column,) = (column for column in self._obs if column.path == path)
+        found = np.zeros((len(slots), *column.shape), column.dtype)
+        if frames == 1:
+            for segment, which, place in self.pick(slots):
+                found[which] = segment.stored(path).take(place, axis=0)
+            return found
+        channels, depth = column.shape[0] // frames, self._depth(slots)
+        parts = found.reshape(len(slots), frames, channels, *column.shape[1:])
+        for back in range(frames):
+            for segment, which, place in self.pick(self.following(slots, -np.minimum(back, depth))):
+                parts[which, frames - 1 - back] = segment.stored(path).take(place, axis=0)
+        for segment, which, place in self.pick(slots):
+            whole, at = held(segment.whole_index, place)
+            found[which[whole]] = segment.wholes[path][at]
+        return found
+
+    def _depth(self, slots: np.ndarray) -> np.ndarray:
+        """How many rows above these positions their stacks of frames need, `[n]`; 0 where none or stored whole."""
+        depth = np.zeros(len(slots), np.int64)
+        if self._stacked:
+            for segment, which, place in self.pick(slots):
+                depth[which] = segment.flat("depth")[place]
+                depth[which[held(segment.whole_index, place)[0]]] = 0
+        return depth
+
+    def _known(self, slots: np.ndarray) -> np.ndarray:
+        """At which of these positions the observation is there, with all the rows above that it needs."""
+        depth, known = self._depth(slots), np.ones(len(slots), bool)
+        for back in range(int(depth.max(initial=0)) + 1):
+            (needs,) = (depth >= back).nonzero()
+            found = np.zeros(len(needs), bool)
+            for _, which, _ in self.pick(self.following(slots[needs], -back)):
+                found[which] = True
+            known[needs] &= found
+        return known
+
+    def torn(self) -> np.ndarray:
+        """Positions whose row is there, but not all those above that its stack of frames needs."""
+        width = self.layout.width
+        parts = [np.arange(segment.first * width, segment.stop * width) for segment in self.segments]
+        slots = np.concatenate([np.zeros(0, np.int64), *parts])
+        return slots[~self._known(slots)]
 
     def transitions(self) -> tuple[np.ndarray, np.ndarray]:
         """Positions of all steps whose next observation is there too; and their ages, 0 for a sampler's newest row."""
@@ -133,12 +186,10 @@ class SavedReplay:
         row, written = slots // width, np.array(self.head)[slots % width // lanes]
         age = (written - 1 - row) % rows
         kept = (row < written) & (age < rows - 1)  # what comes behind a head is no step
-        whole = np.zeros(len(slots), bool)
-        for _, which, _ in self.pick(self.following(slots)):
-            whole[which] = True
+        whole = self._known(self.following(slots))
         for segment, which, place in self.pick(slots):
             whole[which] |= held(segment.final_index, place)[0]
-        kept &= whole
+        kept &= whole & self._known(slots) if self._stacked else whole
         return slots[kept], age[kept]
 
 
@@ -149,51 +200,6 @@ def held(index: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     inside = at < len(index)
     found[inside] = index[at[inside]] == places[inside]
     return found, at[found]
-
-
-class Move(NamedTuple):
-    """Where transitions of a saved buffer go in one of another layout, by position in the ring."""
-
-    source: np.ndarray  # [M]
-    target: np.ndarray  # [M]
-    cut: np.ndarray  # [M] bool: the row below its target is not what followed
-    rows: int
-    """How many of the new ring's rows they take, from the first on."""
-
-
-def relayout(saved: SavedReplay, layout: Layout) -> Move:
-    """The newest transitions that fit, rows that are none left out, the oldest ones again in the first rows.
-
-    Streams are dealt out block by block, each block some stretch of time. Within one, streams stand end to end and
-    are cut into as many pieces as there are lanes now; each lane's pieces join on to each other without a hole.
-    """
-    source, age = saved.transitions()
-    room, width, before = layout.capacity - layout.width, layout.width, saved.layout
-    if len(source) > room:
-        newest = age.argsort(kind="stable")[:room]
-        source, age = source[newest], age[newest]
-    if not len(source):
-        return Move(source, source, np.zeros(0, bool), 0)
-    span = int(age.max()) + 1
-    height = max(-(-span // BLOCKS), PIECE * -(-width // before.width))  # pieces of some length: a cut ends a window
-    block = (span - 1) // height - age // height  # the oldest is 0
-    order = ((block * before.width + source % before.width) * before.rows - age).argsort()
-    source, block = source[order], block[order]
-
-    # After `n` transitions, `(n + c) // width` of them are in lane c: these add up to n, whatever it is.
-    dealt = np.concatenate([[0], np.bincount(block).cumsum()])[:, None]  # [blocks + 1, 1]
-    depth = (dealt + np.arange(width)) // width  # [blocks + 1, width]
-    length = np.diff(depth, axis=0).reshape(-1)  # of each piece
-    rows = int(depth[-1].max())
-    first_row = (depth[:-1] + rows - depth[-1]).reshape(-1)  # every lane ends in the last row
-    lane = np.tile(np.arange(width), len(depth) - 1)
-    within = np.arange(len(source)) - np.repeat(length.cumsum() - length, length)
-    target = (np.repeat(first_row, length) + within) * width + np.repeat(lane, length)
-
-    below = np.full((rows + 1) * width, -1)
-    below[target] = source
-    cut = below[target + width] != saved.following(source)
-    return Move(source, target, cut, rows)
 
 
 def _unexpected(what: str, found: Any, expected: str) -> CheckpointError:
@@ -219,7 +225,7 @@ def _count(what: str, value: Any, least: int, stop: int = LARGEST) -> int:
 def _counts(what: str, values: Any, least: int, length: int) -> list[int]:
     if not isinstance(values, list) or len(values) != length:
         size = f"{len(values)} numbers" if isinstance(values, list) else _described(values)
-        raise CheckpointError(f"replay: {what} is {size}, expected one number for each of {length} samplers; {DAMAGED}")
+        raise CheckpointError(f"replay: {what} is {size}, expected {length} numbers; {DAMAGED}")
     return [_count(what, value, least) for value in values]
 
 
@@ -229,6 +235,29 @@ def _priority(value: Any) -> float:
     if not rounded:
         raise _unexpected("max_priority", value, "a positive number")
     return rounded
+
+
+def _beside(
+    piece: Any, name: str, kind: str, places: int, columns: Sequence[Column]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The observations that stand beside the rows of a segment, and at which of its places."""
+    index = _find(piece, f"{kind}_index")
+    if not isinstance(index, np.ndarray) or index.ndim != 1 or index.dtype != np.int64:
+        raise _unexpected(f"'{name}/{kind}_index'", index, "one dimension of int64")
+    if len(index) and not (index[0] >= 0 and index[-1] < places and (index[1:] > index[:-1]).all()):
+        raise CheckpointError(f"replay: '{name}/{kind}_index' is not a rising sequence within {places}; {DAMAGED}")
+    shapes = {c.path: ((len(index), *c.shape), c.dtype) for c in columns}
+    return index, {path: _array(piece, name, f"{kind}/{path}", *shape) for path, shape in shapes.items()}
+
+
+def _frames(piece: Any, name: str, column: Column, places: int) -> CompressedFrames:
+    frames = CompressedFrames.from_saved(_find(piece, column.path), column.shape)
+    if frames.shape[0] != places:
+        raise CheckpointError(
+            f"replay: '{name}/{column.path}' has {frames.shape[0]} compressed frames, expected {places}; {DAMAGED}"
+        )
+    frames.take(np.zeros(1, np.int64))  # those of another size are found here, and not when they are sampled
+    return frames
 
 
 def _find(tree: Any, path: str) -> Any:

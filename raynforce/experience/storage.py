@@ -1,4 +1,4 @@
-"""What a replay buffer is made of: its layout, its columns, their size, and the pool of true final observations."""
+"""What a replay buffer is made of: its layout, its columns, their size, and the pools of observations beside it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from raynforce.errors import UsageError
+from raynforce.experience.compressed import OBJECT
 from raynforce.experience.memory import require_memory
 from raynforce.experience.sumtree import tree_bytes
 from raynforce.spaces import ActionSpec, ObsLeaf
+
+POINTER = 8  # bytes
 
 
 class Layout(NamedTuple):
@@ -47,21 +51,43 @@ class Column:
         """Bytes of one element."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
+    @property
+    def is_image(self) -> bool:
+        """Whether it can be compressed: bytes in two dimensions or more."""
+        return self.dtype == "uint8" and len(self.shape) >= 2
+
+
+def whole_columns(obs: Sequence[ObsLeaf]) -> list[Column]:
+    """Observations as they are seen."""
+    return [Column(leaf.path, leaf.shape, leaf.dtype) for leaf in obs]
+
 
 def columns_of(obs: Sequence[ObsLeaf], action: ActionSpec) -> list[Column]:
-    """What is kept of every step, and saved."""
+    """What is kept of every step, and saved; of stacked frames the newest alone."""
     return [
-        *(Column(leaf.path, leaf.shape, leaf.dtype) for leaf in obs),
+        *(Column(leaf.path, _frame(leaf), leaf.dtype) for leaf in obs),
         Column("action", action.shape, "float32" if action.kind == "box" else "int64"),
         Column("reward", (), "float32"),
         Column("terminated", (), "bool"),
         Column("end", (), "bool"),  # the episode, or what is known of it, ends with this step
         Column("valid", (), "bool"),
+        *([Column("depth", (), "uint8")] if is_stacked(obs) else []),  # rows above that a stack of frames goes on in
     ]
 
 
-# What follows from the columns: whether a step can be sampled, and where its true next observation is.
-DERIVED = (Column("ready", (), "bool"), Column("final_slot", (), "int32"))
+def derived_columns(obs: Sequence[ObsLeaf]) -> list[Column]:
+    """What follows: whether a step can be sampled, where its true next observation is, and stacks stored whole."""
+    derived = [Column("ready", (), "bool"), Column("final_slot", (), "int32")]
+    return [*derived, Column("whole_slot", (), "int32")] if is_stacked(obs) else derived
+
+
+def is_stacked(obs: Sequence[ObsLeaf]) -> bool:
+    return any(leaf.stack > 1 for leaf in obs)
+
+
+def _frame(leaf: ObsLeaf) -> tuple[int, ...]:
+    """The shape of one frame, or of what is not stacked."""
+    return leaf.shape if leaf.stack == 1 else (leaf.shape[0] // leaf.stack, *leaf.shape[1:])
 
 
 def estimate_bytes(
@@ -72,19 +98,41 @@ def estimate_bytes(
     lanes: int,
     samplers: int = 1,
     prioritized: bool = False,
+    compress: bool = False,
 ) -> int:
-    """Bytes of a full `Replay` with these arguments, true final observations left out."""
+    """Bytes of a full `Replay` with these arguments, true final observations and stacks stored whole left out.
+
+    What compressed images take is a guess, a third: those of games take less, photographs and noise more.
+    """
     width = samplers * lanes
     slots = capacity // width * width
-    each = sum(column.nbytes for column in [*columns_of(obs, action), *DERIVED])
+    columns = [*columns_of(obs, action), *derived_columns(obs)]
+    each = sum(POINTER + OBJECT + c.nbytes // 3 if compress and c.is_image else c.nbytes for c in columns)
     return slots * each + (tree_bytes(slots) if prioritized else 0)
 
 
-class FinalPool:
-    """True last observations of episodes whose next row already shows the next episode, by slot."""
+def has_images(obs: Sequence[ObsLeaf]) -> bool:
+    return any(column.is_image for column in whole_columns(obs))
 
-    def __init__(self, columns: Sequence[Column], memory_fraction: float):
-        self._memory_fraction = memory_fraction
+
+def require_images(obs: Sequence[ObsLeaf]) -> None:
+    """Refuse to compress what has nothing to be compressed."""
+    if not has_images(obs):
+        found = ", ".join(f"{leaf.path!r} is {leaf.shape} {leaf.dtype}" for leaf in obs)
+        raise UsageError(
+            f"replay.compress = true compresses images, which are uint8 of two dimensions or more, and {found}: "
+            "leave it out"
+        )
+
+
+class Pool:
+    """Observations beside the ring, by slot.
+
+    They are the true last ones of episodes whose next row already shows the next episode, or stacks of frames.
+    """
+
+    def __init__(self, columns: Sequence[Column], memory_fraction: float, what: str):
+        self._memory_fraction, self._what = memory_fraction, what
         self._bytes_each = sum(column.nbytes for column in columns)
         self.arrays = {column.path: np.zeros((0, *column.shape), column.dtype) for column in columns}  # [slots, ...]
         self._free = np.zeros(0, np.int32)  # a stack: the first `_num_free` are free slots
@@ -104,7 +152,7 @@ class FinalPool:
             return
         old = len(self._free)
         new = max(64, 2 * old, old + count)
-        require_memory(new * self._bytes_each, self._memory_fraction, f"replay: {new} final observations")
+        require_memory(new * self._bytes_each, self._memory_fraction, f"replay: {new} {self._what}")
         for path, array in self.arrays.items():
             grown = np.zeros((new, *array.shape[1:]), array.dtype)
             grown[:old] = array

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from raynforce.errors import UsageError
 
-# Numpy pays per call, hardly per element: a tree of fan-out 32 has three levels where a binary one has twenty,
-# and a top of up to 4096 nodes is searched with one cumulative sum.
-FANOUT = 32
+# Numpy pays per call, hardly per element: a tree of fan-out 8 has four levels where a binary one has twenty, a node's
+# children share a cache line or two, and a top of up to 4096 nodes is searched with one cumulative sum.
+FANOUT = 8
 TOP = 4096
 
 
@@ -24,6 +26,14 @@ def _level_sizes(capacity: int) -> list[int]:
         sizes[-1] = parents * FANOUT  # padded, so that a level reshapes to [parents, FANOUT]
         sizes.append(parents)
     return sizes
+
+
+def importance_weights(priority: np.ndarray, beta: float) -> np.ndarray:
+    """What undoes, for `beta` 1, that a minibatch was drawn in proportion to priorities: `[n]` float32, at most 1.
+
+    `(N * P) ** -beta` divided by the largest in the minibatch: N and the sum of all priorities cancel.
+    """
+    return ((priority / priority.min(initial=np.inf)) ** -beta).astype(np.float32)
 
 
 class SumTree:
@@ -58,10 +68,10 @@ class SumTree:
         self._leaves[index] = priority
         node = index
         for children, parents in zip(self._children, self._levels[1:], strict=True):
-            touched = np.zeros(len(parents), bool)
-            touched[node // FANOUT] = True
-            node = touched.nonzero()[0]
-            parents[node] = children[node].sum(axis=1)  # summed anew, so errors never pile up
+            node = node // FANOUT
+            if len(node) > 1:  # of neighbours with the same parent one is enough
+                node = node[np.concatenate([[True], node[1:] != node[:-1]])]
+            parents[node] = children.take(node, axis=0).sum(axis=1)  # summed anew, so errors never pile up
 
     def sample(self, mass: np.ndarray) -> np.ndarray:
         """For each `mass` in `[0, total)` the leaf it falls in when the priorities lie end to end, int64.
@@ -79,11 +89,13 @@ class SumTree:
         mass = mass - (edge[node] - top[node])
         each = np.arange(len(mass))
         for level in reversed(self._children):
-            child = level[node]  # [n, FANOUT]
-            edge = child.cumsum(axis=1)
-            mass = np.clip(mass, 0.0, np.nextafter(edge[:, -1], 0.0))
-            inside = (edge > mass[:, None]).argmax(axis=1)
-            mass = mass - (edge[each, inside] - child[each, inside])
+            child = np.ascontiguousarray(level.take(node, axis=0).T)  # [FANOUT, n]: sums run over whole rows
+            edge = child.copy()
+            for left, right in pairwise(edge):  # several times as fast as cumsum(axis=0)
+                right += left
+            mass = np.minimum(np.maximum(mass, 0.0), np.nextafter(edge[-1], 0.0))
+            inside = (edge <= mass).sum(axis=0, dtype=np.uint8)  # edges rise: this is the first one beyond the mass
+            mass = mass - (edge[inside, each] - child[inside, each])
             node = node * FANOUT + inside
         return node
 

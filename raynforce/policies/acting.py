@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from raynforce.errors import UsageError
 from raynforce.policies.distributions import Distribution, EpsilonGreedy, policy_distribution
 from raynforce.policies.numpy_net import NumpyNet
 from raynforce.policies.spec import NetworkSpec
@@ -15,7 +16,11 @@ from raynforce.spaces import ActionSpec, EnvSpec
 from raynforce.trees import Tree
 
 if TYPE_CHECKING:
-    from raynforce.policies.torch_net import ModuleActor
+    from raynforce.policies.torch_net import TorchActor
+
+TORCH_FROM = 5_000_000
+"""Multiplications in the convolutions of one observation from which on torch acts faster than numpy, by measurements
+(docs/performance.md). A figure and no clock: equal seeds must give equal runs."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +38,47 @@ class ActingSpec:
     values: str = "q"
     """The output that `epsilon` exploration maximises."""
     record: tuple[str, ...] = ()
-    """Extra columns for the fragments: `logp`."""
+    """Extra columns for the fragments: `logp`, or of `epsilon` exploration `priority`."""
+    state_value: str | None = None
+    """The output that action values take their mean from, if `values` are advantages; None: `values` are all of it."""
+    gamma: float = 1.0
+    """The discount in `priority`."""
+    ladder: float = 1.0
+    """Samplers' lanes explore with `epsilon` to powers that run geometrically from 1 / `ladder` to `ladder`."""
 
-    def distribution(self) -> Distribution:
-        if self.exploration == "epsilon":
-            return EpsilonGreedy(self.env.action.sizes, self.values)
-        return policy_distribution(self.env.action)
+    def __post_init__(self) -> None:
+        if "priority" in self.record and self.exploration != "epsilon":
+            raise UsageError(
+                f"exploration = {self.exploration!r} records no priorities, which are errors of action values: "
+                "leave 'priority' out of record, or explore with 'epsilon'"
+            )
+
+    @property
+    def acts_with(self) -> Literal["numpy", "torch"]:
+        """What samplers act with: torch for a user's own module, else whichever is faster for this network."""
+        return "torch" if self.factory or self.network.conv_products >= TORCH_FROM else "numpy"
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The outputs `[B, n]` of every step that the columns in `record` are made of."""
+        if "priority" in self.record:
+            return (self.values,) if self.state_value is None else (self.values, self.state_value)
+        return self.distribution().outputs[:1] if "logp" in self.record else ()
+
+    def distribution(self, places: np.ndarray | None = None) -> Distribution:
+        """How outputs become actions; `places` `[B]`, from 0 to 1, are where lanes stand on the ladder."""
+        if self.exploration != "epsilon":
+            return policy_distribution(self.env.action)
+        exponent = 1.0 if places is None or self.ladder == 1 else self.ladder ** (2 * places - 1)
+        return EpsilonGreedy(self.env.action.sizes, self.values, exponent)
+
+    def action_values(self, out: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Action values `[n, ...]`, put together from the outputs `[..., n]` that they are made of.
+
+        Actions come first because numpy is several times as fast over a first axis as over a short last one.
+        """
+        values = np.ascontiguousarray(np.moveaxis(out[self.values], -1, 0))
+        return values if self.state_value is None else out[self.state_value][..., 0] + values - values.mean(0)
 
     def facts(self, *, weights_alone: bool = False) -> Tree:
         """All that a checkpoint has to have in common with this, by names that a user knows.
@@ -64,6 +104,9 @@ class ActingSpec:
             "exploration": self.exploration,
             "values": self.values,
             "record": list(self.record),
+            "state_value": self.state_value,
+            "gamma": self.gamma,
+            "ladder": self.ladder,
         }
 
     @staticmethod
@@ -103,15 +146,31 @@ class PolicyVersion:
 
 
 class Actor:
-    """Chooses actions for batches of observations. Needs torch only for a user's own module."""
+    """Chooses actions for batches of observations. Needs torch only where the spec says that it acts with it.
 
-    def __init__(self, spec: ActingSpec) -> None:
+    `light` takes numpy for every network but a user's own: slower on large images, without torch's memory and start.
+    `places` `[B]` are a sampler's: where each of its lanes stands among all of the run, from 0 to 1. They explore by
+    the spec's ladder, and outputs that are only recorded are there too.
+    """
+
+    def __init__(self, spec: ActingSpec, *, light: bool = False, places: np.ndarray | None = None) -> None:
         self.spec = spec
-        self.distribution = spec.distribution()
+        acts_with = "numpy" if light and not spec.factory else spec.acts_with
+        self.distribution = spec.distribution(places)
+        outputs = self.distribution.outputs if places is None else (*self.distribution.outputs, *spec.kept)
         self._version: PolicyVersion | None = None
         self.schedules: Mapping[str, float] = {}
-        self._net = _module_actor(spec) if spec.factory else NumpyNet(spec.network, self.distribution.outputs)
+        numpy = acts_with == "numpy"
+        self._net = NumpyNet(spec.network, outputs) if numpy else _torch_actor(spec)
         self._to_env = action_map(spec.env.action)
+
+    @property
+    def note(self) -> str:
+        """What a user should know of how this acts; most often nothing."""
+        if self.spec.factory or isinstance(self._net, NumpyNet):
+            return ""
+        millions = self.spec.network.conv_products / 1e6
+        return f"samplers import torch to act: {millions:.1f} million products per observation are faster there"
 
     def load(self, version: PolicyVersion) -> None:
         """Act with this version from now on; the same one again costs nothing."""
@@ -155,7 +214,7 @@ def _only(tree: Tree, *keys: str) -> Tree:
     return {key: tree[key] for key in keys}
 
 
-def _module_actor(spec: ActingSpec) -> ModuleActor:
-    from raynforce.policies.torch_net import ModuleActor  # imports torch: only a user's own module needs it
+def _torch_actor(spec: ActingSpec) -> TorchActor:
+    from raynforce.policies.torch_net import TorchActor  # imports torch: few networks need it
 
-    return ModuleActor(spec.network, spec.factory, spec.heads, spec.env.obs)
+    return TorchActor(spec.network, spec.factory, spec.heads, spec.env.obs)

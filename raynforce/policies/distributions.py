@@ -111,11 +111,15 @@ class Gaussian:
 
 
 class EpsilonGreedy:
-    """The best of `n` action values, or with the version's `epsilon` a uniform choice."""
+    """The best of `n` action values, or with the version's `epsilon` to the power of `exponent` a uniform choice.
 
-    def __init__(self, sizes: Sequence[int], output: str = "q") -> None:
+    Exponents `[B]` let each lane explore as much as its own says.
+    """
+
+    def __init__(self, sizes: Sequence[int], output: str = "q", exponent: float | np.ndarray = 1.0) -> None:
         (self.size,) = sizes
         self.outputs: tuple[str, ...] = (output,)
+        self.exponent = exponent
 
     def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Noise:
         chance, choice = rng.random((steps, lanes)), rng.integers(self.size, size=(steps, lanes))
@@ -123,7 +127,7 @@ class EpsilonGreedy:
 
     def sample(self, out: Mapping[str, np.ndarray], noise: Any, schedules: Mapping[str, float]) -> np.ndarray:
         chance, choice = noise
-        return np.where(chance < schedules["epsilon"], choice, self.mode(out))
+        return np.where(chance < schedules["epsilon"] ** self.exponent, choice, self.mode(out))
 
     def mode(self, out: Mapping[str, np.ndarray]) -> np.ndarray:
         return out[self.outputs[0]].argmax(axis=1)

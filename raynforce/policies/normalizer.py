@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from raynforce.policies.numpy_net import encode
+from raynforce.policies.numpy_net import flat_input
 from raynforce.policies.spec import NetworkSpec
 from raynforce.trees import Tree
 
@@ -27,9 +27,17 @@ class RunningStats:
         if n == 0:
             return
         mean = batch.mean(axis=0, dtype=np.float64)
+        self._merge(n, mean, np.square(batch - mean).sum(axis=0))
+
+    def merge(self, tree: Tree) -> None:
+        """Take in the samples of other statistics, given as their `state`."""
+        if tree["count"]:
+            self._merge(tree["count"], tree["mean"], tree["m2"])
+
+    def _merge(self, n: float, mean: np.ndarray, m2: np.ndarray) -> None:
         delta = mean - self.mean
         total = self.count + n
-        self.m2 += np.square(batch - mean).sum(axis=0) + np.square(delta) * (self.count * n / total)
+        self.m2 += m2 + np.square(delta) * (self.count * n / total)
         self.mean += delta * (n / total)
         self.count = total
 
@@ -50,12 +58,12 @@ class ObservationNormalizer:
 
     def __init__(self, spec: NetworkSpec) -> None:
         self._spec = spec
-        self._plain = np.concatenate([np.full(i.width, i.encoding == "vector") for i in spec.inputs])
+        self._plain = np.concatenate([np.full(i.width, i.encoding == "vector") for i in spec.flat])
         self.stats = RunningStats(spec.input_width)
 
     def update(self, obs: dict[str, np.ndarray]) -> None:
         """Take in `[N, ...]` raw observations per leaf."""
-        self.stats.update(encode(self._spec, obs))
+        self.stats.update(flat_input(self._spec, obs))
 
     def begin_from(self, shift: np.ndarray, scale: np.ndarray, seen: int) -> None:
         """Take over what other statistics amounted to after `seen` samples: `affine` gives the same back."""

@@ -8,6 +8,9 @@ import numpy as np
 
 from raynforce.policies.spec import NORM_EPS, Conv, Input, LayerNorm, Linear, NetworkSpec
 
+COLUMNS_BYTES = 1 << 19
+"""Of the windows of a convolution that are laid out at a time: they stay in the cache until they are multiplied."""
+
 Obs = Mapping[str, np.ndarray]
 Op = Callable[[np.ndarray], np.ndarray]
 
@@ -19,7 +22,6 @@ class NumpyNet:
         self.spec = spec
         self.outputs = spec.outputs if outputs is None else outputs
         self._params = spec.params()
-        self._sources = {t.name: t.source for t in spec.towers}
         self._shift: np.ndarray | None = None
         self._scale: np.ndarray | None = None
 
@@ -45,15 +47,15 @@ class NumpyNet:
 
     def __call__(self, obs: Obs) -> dict[str, np.ndarray]:
         """Evaluate the outputs asked for: towers give `[N, size]`, free vectors `[size]`."""
-        x = encode(self.spec, obs)
+        values = encode(self.spec, obs)
         if self._shift is not None and self._scale is not None:
-            x = np.clip((x - self._shift) * self._scale, -10.0, 10.0)
-        values = {"input": x}
+            values["input"] = np.clip((values["input"] - self._shift) * self._scale, -10.0, 10.0)
         return {name: self._free[name] if name in self._free else self._tower(name, values) for name in self.outputs}
 
     def _tower(self, name: str, values: dict[str, np.ndarray]) -> np.ndarray:
         if name not in values:
-            h = self._tower(self._sources[name], values)
+            parts = [self._tower(source, values) for source in self.spec.reads[name]]
+            h = parts[0] if len(parts) == 1 else np.concatenate([p.reshape(len(p), -1) for p in parts], axis=1)
             for op in self._ops[name]:
                 h = op(h)
             values[name] = h
@@ -72,15 +74,34 @@ def _linear(weight: np.ndarray, bias: np.ndarray) -> Op:
 
 
 def _conv(weight: np.ndarray, bias: np.ndarray, stride: int) -> Op:
-    kernel = weight.shape[2]
-    matrix = weight.reshape(weight.shape[0], -1).T  # [C*k*k, out]
+    """Windows laid out as rows, then one matrix product.
+
+    Channels are last in memory, whatever the axes say: so a row of a window is one stretch of it, and the product is
+    the next layer's input as it stands.
+    """
+    out, channels, kernel, _ = weight.shape
+    matrix = weight.transpose(2, 3, 1, 0).reshape(-1, out)  # [k*k*C, out]
+    shape_of = Conv(out, kernel, stride).output
 
     def op(x: np.ndarray) -> np.ndarray:
-        windows = np.lib.stride_tricks.sliding_window_view(x, (kernel, kernel), (2, 3))[:, :, ::stride, ::stride]
-        n, _, height, width = windows.shape[:4]
-        columns = windows.transpose(0, 2, 3, 1, 4, 5).reshape(n * height * width, -1)
-        y = columns @ matrix + bias
-        return np.ascontiguousarray(y.reshape(n, height, width, -1).transpose(0, 3, 1, 2))
+        x = np.ascontiguousarray(x.transpose(0, 2, 3, 1))  # [N, H, W, C]
+        _, height, width = shape_of((channels, *x.shape[1:3]))
+        n, across = len(x), x.shape[2]
+        pixel = x.itemsize * channels  # not x.strides: what it says of an axis of length 1 means nothing
+        row = pixel * across
+        steps = (row * x.shape[1], row * stride, pixel * stride, row, x.itemsize)
+        windows = np.lib.stride_tricks.as_strided(x, (n, height, width, kernel, kernel * channels), steps)
+        at_once = max(1, min(n, COLUMNS_BYTES // (4 * height * width * len(matrix))))  # samples
+        columns = np.empty((at_once, *windows.shape[1:]), np.float32)
+        y = np.empty((n * height * width, out), np.float32)
+        for start in range(0, n, at_once):
+            some = windows[start : start + at_once]
+            rows = len(some) * height * width
+            np.copyto(columns[: len(some)], some)
+            first = start * height * width
+            np.matmul(columns.reshape(-1, len(matrix))[:rows], matrix, out=y[first : first + rows])
+        y += bias
+        return y.reshape(n, height, width, out).transpose(0, 3, 1, 2)
 
     return op
 
@@ -117,24 +138,35 @@ def _silu(x: np.ndarray) -> np.ndarray:
 ACTIVATIONS: dict[str, Op] = {"tanh": lambda x: np.tanh(x, out=x), "relu": _relu, "elu": _elu, "silu": _silu}
 
 
-def encode(spec: NetworkSpec, obs: Obs) -> np.ndarray:
-    """Turn raw observations `[N, ...]` per leaf into the network's float32 input `[N, D]` or `[N, C, H, W]`."""
-    if spec.image is not None:
-        image = spec.inputs[0]
-        x = obs[image.path].astype(np.float32) * np.float32(1 / 255)
-        x = x.transpose(0, 3, 1, 2) if image.channels_last else x
-        return x.reshape(len(x), *spec.input_shape())
-    if len(spec.inputs) == 1:
-        return _flat(spec.inputs[0], obs)
-    return np.concatenate([_flat(i, obs) for i in spec.inputs], axis=1)
+def encode(spec: NetworkSpec, obs: Obs) -> dict[str, np.ndarray]:
+    """What towers read of raw observations `[N, ...]` per leaf, in float32: `input` `[N, D]`, images `[N, C, H, W]`."""
+    found = {leaf.path: _image(leaf, obs[leaf.path]) for leaf in spec.images}
+    if spec.flat:
+        found["input"] = flat_input(spec, obs)
+    return found
+
+
+def flat_input(spec: NetworkSpec, obs: Obs) -> np.ndarray:
+    """All leaves but the images, `[N, D]`."""
+    parts = [_flat(leaf, obs) for leaf in spec.flat]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _image(leaf: Input, x: np.ndarray) -> np.ndarray:
+    x = leaf.channels_first(x).transpose(0, 2, 3, 1)  # as it will lie in memory
+    if leaf.encoding == "image":
+        x = np.multiply(x, np.float32(1 / 255), dtype=np.float32, order="C")
+    else:
+        x = x.astype(np.float32, order="C")
+    return x.transpose(0, 3, 1, 2)
 
 
 def _flat(leaf: Input, obs: Obs) -> np.ndarray:
     x = obs[leaf.path]
-    if leaf.encoding == "vector":
-        return x.reshape(len(x), -1).astype(np.float32, copy=False)
     if leaf.encoding == "image":
         return x.reshape(len(x), -1).astype(np.float32) * np.float32(1 / 255)
+    if leaf.encoding != "onehot":
+        return x.reshape(len(x), -1).astype(np.float32, copy=False)
     index = x.reshape(len(x), -1) + onehot_offsets(leaf)
     out = np.zeros((len(x), leaf.width), np.float32)
     np.put_along_axis(out, index, 1.0, axis=1)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from raynforce.errors import UsageError
-from raynforce.spaces import ObsLeaf, tuples
+from raynforce.spaces import ObsLeaf, channels_last, tuples
 
 SQRT2 = math.sqrt(2.0)
 
@@ -34,6 +34,10 @@ class Conv:
     stride: int = 1
     gain: float = SQRT2
 
+    def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape it makes of `[C, H, W]`; sides below 1 mean that it does not fit."""
+        return (self.channels, *((n - self.kernel) // self.stride + 1 for n in shape[1:]))
+
 
 @dataclass(frozen=True)
 class Activation:
@@ -54,11 +58,12 @@ NORM_EPS = 1e-5
 
 @dataclass(frozen=True)
 class Tower:
-    """A chain of layers that reads the network's input or the output of an earlier tower."""
+    """A chain of layers that reads the network's input, an image, an earlier tower, or several of these joined."""
 
     name: str
     layers: tuple[Layer, ...]
-    source: str = "input"
+    source: str | tuple[str, ...] = "input"
+    """`input`, the path of an image, or the name of an earlier tower; several are made flat and joined in order."""
 
 
 @dataclass(frozen=True)
@@ -75,19 +80,43 @@ class Input:
     """How one leaf of the observation enters the network: flat floats, an image, or one-hot codes."""
 
     path: str
-    encoding: Literal["vector", "image", "onehot"]
+    encoding: Literal["vector", "image", "planes", "onehot"]
+    """An `image` is scaled from bytes to 0 … 1; `planes` are an image whose numbers are taken as they are."""
     shape: tuple[int, ...]
     sizes: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
+    stack: int = 1
+    """How many frames it is made of, joined along the first axis."""
 
     @property
     def width(self) -> int:
         return sum(self.sizes) if self.encoding == "onehot" else math.prod(self.shape)
 
     @property
+    def is_image(self) -> bool:
+        return self.encoding in ("image", "planes") and len(self.shape) in (2, 3, 4)
+
+    @property
     def channels_last(self) -> bool:
-        """Most renderers give images as `[height, width, channels]`, stacked frames are `[channels, …]`."""
-        return len(self.shape) == 3 and self.shape[2] in (1, 3, 4) and self.shape[0] not in (1, 3, 4)
+        """Whether an image, or each of several stacked in front, is `[height, width, channels]`.
+
+        Of three dimensions the first of a stack is its frames', so there the channels are in front for certain.
+        """
+        dimensions = len(self.shape) - (self.stack > 1)
+        return dimensions >= 3 and channels_last(self.shape[-3:])
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """`[C, H, W]` as convolutions see it; frames stacked in front, `[frames, …]`, are more channels."""
+        *frames, first, middle, last = self.shape if len(self.shape) > 2 else (1, *self.shape)
+        channels, height, width = (last, first, middle) if self.channels_last else (first, middle, last)
+        return (math.prod(frames) * channels, height, width)
+
+    def channels_first(self, batch: Any) -> Any:
+        """A numpy or torch batch `[N, …]` of this leaf as `[N, C, H, W]`, without a copy where none is needed."""
+        if self.channels_last:
+            batch = batch.swapaxes(-1, -2).swapaxes(-2, -3)  # H W C, H C W, C H W
+        return batch.reshape(len(batch), *self.image_shape)
 
 
 class Param(NamedTuple):
@@ -119,10 +148,11 @@ class NetworkSpec:
     """Whether running statistics of vector inputs are applied as the first layer; images are left as they are."""
 
     def __post_init__(self) -> None:
-        known = ["input"]
+        known = ["input", *(i.path for i in self.inputs if i.is_image)]
         for tower in self.towers:
-            if tower.source not in known:
-                raise UsageError(f"tower {tower.name!r} reads {tower.source!r}, which is not one of {known}")
+            for source in _several(tower.source):
+                if source not in known:
+                    raise UsageError(f"tower {tower.name!r} reads {source!r}, which is not one of {known}")
             known.append(tower.name)
         known += [free.name for free in self.free]
         for name in known:
@@ -130,42 +160,60 @@ class NetworkSpec:
                 raise UsageError(f"two parts of a network are called {name!r}: names must differ (input is taken)")
 
     @cached_property
+    def reads(self) -> dict[str, tuple[str, ...]]:
+        """What each tower reads. With one image and nothing else, a convolution of `input` is one of the image."""
+        found = {t.name: _several(t.source) for t in self.towers}
+        if any(isinstance(layer, Conv) for t in self.towers if t.source == "input" for layer in t.layers):
+            if len(self.inputs) != 1 or not self.inputs[0].is_image:
+                raise UsageError(
+                    "convolutions need an observation that is one image (a Box of shape HxWxC or CxHxW), "
+                    "or the path of an image as the tower's source"
+                )
+            path = self.inputs[0].path
+            found = {name: tuple(path if s == "input" else s for s in read) for name, read in found.items()}
+        read = {source for sources in found.values() for source in sources}
+        if "input" in read and all(i.path in read for i in self.inputs):
+            raise UsageError("a tower reads 'input', and all of the observation is read as images: leave it out")
+        return found
+
+    @cached_property
+    def images(self) -> tuple[Input, ...]:
+        """The images that towers read by their paths."""
+        read = {source for sources in self.reads.values() for source in sources}
+        return tuple(i for i in self.inputs if i.path in read)
+
+    @cached_property
+    def flat(self) -> tuple[Input, ...]:
+        """The other leaves: made flat and joined, they are `input`."""
+        return tuple(i for i in self.inputs if i not in self.images)
+
+    @cached_property
     def outputs(self) -> tuple[str, ...]:
-        read = {t.source for t in self.towers}
+        read = {source for sources in self.reads.values() for source in sources}
         return tuple(t.name for t in self.towers if t.name not in read) + tuple(f.name for f in self.free)
 
     @cached_property
     def input_width(self) -> int:
-        return sum(i.width for i in self.inputs)
-
-    @cached_property
-    def image(self) -> Input | None:
-        """The single image input when some tower begins with a convolution, else None."""
-        conv = any(isinstance(layer, Conv) for t in self.towers for layer in t.layers)
-        if not conv:
-            return None
-        if len(self.inputs) != 1 or self.inputs[0].encoding != "image":
-            raise UsageError("convolutions need an observation that is one image (a Box of shape HxWxC or CxHxW)")
-        return self.inputs[0]
+        return sum(i.width for i in self.flat)
 
     @cached_property
     def normalizes(self) -> bool:
-        """Whether there is anything to normalise: a convolved image is left as it is."""
-        return self.normalize and self.image is None
+        """Whether there is anything to normalise: images that are read as such are left as they are."""
+        return self.normalize and bool(self.flat)
 
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one encoded observation: `[D]`, or `[C, H, W]` when it is convolved."""
-        image = self.image
-        if image is None:
-            return (self.input_width,)
-        shape = image.shape if len(image.shape) == 3 else (1, *image.shape)
-        return (shape[2], shape[0], shape[1]) if image.channels_last else shape
+    @cached_property
+    def conv_products(self) -> int:
+        """Multiplications in the convolutions of one observation: what acting on images costs."""
+        convs = [(layer, shape) for _, _, layer, shape in self.walk() if isinstance(layer, Conv)]
+        return sum(math.prod(layer.output(shape)) * shape[0] * layer.kernel**2 for layer, shape in convs)
 
     def walk(self) -> Iterator[tuple[Tower, int, Layer, tuple[int, ...]]]:
         """Yield every layer with its tower, index and input shape (a Linear after a Conv sees it flat)."""
-        shapes: dict[str, tuple[int, ...]] = {"input": self.input_shape()}
+        shapes: dict[str, tuple[int, ...]] = {"input": (self.input_width,)}
+        shapes |= {i.path: i.image_shape for i in self.images}
         for tower in self.towers:
-            shape = shapes[tower.source]
+            sources = [shapes[source] for source in self.reads[tower.name]]
+            shape = sources[0] if len(sources) == 1 else (sum(map(math.prod, sources)),)
             for index, layer in enumerate(tower.layers):
                 if isinstance(layer, Linear):
                     shape = (math.prod(shape),)
@@ -175,10 +223,9 @@ class NetworkSpec:
                 elif isinstance(layer, Conv):
                     if len(shape) != 3:
                         raise UsageError(f"{layer} of tower {tower.name!r} comes after a flat layer: put it before")
-                    side = [(n - layer.kernel) // layer.stride + 1 for n in shape[1:]]
-                    if min(side) < 1:
+                    if min(layer.output(shape)) < 1:
                         raise UsageError(f"{layer} does not fit an input of shape {shape}: use a smaller kernel")
-                    shape = (layer.channels, *side)
+                    shape = layer.output(shape)
             shapes[tower.name] = shape
 
     def params(self) -> list[Param]:
@@ -222,7 +269,7 @@ class NetworkSpec:
         for tower, index, layer, _ in self.walk():
             name = f"{tower.name}.{index}"
             if index == 0 and tower.source != "input":
-                found[f"{tower.name}.source"] = tower.source
+                found[f"{tower.name}.source"] = tower.source if isinstance(tower.source, str) else list(tower.source)
             if isinstance(layer, Activation):
                 found[name] = layer.name
             elif isinstance(layer, Conv):
@@ -244,10 +291,14 @@ class NetworkSpec:
 
         return NetworkSpec(
             inputs=tuple(Input(**tuples(d)) for d in data["inputs"]),
-            towers=tuple(Tower(d["name"], tuple(map(layer, d["layers"])), d["source"]) for d in data["towers"]),
+            towers=tuple(Tower(layers=tuple(map(layer, d.pop("layers"))), **d) for d in map(tuples, data["towers"])),
             free=tuple(Free(**d) for d in data["free"]),
             normalize=data["normalize"],
         )
+
+
+def _several(source: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (source,) if isinstance(source, str) else source
 
 
 def _orthogonal(shape: tuple[int, ...], gain: float, rng: np.random.Generator) -> np.ndarray:
@@ -266,7 +317,7 @@ def inputs_of(leaves: Sequence[ObsLeaf]) -> tuple[Input, ...]:
         if leaf.kind in ("discrete", "multidiscrete"):
             found.append(Input(leaf.path, "onehot", leaf.shape, leaf.sizes, leaf.start))
         elif leaf.dtype == "uint8" and len(leaf.shape) in (2, 3):
-            found.append(Input(leaf.path, "image", leaf.shape))
+            found.append(Input(leaf.path, "image", leaf.shape, stack=leaf.stack))
         else:
             found.append(Input(leaf.path, "vector", leaf.shape))
     return tuple(found)

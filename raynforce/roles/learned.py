@@ -26,5 +26,7 @@ class Learned(NamedTuple):
     """Their lengths `[E]`."""
     trained: Sequence[tuple[int, int, int]] = ()
     """Sampler, sequence number and steps of each fragment that was learned from."""
+    dropped: Sequence[tuple[int, int, int]] = ()
+    """The same of each that was refused."""
     seconds: Mapping[str, float] = {}
     """Where the learner's time went: `prepare` (advantages, replay) and `learn`."""

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from raynforce.algos import algorithm_class
-from raynforce.algos.base import Loss
+from raynforce.algos.base import Arrays, Loss
+from raynforce.algos.off_policy import OffPolicy
 from raynforce.config import Config
 from raynforce.errors import CheckpointError, RaynforceError, UsageError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import discounted
+from raynforce.experience.receipt import Arrival
+from raynforce.experience.sharding import joint_metrics, minibatches
 from raynforce.policies.acting import PolicyVersion
 from raynforce.policies.normalizer import ObservationNormalizer, RunningStats
-from raynforce.policies.torch_net import build, tensor
+from raynforce.policies.torch_net import Network, build, tensor
 from raynforce.roles.adam import Adam
+from raynforce.roles.contribution import Contribution
+from raynforce.roles.counters import Counters
 from raynforce.roles.learned import Learned
+from raynforce.roles.torch_stream import TorchStream
 from raynforce.spaces import EnvSpec
 from raynforce.trees import Tree, load_rng, rng_state, without
 
@@ -45,9 +50,11 @@ class Learner:
         self._sequences: dict[int, int] = {}  # of each sampler's last fragment
         self._running_returns: dict[int, np.ndarray] = {}  # discounted return in flight, per sampler [B]
         self._rng = np.random.default_rng([config.seed, 2])
-        self._torch_rng = _TorchStream(config.seed, self._device)
+        self._torch_rng = TorchStream(config.seed, self._device)
         self._steps = 0
         self._number = 0
+        self._counters = Counters() if config.topology == "shared-agent" else None
+        self._buffers: dict[int, Mapping[str, float]] = {}  # what workers tell of theirs
         self._algo.begin(self._net)
 
     def begin_from(self, version: PolicyVersion, seen: int) -> None:
@@ -73,42 +80,92 @@ class Learner:
             raise RaynforceError(
                 f"{self._config.algo} learns from fragments at most {algo.max_lag} versions old, not {max(lags)}"
             )
-        algo.version = self._number
-        algo.scheduled = algo.schedules(self._progress)
+        self._begin_round()
         if self._config.learner.scale_rewards:
             algo.reward_scale = self._updated_reward_scale(fragments)
         batch = self._tensors(algo.prepare(net, fragments))
         prepared = time.perf_counter()
+        trained = self._train(algo.minibatches(batch, self._rng))
+        if self._normalizer is not None and fragments:
+            for fragment in fragments:
+                self._normalizer.update(fragment.seen())
+            net.normalize_with(*self._normalizer.affine())
+        if lags:
+            trained.metrics.update({"lag/mean": sum(lags) / len(lags), "lag/max": float(max(lags))})
+        return self._end_round(trained, [Arrival.of(f) for f in fragments], began, prepared)
+
+    def learn_some(self, most: int, *received: Fragment) -> Learned:
+        """Put fragments into replay, then make the updates that are due, so many at most."""
+        self._off_policy.most = most
+        return self.learn(*received)
+
+    def learn_drawn(
+        self, arrivals: Sequence[Arrival], counts: np.ndarray, which: Sequence[int], *draws: Arrays
+    ) -> tuple[list[tuple[np.ndarray, np.ndarray]], Learned]:
+        """Make the updates that shards have drawn transitions for; returns their errors, to be sent back.
+
+        `counts[k, s]` of minibatch k come from shard s, `which` are the shards of the draws, and `arrivals` are the
+        fragments that shards have taken meanwhile.
+        """
+        began = time.perf_counter()
+        algo = self._off_policy
+        self._begin_round()
+        drawn = dict(zip(which, draws, strict=True))
+        by_shard = [drawn.get(shard) for shard in range(counts.shape[1])]
+        trained = self._train(minibatches(by_shard, counts, algo.scheduled["priority_beta"]))
+        algo.limiter.insert(sum(arrival.steps for arrival in arrivals))
+        algo.limiter.sample(trained.updates * algo.hp.batch_size)
+        return algo.take_errors(), self._end_round(trained, arrivals, began, began)
+
+    @property
+    def _off_policy(self) -> OffPolicy[Any]:
+        assert isinstance(self._algo, OffPolicy)
+        return self._algo
+
+    def _begin_round(self) -> None:
+        self._algo.version = self._number
+        self._algo.scheduled = self._algo.schedules(self._progress)
+
+    def _train(self, minibatches: Iterable[Mapping[str, Any]]) -> _Trained:
+        """Take an optimiser step along the gradient of each minibatch."""
+        algo, net = self._algo, self._net
         rate = algo.scheduled["learning_rate"]
-        losses: list[Loss] = []
-        norms: list[Tensor] = []
+        measured: list[Mapping[str, Tensor]] = []
         with self._torch_rng.in_use():
-            for minibatch in algo.minibatches(batch, self._rng):
+            for minibatch in minibatches:
                 tensors = self._tensors(minibatch)
                 loss = algo.loss(net, tensors)
-                losses.append(loss)
-                norms.append(self.apply(self.gradients(loss), rate))
+                norm = self.apply(self.gradients(loss), rate)
+                measured.append({**loss.metrics, "grad_norm": norm})
+                algo.updates += 1
                 with torch.no_grad():
                     algo.after_update(net, tensors, loss)
-        trained = [(f.sampler, f.sequence, f.steps) for f in fragments]
-        steps = sum(count for _, _, count in trained)
-        self._steps += steps
-        if self._normalizer is not None:
-            for fragment in fragments:
-                keep = fragment["valid"]
-                self._normalizer.update({k: v[:-1][keep] for k, v in fragment.obs().items()})
-            net.normalize_with(*self._normalizer.affine())
+        return _Trained(len(measured), averages(measured))
+
+    def _end_round(self, trained: _Trained, arrivals: Sequence[Arrival], began: float, prepared: float) -> Learned:
+        """Count what has arrived, and tell how the round went."""
+        self._steps += sum(arrival.steps for arrival in arrivals)
         self._number += 1
-        metrics = _averages(losses, norms) | {"charts/learning_rate": rate} | algo.metrics()
-        metrics |= {"lag/mean": sum(lags) / len(lags), "lag/max": float(max(lags))}
-        returns, lengths = (np.concatenate([f[f"episode/{k}"] for f in fragments]) for k in ("return", "length"))
+        return self._told(trained, arrivals, began, prepared)
+
+    def _told(self, trained: _Trained, arrivals: Sequence[Arrival], began: float, prepared: float) -> Learned:
+        metrics = trained.metrics | {"charts/learning_rate": self._algo.scheduled["learning_rate"]}
         seconds = {"prepare": prepared - began, "learn": time.perf_counter() - prepared}
-        schedules, count = self._schedules(), len(losses)
-        return Learned(self._number, schedules, metrics, count, steps, returns, lengths, trained, seconds)
+        return Learned(
+            self._number,
+            self._schedules(),
+            metrics | self._algo.metrics(),
+            trained.updates,
+            sum(arrival.steps for arrival in arrivals),
+            _joined([arrival.returns for arrival in arrivals], np.float32),
+            _joined([arrival.lengths for arrival in arrivals], np.int64),
+            [arrival[:3] for arrival in arrivals],
+            seconds=seconds,
+        )
 
     def gradients(self, loss: Loss) -> Tensor:
         """The flat gradient of one minibatch's loss."""
-        return self._net.gradient(loss.total) if loss.gradients is None else self._net.backward(loss.gradients)
+        return flat_gradient(self._net, loss)
 
     def apply(self, gradient: Tensor, learning_rate: float) -> Tensor:
         """Take one optimiser step along a flat gradient; returns the gradient's length."""
@@ -119,7 +176,10 @@ class Learner:
         """The current policy version."""
         shift, scale = self._normalizer.affine() if self._normalizer else (None, None)
         params = self._net.flat.detach().cpu().numpy().copy()
-        return PolicyVersion(self._number, params, shift, scale, self._schedules())
+        schedules = self._schedules()
+        if self._counters is not None:  # workers learn too
+            schedules = self._algo.schedules(self._progress) | {"updates": float(self._algo.updates)}
+        return PolicyVersion(self._number, params, shift, scale, schedules)
 
     def _schedules(self) -> dict[str, float]:
         """What acting needs of the algorithm's schedules."""
@@ -160,9 +220,12 @@ class Learner:
             "sequences": {str(k): v for k, v in self._sequences.items()},
             "steps": self._steps,
             "number": self._number,
+            "updates": self._algo.updates,
         }
         if self._normalizer is not None:
             tree["normalizer"] = self._normalizer.stats.state()
+        if self._counters is not None:
+            tree["counters"] = self._counters.state()
         return without(tree, set(known))
 
     def load(self, tree: Tree) -> None:
@@ -178,37 +241,69 @@ class Learner:
         self._running_returns = {k: v for k, v in returns.items() if k < sampling.samplers}  # the others begin at zero
         self._sequences = {int(k): v for k, v in tree.get("sequences", {}).items() if int(k) in self._running_returns}
         self._steps, self._number = tree["steps"], tree["number"]
+        self._algo.updates = tree.get("updates", tree["algo"].get("updates", 0))
         if self._normalizer is not None:
             self._normalizer.stats.load(tree["normalizer"])
             self._net.normalize_with(*self._normalizer.affine())
+        if self._counters is not None:
+            self._counters.load(tree["counters"])
+
+    # -- as the agent that workers share ------------------------------------------------------------------
+
+    def take(self, *contributions: Contribution) -> Learned:
+        """Apply what workers contribute, one after another in this order, and count it.
+
+        Gradients that are older than the bound are refused. A fragment that was learned from by them alone is dropped
+        then; one that is in a worker's replay buffer will be learned from.
+        """
+        began = time.perf_counter()
+        self._begin_round()
+        norms: list[Mapping[str, Tensor]] = []
+        arrivals, dropped, lags = [], [], []
+        for each in contributions:
+            lags.append(self._number - each.version)
+            self._buffers[each.sampler] = each.buffer
+            if len(each.gradients) and lags[-1] > self._config.stream.max_lag:
+                self._agent.refused += 1
+                if self._algo.consumes == "stream":
+                    dropped.append(each.arrival[:3])
+                    continue
+            else:
+                norms += self._apply_all(each)
+            self._agent.add(each.arrival)
+            self._steps += each.steps
+            arrivals.append(each.arrival)
+        buffers = joint_metrics([told for told in self._buffers.values() if told])
+        metrics = means([each.metrics for each in contributions]) | buffers | averages(norms) | self._agent.metrics()
+        if lags:
+            metrics |= {"lag/mean": sum(lags) / len(lags), "lag/max": float(max(lags))}
+        return self._told(_Trained(len(norms), metrics), arrivals, began, began)._replace(dropped=dropped)
+
+    @property
+    def _agent(self) -> Counters:
+        assert self._counters is not None
+        return self._counters
+
+    def _apply_all(self, contribution: Contribution) -> list[dict[str, Tensor]]:
+        """Take an optimiser step along each gradient of a contribution; returns their lengths."""
+        self._begin_round()
+        rate = self._algo.scheduled["learning_rate"]
+        # The optimiser clips in place, and what was received is read-only: one copy of all.
+        gradients = tensor(contribution.gradients, self._device)
+        norms = [{"grad_norm": self.apply(gradient, rate)} for gradient in gradients]
+        self._algo.updates += len(norms)
+        self._number += 1
+        if self._normalizer is not None and contribution.moments is not None:
+            self._normalizer.stats.merge(contribution.moments)
+            self._net.normalize_with(*self._normalizer.affine())
+        return norms
 
 
-class _TorchStream:
-    """The random stream of dropout and the like: the learner's own, whoever else draws from torch's global ones."""
+class _Trained(NamedTuple):
+    """What a round's optimiser steps gave."""
 
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(self._devices):
-            torch.manual_seed(seed)
-            self._states = self._read()
-
-    def _read(self) -> list[Tensor]:
-        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in self._devices)]
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        with torch.random.fork_rng(self._devices):
-            torch.set_rng_state(self._states[0])
-            for device, state in zip(self._devices, self._states[1:], strict=True):
-                torch.cuda.set_rng_state(state, device)
-            yield
-            self._states = self._read()
-
-    def state(self) -> Tree:
-        return {str(i): s.cpu().numpy().copy() for i, s in enumerate(self._states)}
-
-    def load(self, tree: Tree) -> None:
-        self._states = [torch.from_numpy(tree[str(i)].copy()) for i in range(len(self._states))]
+    updates: int
+    metrics: dict[str, float]
 
 
 def _device(name: str) -> torch.device:
@@ -221,16 +316,33 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _averages(losses: Sequence[Loss], norms: Sequence[Tensor]) -> dict[str, float]:
+def flat_gradient(net: Network, loss: Loss) -> Tensor:
+    """The gradient `[P]` of a loss; the vector may be reused by the next call."""
+    return net.gradient(loss.total) if loss.gradients is None else net.backward(loss.gradients)
+
+
+def averages(metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Means over the round's minibatches, read from the device in one transfer."""
-    if not losses:
+    if not metrics:
         return {}
-    names = list(losses[0].metrics)
-    columns = [torch.stack([x.metrics[name].detach() for x in losses]) for name in names]
-    means = torch.stack([*columns, torch.stack(list(norms))]).mean(1).tolist()
+    names = list(metrics[0])
+    means = torch.stack([torch.stack([each[name].detach() for each in metrics]) for name in names]).mean(1).tolist()
     if not np.isfinite(means).all():
         raise RaynforceError(
-            f"training diverged: losses are {dict(zip(names, means, strict=False))}; lower algorithm.learning_rate, "
+            f"training diverged: losses are {dict(zip(names, means, strict=True))}; lower algorithm.learning_rate, "
             "or set network.normalize_obs=true if observations are large"
         )
-    return {f"losses/{n}": v for n, v in zip([*names, "grad_norm"], means, strict=True)}
+    return {f"losses/{n}": v for n, v in zip(names, means, strict=True)}
+
+
+def means(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over those who report it."""
+    found: dict[str, list[float]] = {}
+    for metrics in several:
+        for name, value in metrics.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)

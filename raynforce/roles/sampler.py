@@ -10,7 +10,7 @@ import numpy as np
 
 from raynforce.envs.vector import make_vector, require_finite
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.receipt import Receipt, resident_bytes
+from raynforce.experience.receipt import Arrival, Receipt, resident_bytes
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.trees import Tree, load_rng, rng_state
 
@@ -27,18 +27,21 @@ class EnvArgs:
 
 
 class Sampler:
-    """Steps `num_envs` environments through one forward pass each time, `length` times per fragment."""
+    """Steps `num_envs` environments through one forward pass each time, `length` times per fragment.
 
-    def __init__(self, acting: ActingSpec, envs: EnvArgs, length: int, index: int = 0) -> None:
+    It is number `index` of so many `samplers`.
+    """
+
+    def __init__(self, acting: ActingSpec, envs: EnvArgs, length: int, index: int = 0, samplers: int = 1) -> None:
         self.index = index
         self._length = length
         self._envs = make_vector(
             envs.env, envs.args, envs.num_envs, seed=envs.seed, sampler=index, exact_resume=envs.exact_resume
         )
         self._args = envs
-        self._actor = Actor(acting)
+        lanes = np.arange(envs.num_envs) * samplers + index  # of all: each sampler has some of every kind
+        self._actor = Actor(acting, places=(lanes + 0.5) / (envs.num_envs * samplers))
         self._action = acting.env.action
-        self._record_logp = "logp" in acting.record
         self._rng = np.random.default_rng([envs.seed, index, 1])
         self._sequence = 0
         self._returns = np.zeros(envs.num_envs, np.float64)  # of the episodes in flight
@@ -47,8 +50,8 @@ class Sampler:
         self._obs = self._envs.reset()
 
     def note(self) -> str:
-        """What a user should know of these environments; most often nothing."""
-        return self._envs.note
+        """What a user should know of these environments and of how it acts; most often nothing."""
+        return "; ".join(filter(None, (self._envs.note, self._actor.note)))
 
     def sample(self, version: PolicyVersion) -> Fragment:
         """Gather one fragment with this policy version."""
@@ -67,7 +70,7 @@ class Sampler:
         action = np.empty((steps, lanes, *self._action.shape), np.int64 if discrete else np.float32)
         reward = np.empty((steps, lanes), np.float32)
         terminated, truncated, valid = (np.empty((steps, lanes), np.bool_) for _ in range(3))
-        outputs: list[dict[str, np.ndarray]] = []
+        kept: dict[str, np.ndarray] = {}  # network outputs, [T+1, B, n]
         ends: list[np.ndarray] = []
         finals: list[dict[str, np.ndarray]] = []
         cuts: list[np.ndarray] = []
@@ -89,8 +92,10 @@ class Sampler:
             in_env += clock() - acted
             action[t], reward[t] = chosen, step.reward
             terminated[t], truncated[t], valid[t] = step.terminated, step.truncated, step.valid
-            if self._record_logp:
-                outputs.append(out)
+            if t == 0:
+                kept = {k: np.empty((steps + 1, *out[k].shape), out[k].dtype) for k in actor.spec.kept}
+            for name, column in kept.items():
+                column[t] = out[name]
             if len(step.final_lanes):
                 ends.append(t * lanes + step.final_lanes)
                 finals.append(step.final_obs)
@@ -120,13 +125,15 @@ class Sampler:
             columns[f"final/{path}"] = (
                 np.concatenate([f[path] for f in finals]) if finals else np.empty((0, *column.shape[2:]), column.dtype)
             )
-        if self._record_logp:
-            start = clock()
-            columns["logp"] = self._logp(outputs, action)
-            in_policy += clock() - start
-        columns["episode/return"], columns["episode/length"] = returns, lengths
         seen = {k: v for k, v in columns.items() if k == "reward" or k.startswith(("obs", "final/obs"))}
         require_finite(self._args.env, seen, ("step", "lane"), self._args.args)
+        start = clock()
+        if "logp" in actor.spec.record:
+            columns["logp"] = self._logp({**out, **kept}, action)
+        if "priority" in actor.spec.record:
+            columns["priority"] = self._priority(kept, columns, now)
+        in_policy += clock() - start
+        columns["episode/return"], columns["episode/length"] = returns, lengths
         for column in columns.values():
             column.flags.writeable = False  # as it will be for whoever receives it from another process
         fragment = Fragment(columns, version.number, self.index, self._sequence)
@@ -136,14 +143,33 @@ class Sampler:
             self._memory, self._measured = resident_bytes(), began
         size = sum(column.nbytes for column in columns.values())
         seconds = {"env": in_env, "policy": in_policy, "other": clock() - began - in_env - in_policy}
-        return fragment, Receipt(self.index, fragment.sequence, fragment.steps, seconds, faults, size, self._memory)
+        arrival = Arrival.of(fragment)
+        return fragment, Receipt(*arrival[:3], seconds, faults, size, self._memory, *arrival[3:])
 
-    def _logp(self, outputs: list[dict[str, np.ndarray]], action: np.ndarray) -> np.ndarray:
+    def _logp(self, out: dict[str, np.ndarray], action: np.ndarray) -> np.ndarray:
         """Behaviour log-probabilities `[T, B]` of the whole fragment at once."""
-        first, *rest = self._actor.distribution.outputs
-        out = {first: np.concatenate([o[first] for o in outputs]), **{k: outputs[0][k] for k in rest}}
-        flat = action.reshape(-1, *action.shape[2:])
-        return self._actor.distribution.logp(out, flat).reshape(action.shape[:2]).astype(np.float32)
+        flat = {k: v[:-1].reshape(-1, v.shape[2]) if v.ndim == 3 else v for k, v in out.items()}
+        actions = action.reshape(-1, *action.shape[2:])
+        return self._actor.distribution.logp(flat, actions).reshape(action.shape[:2]).astype(np.float32)
+
+    def _priority(
+        self, kept: dict[str, np.ndarray], columns: dict[str, np.ndarray], now: dict[str, np.ndarray]
+    ) -> np.ndarray:
+        """Absolute one-step errors `[T, B]` of the acting network's own action values; 0 where a row is not valid."""
+        spec, outputs = self._actor.spec, self._actor.outputs
+        valid, terminated, ends = columns["valid"], columns["terminated"], columns["final/index"]
+        after = outputs(now)
+        for name, column in kept.items():
+            column[-1] = after[name]
+        value = spec.action_values(kept)  # [n, T+1, B]
+        best = value.max(0)[1:]  # [T, B] of the next state
+        counts = (valid & ~terminated).reshape(-1)[ends]  # [K] whose last observations are bootstrapped from
+        if counts.any():
+            last = outputs({path: columns[f"final/{path}"][counts] for path in now})
+            best[np.divmod(ends[counts], valid.shape[1])] = spec.action_values(last).max(0)
+        chosen = np.take_along_axis(value[:, :-1], columns["action"][None], 0)[0]
+        error = columns["reward"] + np.float32(spec.gamma) * np.where(terminated, 0, best) - chosen
+        return np.where(valid, np.abs(error), 0).astype(np.float32, copy=False)
 
     def _episodes(
         self, reward: np.ndarray, done: np.ndarray, valid: np.ndarray, cuts: list[np.ndarray]

@@ -11,6 +11,7 @@ from raynforce.config import Config
 WIDTH = 80
 BAR = 12
 SHADES = {"env": "█", "learn": "█", "policy": "▓", "prepare": "▓", "other": "▒", "transport": "░", "waiting": "·"}
+SHADES |= {"gradients": "▓"}
 STANDS_OUT = 0.4  # of the time; less, and no single change helps much
 SUBSTANTIAL = 0.25  # of the time; from here on it pays to do it beside something else
 
@@ -19,9 +20,10 @@ class TimeTree:
     """Adds up where each kind of role spends its time.
 
     A sampler has `env` (stepping environments), `policy` (forward passes and drawing actions), `other` (putting the
-    fragment together), `transport` (receiving versions, handing over fragments) and `waiting` (for anybody else). A
-    learner has `learn` (losses, gradients, optimiser), `prepare` (advantages, replay, minibatches), `transport` and
-    `waiting`. Samplers are added up: two of them have two seconds in each second.
+    fragment together), `transport` (receiving versions, handing over fragments) and `waiting` (for anybody else); a
+    worker of a shared agent also has `gradients`. A learner has `learn` (losses, gradients, optimiser), `prepare`
+    (advantages, replay, minibatches), `transport` and `waiting`. Samplers are added up: two of them have two seconds in
+    each second.
     """
 
     def __init__(self) -> None:
@@ -68,7 +70,8 @@ class TimeTree:
 
 
 def wall_shares(total: Mapping[str, Mapping[str, float]], config: Config) -> dict[str, float]:
-    """How much of the run's own time each activity held up: `env`, `policy`, `learner`, `transport`, `waiting`.
+    """How much of the run's own time each activity held up: `env`, `policy`, `learner`, `transport`, `waiting`, and
+    `gradients` where samplers compute them.
 
     Where roles take turns, all that they do does. Where they work side by side, it is what the busier one does.
     """
@@ -85,6 +88,8 @@ def wall_shares(total: Mapping[str, Mapping[str, float]], config: Config) -> dic
         "transport": 0.0,
         "waiting": 0.0,
     }
+    if "gradients" in sampler:
+        parts["gradients"] = sampler["gradients"]
     transport = [side.get("transport", 0.0) for side in (sampler, learner)]
     if config.runtime == "inline":
         parts["transport"] = sum(transport)
@@ -96,7 +101,8 @@ def wall_shares(total: Mapping[str, Mapping[str, float]], config: Config) -> dic
         idle = [side.get("waiting", 0.0) / max(sum(side.values()), 1e-12) for side in (sampler, learner)]
         busier = 0 if idle[0] <= idle[1] else 1
         parts["transport"], parts["waiting"] = transport[busier], (sampler, learner)[busier].get("waiting", 0.0)
-        parts |= {"learner": 0.0} if busier == 0 else {"env": 0.0, "policy": 0.0}
+        others = ["learner"] if busier == 0 else [name for name in ("env", "policy", "gradients") if name in parts]
+        parts |= dict.fromkeys(others, 0.0)
     return _shares(parts)
 
 
@@ -182,6 +188,14 @@ def _learner(run: Seen) -> str:
     return f"Fewer or larger updates cost less: {' or '.join(ways)}" if ways else "A smaller network.hidden costs less"
 
 
+def _gradients(run: Seen) -> str:
+    samplers, runtime = run.config.sampling.samplers, run.config.runtime
+    if runtime != "ray" and samplers >= run.cores:
+        return _learner(run)
+    where = "--runtime process " if runtime == "inline" else ""
+    return f"{where}--samplers {2 * samplers if runtime == 'ray' else run.cores} computes more of them at once"
+
+
 def _transport(run: Seen) -> str:
     longer = f"--set sampling.fragment={2 * run.config.sampling.fragment}"
     alone = ", and --runtime inline needs none" if run.config.sampling.samplers == 1 else ""
@@ -191,7 +205,7 @@ def _transport(run: Seen) -> str:
 def _waiting(run: Seen) -> str:
     if run.config.topology == "async":
         return "--set stream.batch=1 learns from each fragment as it comes"
-    if run.config.sampling.samplers > 1 and run.tolerates_lag:
+    if run.config.sampling.samplers > 1 and run.tolerates_lag and run.config.topology != "shared-agent":
         return "--topology async lets nobody wait for the slowest sampler"
     return f"--set sampling.fragment={2 * run.config.sampling.fragment} lets roles meet less often"
 
@@ -200,6 +214,7 @@ _BOUNDS: Mapping[str, tuple[str, Callable[[Seen], str]]] = {
     "env": ("the environment", _environment),
     "policy": ("the policy", _policy),
     "learner": ("the learner", _learner),
+    "gradients": ("computing gradients", _gradients),
     "transport": ("transport between roles", _transport),
     "waiting": ("waiting for each other", _waiting),
 }

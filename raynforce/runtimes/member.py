@@ -126,6 +126,7 @@ class Member:
         self.origin: Sequence[Any] = [rules.greeting] if rules.greeting else []  # what to call first without a border
         self.border: Pending | None = None
         self.log: list[Job] = []  # since the border
+        self.logged = 0  # bytes that these hold on to, at most
         self.open: list[Job] = []  # of those, not answered yet, or to be answered again
         self.loading: Pending | None = None
         self.saving: Saving | None = None  # the next border

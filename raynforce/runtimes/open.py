@@ -9,17 +9,20 @@ from raynforce.runtimes.base import Runtime
 from raynforce.runtimes.placing import place_roles, require_room
 
 
-def open_runtime(config: Config, say: Callable[[str], None]) -> Runtime:
-    """The runtime that the config names, ready to spawn roles; `say` is told what a user should know."""
+def open_runtime(config: Config, say: Callable[[str], None], *, torch: bool = False) -> Runtime:
+    """The runtime that the config names, ready to spawn roles; `say` is told what a user should know.
+
+    `torch` if samplers will import it: then fewer of them fit into the memory of this machine.
+    """
     if config.runtime == "ray":
         from raynforce.runtimes.ray.runtime import RayRuntime  # imports ray
 
-        return RayRuntime(config, say)
+        return RayRuntime(config, say, torch)
     places, _ = place_roles(config, None)
     if config.runtime == "process":
         from raynforce.runtimes.process import ProcessRuntime
 
-        require_room(config)
+        require_room(config, torch)
         return ProcessRuntime(places, say)
     from raynforce.runtimes.inline import InlineRuntime
 

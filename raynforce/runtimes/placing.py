@@ -49,14 +49,13 @@ def place_roles(
     raise UsageError(_shortage(places, samplers, nodes))
 
 
-def require_room(config: Config) -> None:
-    """Refuse more samplers than the memory of this machine can hold."""
+def require_room(config: Config, torch: bool = False) -> None:
+    """Refuse more samplers than the memory of this machine can hold; `torch` if each imports it to act."""
     each = MEGABYTES.get(config.runtime)
     available = available_bytes()
     if each is None or available is None:
         return
-    if config.network.factory is not None:
-        each += TORCH_MEGABYTES  # a torch module acts in each sampler
+    each += TORCH_MEGABYTES * torch
     samplers = config.sampling.samplers
     needed = samplers * each + TORCH_MEGABYTES
     free = available / 1e6
@@ -78,6 +77,8 @@ def memory_limit(config: Config) -> float:
     """Bytes that the process of one sampler may take."""
     if config.faults.memory_mb is not None:
         return config.faults.memory_mb * 1e6
+    if config.topology == "shared-agent":
+        return math.inf  # workers have buffers, which fill
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
@@ -124,6 +125,7 @@ def _asked(config: Config) -> dict[str, Place]:
             start_seconds=faults.start_seconds,
             call_seconds=faults.learn_seconds,
         ),
+        "shard": Place(cpus=0.0, awake=awake, start_seconds=faults.start_seconds, call_seconds=faults.learn_seconds),
         "evaluator": Place(
             cpus=0.0, nice=BESIDE, start_seconds=faults.start_seconds, call_seconds=faults.sample_seconds
         ),

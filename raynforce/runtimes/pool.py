@@ -27,6 +27,7 @@ STATE_BYTES = 1_000_000_000  # a larger state is not kept beside its role
 LONGEST_BACKOFF = 60.0
 LONGEST_WAIT = 3600.0  # at once; nobody can wait for ever
 GRACE = 3.0  # seconds that a role has to end itself, with its stack printed, before it is killed
+NUMBERED = ("sampler", "shard")  # kinds of which there may be several
 EXACT_TRIES = 3  # restarts of a role that died before it begins anew instead of where it was
 
 
@@ -42,7 +43,7 @@ class Pool:
 
     def add(self, kind: str, make: Callable[[int], Handle], count: int, rules: Rules) -> list[Member]:
         """Start `count` members of one kind, made by a factory from their index; one alone is called by its kind."""
-        names = [f"{kind} {index}" for index in range(count)] if kind == "sampler" else [kind]
+        names = [f"{kind} {index}" for index in range(count)] if kind in NUMBERED else [kind] * count
         made = [Member(name, index, kind, make, rules) for index, name in enumerate(names)]
         for member in made:
             member.border_every = BORDER_SECONDS
@@ -61,6 +62,7 @@ class Pool:
             job.settled, job.fault = True, Fault(member.name, "lost", RoleDied(f"{member.name} is gone"), "left out")
             return job
         member.log.append(job)
+        member.logged += weight
         member.open.append(job)
         self._advance(member)
         return job
@@ -91,10 +93,16 @@ class Pool:
                 return False
         return True
 
-    def states(self, members: Sequence[Member]) -> list[Any]:
-        """The state of each member, which becomes its border; None for one that is away and has none."""
+    def states(self, members: Sequence[Member], known: Callable[[Member], Any] | None = None) -> list[Any]:
+        """The state of each member, which becomes its border; None for one that is away and has none.
+
+        `known` says what of it need not be told, as it is saved already: such a state is no border.
+        """
         jobs: dict[Member, Job] = {}
         for member in self.present(members):
+            if known is not None:
+                jobs[member] = self.submit(member, "state", known(member))
+                continue
             member.saving = None  # this one comes later, so it is the better one
             jobs[member] = self.submit(member, "state")
         self.wait(list(jobs.values()))
@@ -102,7 +110,8 @@ class Pool:
         for member, job in jobs.items():
             if job.fault is None:
                 states[member] = state = self.runtime.keep(job.value)
-                if job in member.log and job not in member.open:  # else it failed, and is on its way there again
+                there = job in member.log and job not in member.open  # else it failed, and is on its way there again
+                if there and known is None:
                     covered = member.log[: member.log.index(job) + 1]
                     self.wait(covered)
                     self._new_border(member, state, covered)
@@ -244,7 +253,7 @@ class Pool:
 
     def _consider_border(self, member: Member) -> None:
         due = time.monotonic() - member.border_at >= member.border_every
-        due |= sum(job.weight for job in member.log) > LOG_BYTES
+        due |= member.logged > LOG_BYTES
         if (due or member.renew is not None) and member.remembers:
             self._save(member)
 
@@ -289,6 +298,7 @@ class Pool:
         before = set(covered)
         member.border, member.border_at = state, time.monotonic()
         member.log = [job for job in member.log if job not in before]
+        member.logged = sum(job.weight for job in member.log)
         member.open = [job for job in member.open if not (job.settled and job in before)]
 
     # -- failures -----------------------------------------------------------------------------------------

@@ -117,15 +117,19 @@ def test_hard_and_soft_target_updates() -> None:
     hard = dqn(target_every=3)
     hard.target = torch.zeros(1, 1)
     seen = []
-    for _ in range(4):
+    for count in range(1, 5):
+        hard.updates = count
         hard.after_update(net, {}, loss)
         seen.append(hard.target.item())
     assert seen == [0.0, 0.0, 1.0, 1.0]
     soft = dqn(target_update="soft", target_tau=0.5)
     soft.target = torch.zeros(1, 1)
+    soft.updates = 1
     soft.after_update(net, {}, loss)
+    assert soft.target.item() == pytest.approx(0.5)
+    soft.updates = 3  # two were made elsewhere
     soft.after_update(net, {}, loss)
-    assert soft.target.item() == pytest.approx(0.75)
+    assert soft.target.item() == pytest.approx(0.875)
 
 
 def fragment(sequence: int, steps: int = 4, lanes: int = 2) -> Fragment:
@@ -167,7 +171,7 @@ def test_its_state_loads_into_another_number_of_lanes() -> None:
     one.target = torch.tensor([[5.0]])
     two.load(one.state())
     assert two.replay.resident == 40 * 4 * 2
-    assert (two.target.item(), two._inserted, two._due) == (5.0, one._inserted, one._due)
+    assert (two.target.item(), two.limiter.state()) == (5.0, one.limiter.state())
     two.prepare(net, [fragment(0, lanes=3)])
     assert two.replay.resident == 40 * 4 * 2 + 12
 

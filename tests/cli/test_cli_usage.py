@@ -15,6 +15,7 @@ from cli_helpers import PLAIN, TINY, Answer
 
 Cli = Callable[..., Answer]
 CARTPOLE = ["train", "ppo", "CartPole-v1"]
+SMALL = ["--set", "algorithm.buffer_size=300"]
 
 
 def config(cli: Cli, *words: str) -> dict[str, Any]:
@@ -116,6 +117,19 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "set a device": ([*CARTPOLE, "--set", "learner.device=gpu"], ["'gpu'", "auto, cpu, cuda"]),
     "runtime": ([*CARTPOLE, "--runtime", "inlin"], ["runtime = 'inlin'", "did you mean 'inline'"]),
     "topology": ([*CARTPOLE, "--topology", "ring"], ["topology = 'ring'", "sync"]),
+    "PPO's gradients": ([*CARTPOLE, "--topology", "shared-agent"], ["'shared-agent'", "dqn or a3c", "ppo"]),
+    "more workers than the bound": (
+        ["train", "a3c", "CartPole-v1", "--topology", "shared-agent", "--samplers", "40"],
+        ["stream.max_lag = 32", "40 samplers", "stream.max_lag=160"],
+    ),
+    "rewards scaled by workers": (
+        ["train", "a3c", "CartPole-v1", "--topology", "shared-agent", "--set", "learner.scale_rewards=true"],
+        ["learner.scale_rewards", "shared-agent"],
+    ),
+    "a buffer too small to share": (
+        ["train", "dqn", "CartPole-v1", "--topology", "shared-agent", "--samplers", "4", *SMALL],
+        ["algorithm.buffer_size = 300", "each of 4 workers 75", "it takes 448"],
+    ),
     "set for the doctor": (["doctor", "CartPole-v1", "--set", "steps=3"], ["env_args.KEY=VALUE"]),
     "doctor": (["doctor", "Cartpole"], ["did you mean 'CartPole-v1'"]),
     "config missing": ([*CARTPOLE, "--config", "no.yaml"], ["'no.yaml'", "No such file"]),

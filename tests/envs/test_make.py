@@ -46,7 +46,7 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name)
     assert 'needs box2d, which is not installed: pip install "gymnasium[box2d]"' in fails("LunarLander-v3")
     assert 'pip install "gymnasium[mujoco]"' in fails("Ant-v5")
-    assert 'pip install "gymnasium[atari]"' in fails("ALE/Pong-v5")
+    assert 'pip install "raynforce[atari]"' in fails("ALE/Pong-v5")
 
 
 def test_wrong_arguments() -> None:

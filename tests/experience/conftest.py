@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raynforce.experience import replay as replay_module
+from raynforce.experience import ring as ring_module
 
 
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_module, "LEAST_SEGMENT", 12)
+    monkeypatch.setattr(ring_module, "LEAST_SEGMENT", 12)

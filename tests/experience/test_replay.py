@@ -1,9 +1,8 @@
-"""The replay buffer against a plain list of transitions, and its promises: uniform, prioritised, refused."""
+"""The replay buffer against a plain list of transitions, and its promises: uniform, refused."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -73,6 +72,16 @@ def test_a_gap_ends_the_window_and_bootstraps_from_what_was_seen() -> None:
     np.testing.assert_allclose(np.unique(batch["discount"]), [GAMMA**3, GAMMA**2, GAMMA], rtol=1e-6)
 
 
+def test_returns_are_summed_in_double_precision() -> None:
+    replay = Replay(OBS, ACTION, capacity=2000, lanes=1, n_step=3, gamma=0.97)
+    fragment, _ = Source(1, seed=0, p_end=0.0).sample(1000)
+    replay.insert(fragment)
+    batch = replay.sample(2000, np.random.default_rng(0))
+    reward = fragment["reward"][:, 0].astype(np.float64)
+    total = reward[:-2] + 0.97 * reward[1:-1] + 0.97**2 * reward[2:]
+    np.testing.assert_array_equal(batch["reward"], total.astype(np.float32)[batch["index"]])
+
+
 def test_what_lies_behind_an_episode_end_does_not_leak() -> None:
     replay = Replay(OBS, ACTION, capacity=30, lanes=1, n_step=3, gamma=GAMMA)
     fragment, _ = Source(1, seed=0, p_end=0.0).sample(6)
@@ -127,82 +136,6 @@ def test_uniform_columns() -> None:
     assert len(replay) == np.count_nonzero(fragment["valid"])
 
 
-def prioritized_replay(**kwargs: Any) -> Replay:
-    return Replay(OBS, ACTION, capacity=2 * 30, lanes=2, prioritized=True, gamma=GAMMA, **kwargs)
-
-
-def test_priorities_are_proportional_and_weighted() -> None:
-    replay = prioritized_replay(alpha=0.5)
-    fill(replay, 2, p_end=0.0)
-    size = len(replay)
-    rng = np.random.default_rng(0)
-    index = np.unique(replay.sample(1000, rng)["index"])
-    assert len(index) == size == 24
-    errors = np.ones(size)
-    errors[:2] = [100.0, -9.0]  # signs do not matter; alpha 0.5 makes it 10, 3 and 22 times 1
-    replay.update_priorities(index, errors)
-    batch = replay.sample(3500, rng, beta=1.0)
-    share = np.array([np.mean(batch["index"] == i) for i in index])
-    np.testing.assert_allclose(share[:3], [10 / 35, 3 / 35, 1 / 35], atol=0.001)  # stratified: nearly exact
-    weight = [batch["weight"][batch["index"] == i][0] for i in index[:3]]
-    np.testing.assert_allclose(weight, [0.1, 1 / 3, 1.0], rtol=1e-5)
-    half = replay.sample(3500, rng, beta=0.5)
-    np.testing.assert_allclose(half["weight"][half["index"] == index[0]], 0.1**0.5, rtol=1e-5)
-
-
-def test_new_transitions_get_the_largest_priority_seen() -> None:
-    replay = prioritized_replay(alpha=1.0)
-    source = Source(2, seed=0, p_end=0.0)
-    replay.insert(source.sample(5)[0])
-    rng = np.random.default_rng(0)
-    index = np.unique(replay.sample(1000, rng)["index"])
-    replay.update_priorities(index, np.where(index == index[0], 9.0, 1.0))
-    replay.update_priorities(index, np.ones(len(index)))
-    fragment, _ = source.sample(5)
-    replay.insert(fragment)
-    new = np.isin(replay.sample(10_000, rng)["obs/id"], fragment["obs/id"][:5])
-    assert np.mean(new) == pytest.approx(0.9, abs=0.001)
-
-
-def test_inserting_keeps_the_priorities_of_what_stays() -> None:
-    replay = prioritized_replay(alpha=1.0, n_step=3)
-    source = Source(2, seed=0, p_end=0.3)
-    rng = np.random.default_rng(0)
-    replay.insert(source.sample(5)[0])
-    batch = replay.sample(1000, rng)
-    replay.update_priorities(batch["index"], np.full(1000, 1e-4))
-    old = set(batch["obs/id"])
-    replay.insert(source.sample(5)[0])
-    share = np.mean(np.isin(replay.sample(1000, rng)["obs/id"], list(old)))
-    assert share < 0.01  # every new one counts 1, those complete in the meantime included
-
-
-def test_stale_updates_are_ignored() -> None:
-    replay = prioritized_replay(alpha=1.0)
-    (source,) = fill(replay, 8, p_end=0.0)
-    stale = np.unique(replay.sample(1000, np.random.default_rng(0))["index"])
-    source.sample(1)
-    replay.insert(source.sample(6)[0])  # a gap: its row and the row at the head hold no transition now
-    before = len(replay)
-    assert before < len(stale)
-    replay.update_priorities(stale, np.full(len(stale), 5.0))
-    index, counts = np.unique(replay.sample(56 * 100, np.random.default_rng(1))["index"], return_counts=True)
-    assert len(index) == before == 56
-    np.testing.assert_allclose(counts, 100, atol=2)
-    all_gone = np.setdiff1d(stale, index)
-    replay.update_priorities(all_gone, np.full(len(all_gone), 1e9))
-    assert set(replay.sample(1000, np.random.default_rng(2))["index"]) <= set(index)
-
-
-def test_a_priority_that_is_no_number_is_refused() -> None:
-    replay = prioritized_replay()
-    fill(replay, 1)
-    index = replay.sample(2, np.random.default_rng(0))["index"]
-    with pytest.raises(UsageError, match="nan"):
-        replay.update_priorities(index, np.array([1.0, np.nan]))
-    replay.sample(2, np.random.default_rng(0))
-
-
 def test_final_slots_are_used_again() -> None:
     replay = Replay(OBS, ACTION, capacity=400, lanes=4)
     source = Source(4, seed=0, p_end=0.5)
@@ -211,6 +144,34 @@ def test_final_slots_are_used_again() -> None:
         replay.insert(source.sample(20)[0])
         sizes.append(replay.nbytes)
     assert sizes[-1] == sizes[20]  # 40 000 episodes later the pool is as large as the ring needs it
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_metrics(prioritized: bool) -> None:
+    replay = Replay(OBS, ACTION, capacity=2 * 3 * 20, lanes=3, samplers=2, n_step=2, prioritized=prioritized)
+    sources = [Source(3, 0, sampler, p_end=0.0) for sampler in range(2)]
+    for _ in range(10):  # twice around
+        replay.insert(sources[0].sample(4)[0])
+    found = replay.metrics()
+    assert found == {
+        "replay/size": 54.0,
+        "replay/capacity": 120.0,
+        "replay/fill": 0.45,
+        "replay/mb": replay.nbytes / 1e6,
+        **({"replay/late": 0.0} if prioritized else {}),
+    }
+    replay.sample(54 * 400, np.random.default_rng(0))
+    # Rows 1 to 18 before the newest, each three steps younger than the next: 28.5 on average.
+    assert replay.metrics()["replay/age"] == pytest.approx(28.5, abs=0.5)
+    assert "replay/age" not in replay.metrics()
+    replay.insert(sources[1].sample(19)[0])  # another sampler's steps make nothing older
+    batch = replay.sample(108 * 400, np.random.default_rng(0))
+    assert replay.metrics()["replay/age"] == pytest.approx(28.5, abs=0.5)
+    for path in ("replay/size", "replay/fill"):
+        assert replay.metrics()[path] == pytest.approx(found[path] * 2)
+    if prioritized:
+        replay.update_priorities(batch["index"][:3] - replay.capacity, np.ones(3))
+        assert replay.metrics()["replay/late"] == 3.0
 
 
 def test_memory_is_estimated_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:

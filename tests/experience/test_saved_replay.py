@@ -122,6 +122,19 @@ def test_load_with_another_n_step() -> None:
     check(other, reference, np.random.default_rng(0))
 
 
+def test_what_metrics_count_goes_on_after_a_resume_and_older_checkpoints_have_none_of_it() -> None:
+    replay, other, older = (make(prioritized=True) for _ in range(3))
+    fill(replay, 9)
+    index = replay.sample(64, np.random.default_rng(0))["index"]
+    replay.update_priorities(index - replay.capacity, np.ones(64))
+    saved = written(replay)
+    other.load(saved)
+    older.load({key: value for key, value in saved.items() if key not in ("late", "drawn")})
+    assert older.metrics()["replay/late"] == 0.0
+    found = other.metrics()
+    assert (found["replay/late"], found["replay/age"]) == (64.0, replay.metrics()["replay/age"])
+
+
 # Priorities
 
 

@@ -94,7 +94,11 @@ def test_rows_that_are_missing_are_never_seen(seed: int, n_step: int) -> None:
     tree = written(replay)
     cuts = [0, *sorted(rng.choice(np.arange(1, min(10, max(tree["head"]))), 4, replace=False).tolist())]
     tree = recut(tree, cuts)
-    rows, width, filled = replay._rows, replay._width, sum(len(p["reward"]) for p in tree["segments"].values())
+    rows, width, filled = (
+        replay._ring.rows,
+        replay._ring.width,
+        sum(len(p["reward"]) for p in tree["segments"].values()),
+    )
     there = np.zeros(rows, bool)
     for first, name in zip(cuts, list(tree["segments"]), strict=True):
         piece = tree["segments"][name]
@@ -148,7 +152,7 @@ def test_what_a_loss_changes_gets_another_name() -> None:
 def test_another_layout_keeps_the_newest_that_fit_and_never_crosses_a_cut(
     seed: int, n_step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raynforce.experience.saved_replay.PIECE", int(np.random.default_rng(seed).choice([2, 5, 128])))
+    monkeypatch.setattr("raynforce.experience.restoring.PIECE", int(np.random.default_rng(seed).choice([2, 5, 128])))
     rng = np.random.default_rng(100 + seed)
     replay, allowed, _ = random_run(rng, n_step, int(rng.choice([3, 10, 60])), prioritized=True)
     everything = np.unique(replay.sample(30 * len(replay), rng)["index"])
@@ -156,7 +160,7 @@ def test_another_layout_keeps_the_newest_that_fit_and_never_crosses_a_cut(
     samplers, lanes, rows = int(rng.integers(1, 5)), int(rng.integers(1, 5)), int(rng.integers(10, 60))
     other = make(rows, samplers, lanes, n_step=n_step, prioritized=True)
     other.load(written(replay))
-    same = other._layout == replay._layout
+    same = other._ring.layout == replay._ring.layout
     room = (rows - 1) * samplers * lanes
     assert other.resident == min(replay.resident, room)
     if not same:
@@ -164,19 +168,19 @@ def test_another_layout_keeps_the_newest_that_fit_and_never_crosses_a_cut(
     batch = allowed.check(other, rng)
 
     # The newest are kept, by the age of a row within its sampler.
-    row, lane = np.divmod(np.flatnonzero(replay._valid), replay._width)
-    age = (np.array(replay._head)[lane // replay.lanes] - 1 - row) % replay._rows
+    row, lane = np.divmod(np.flatnonzero(replay._ring.valid), replay._ring.width)
+    age = (np.array(replay._ring.head)[lane // replay.lanes] - 1 - row) % replay._ring.rows
     oldest = np.sort(age)[: other.resident].max()
-    ids = replay._ring["obs/id"].reshape(-1)[np.flatnonzero(replay._valid)]
-    kept = set(other._flat["obs/id"][other._valid].tolist())
+    ids = replay._ring["obs/id"].reshape(-1)[np.flatnonzero(replay._ring.valid)]
+    kept = set(other._ring.flat["obs/id"][other._ring.valid].tolist())
     assert set(ids[age < oldest].tolist()) <= kept <= set(ids[age <= oldest].tolist())
 
     # Priorities came along.
     assert replay._tree is not None
     assert other._tree is not None
-    priorities = dict(zip(replay._flat["obs/id"].tolist(), replay._tree.leaves.tolist(), strict=True))
+    priorities = dict(zip(replay._ring.flat["obs/id"].tolist(), replay._tree.leaves.tolist(), strict=True))
     for name, index in zip(batch["obs/id"].tolist(), batch["index"].tolist(), strict=True):
-        assert other._tree.leaves[index] == (priorities[name] or replay._max_priority)
+        assert other._tree.leaves[index % other.capacity] == (priorities[name] or replay._max_priority)
 
     sources = [Source(lanes, 0, 50 + sampler) for sampler in range(samplers)]
     for sampler, source in enumerate(sources):
@@ -199,10 +203,10 @@ def test_a_new_layout_cuts_little_and_lets_the_oldest_go_first() -> None:
     assert other.resident == replay.resident == 2000 * 2
     batch = other.sample(20_000, np.random.default_rng(0))
     assert np.mean(batch["discount"] > GAMMA**2.5) < 0.02  # windows shorter than three steps
-    row = {int(name): slot // 2 for slot, name in enumerate(replay._flat["obs/id"])}
-    oldest = replay._head[0] + 1
-    time = [(row[name] - oldest) % 2001 for name in other._flat["obs/id"][other._valid].tolist()]
-    dealt = np.flatnonzero(other._valid) // 3 * 3 / 2
+    row = {int(name): slot // 2 for slot, name in enumerate(replay._ring.flat["obs/id"])}
+    oldest = replay._ring.head[0] + 1
+    time = [(row[name] - oldest) % 2001 for name in other._ring.flat["obs/id"][other._ring.valid].tolist()]
+    dealt = np.flatnonzero(other._ring.valid) // 3 * 3 / 2
     assert np.abs(np.array(time) - dealt).max() <= 2 * 128 + 2  # as if dealt out row by row, but for a block
 
 
@@ -211,10 +215,10 @@ def test_streams_go_on_after_a_new_layout_without_a_hole() -> None:
     (source,) = fill(replay, 2)
     other = make(rows=40, samplers=1, n_step=2)
     other.load(written(replay))
-    before = other._head[0]
+    before = other._ring.head[0]
     fragment, _ = source.sample(3)
     assert other.insert(fragment) == fragment.steps
-    assert other._head[0] == before + 3
+    assert other._ring.head[0] == before + 3
 
 
 def test_an_empty_buffer_fits_every_layout() -> None:
@@ -266,6 +270,8 @@ def doubled(tree: Tree) -> None:
         *(put("head", x) for x in ([-1, 3], [10**30, 3], [True, 3], [1.0, 3], [13], [], {}, [[], []])),
         put("head", [2, 3]),  # fewer rows than there are
         put("sequence", [-2, 0]),
+        *(put("late", x) for x in (-1, 0.5, None, "1", 2**53)),
+        *(put("drawn", x) for x in ([1], [1, -1], None, 3, [0.5, 1])),
         *(put("stamp", x) for x in (-1, 0, 2**53, 1.0)),  # 0: below those of the segments
         *(put("max_priority", x) for x in (0, -1.0, float("nan"), float("inf"), 1e300, 10**400, 1e-60, True)),
         put("priority", lambda a: a[1:]),
@@ -329,7 +335,7 @@ def test_flags_that_cannot_be_are_survived(seed: int, rows: int) -> None:
             piece[path] = rng.integers(0, 256, piece[path].shape, np.uint8).view(bool)
     other = make(rows, prioritized=True, n_step=3)
     other.load(tree)
-    assert all(other._flat[path].view(np.uint8).max() <= 1 for path in ("valid", "end", "terminated", "ready"))
+    assert all(other._ring.flat[path].view(np.uint8).max() <= 1 for path in ("valid", "end", "terminated", "ready"))
     sources = [Source(2, 1, sampler) for sampler in range(2)]
     for _ in range(10):
         assert 0 < len(other) <= other.resident <= other.capacity - 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from raynforce import Policy
 from raynforce.errors import UsageError
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
-from raynforce.policies.distributions import head_size
+from raynforce.policies.distributions import EpsilonGreedy, head_size
 from raynforce.policies.numpy_net import NumpyNet
 from raynforce.policies.spec import Conv, Free, Linear, NetworkSpec, Tower, inputs_of, mlp
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
@@ -81,11 +82,25 @@ def one_of(obs: dict[str, Any], index: int) -> dict[str, Any]:
         acting_spec(IMAGE, BOUNDED),
         acting_spec(BOX, UNBOUNDED, factory="my_networks:make"),
         acting_spec(exploration="epsilon", values="advantage"),
+        acting_spec(exploration="epsilon", record=("priority",), state_value="value", gamma=0.9, ladder=3.0),
     ],
-    ids=["discrete", "dict", "image", "unbounded", "epsilon"],
+    ids=["discrete", "dict", "image", "unbounded", "epsilon", "ladder"],
 )
 def test_spec_round_trip(spec: ActingSpec) -> None:
     assert ActingSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_a_spec_saved_before_there_were_ladders_and_priorities() -> None:
+    spec = acting_spec(exploration="epsilon")
+    saved = {k: v for k, v in spec.to_json().items() if k not in ("state_value", "gamma", "ladder")}
+    assert ActingSpec.from_json(saved) == spec
+    now = replace(spec, record=("priority",), state_value="value", gamma=0.9, ladder=3.0)
+    assert now.facts() == spec.facts()  # a run goes on without them, or with them
+
+
+def test_priorities_are_of_action_values() -> None:
+    with pytest.raises(UsageError, match=r"exploration = 'policy' records no priorities.*leave 'priority' out"):
+        acting_spec(record=("priority",))
 
 
 @pytest.mark.parametrize("obs", [BOX, DICT], ids=["normalised", "plain"])
@@ -187,6 +202,36 @@ def test_epsilon_decides_how_often_sampling_is_greedy() -> None:
     for epsilon in (0.0, 0.4):
         sampled = Policy(spec, version_of(spec, epsilon=epsilon), 0).act(obs, greedy=False)
         assert abs((sampled == greedy).mean() - (1 - epsilon * 3 / 4)) <= 5 * math.sqrt(epsilon / 4000)
+
+
+def test_the_ladder_by_hand() -> None:
+    spec = acting_spec(exploration="epsilon", ladder=4.0)
+    found = spec.distribution((np.arange(4) + 0.5) / 4)
+    assert isinstance(found, EpsilonGreedy)
+    np.testing.assert_allclose(found.exponent, [4**-0.75, 4**-0.25, 4**0.25, 4**0.75])
+    level = replace(spec, ladder=1.0).distribution((np.arange(4) + 0.5) / 4)
+    assert isinstance(level, EpsilonGreedy)
+    assert level.exponent == 1.0
+
+
+def test_a_policy_that_samples_is_on_no_ladder() -> None:
+    spec, obs = acting_spec(exploration="epsilon"), rows(500)
+    level, steep = (Policy(replace(spec, ladder=x), version_of(spec), 0) for x in (1.0, 100.0))
+    np.testing.assert_array_equal(level.act(obs, greedy=False), steep.act(obs, greedy=False))
+
+
+def test_outputs_that_are_only_recorded_are_computed_for_samplers_alone() -> None:
+    plain = acting_spec(exploration="epsilon", state_value="value")
+    recording, places = replace(plain, record=("priority",)), np.full(4, 0.5)
+    for spec, where, expected in (
+        (recording, places, {"q", "value"}),
+        (recording, None, {"q"}),
+        (plain, places, {"q"}),
+        (replace(recording, state_value=None), places, {"q"}),
+    ):
+        actor = Actor(spec, places=where)
+        actor.load(version_of(spec))
+        assert set(actor.outputs({"obs": rows(4)})) == expected
 
 
 # -- masks ----------------------------------------------------------------------------------------------------

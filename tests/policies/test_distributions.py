@@ -156,6 +156,36 @@ def test_epsilon_greedy_frequencies(epsilon: float) -> None:
     frequencies_match(np.bincount(action, minlength=4), expected)
 
 
+def test_each_lane_explores_with_epsilon_to_its_own_power() -> None:
+    exponents = np.array([0.5, 1.0, 3.0])
+    distribution = EpsilonGreedy((4,), exponent=exponents)
+    out = {"q": np.tile(np.array([0, 0, 9, 0], np.float32), (3, 1))}
+    for epsilon in (0.0, 0.3, 1.0):
+        noise = distribution.noise(np.random.default_rng(0), 5000, 3)
+        action = np.stack([distribution.sample(out, n, {"epsilon": epsilon}) for n in noise])
+        for lane, exponent in enumerate(exponents):
+            share = epsilon**exponent
+            expected = np.full(4, share / 4)
+            expected[2] += 1 - share
+            frequencies_match(np.bincount(action[:, lane], minlength=4), expected)
+
+
+def test_at_epsilon_1_every_lane_is_random_whatever_its_power() -> None:
+    distribution = EpsilonGreedy((4,), exponent=np.geomspace(0.01, 100, 50))
+    out = {"q": np.tile(np.array([0, 0, 9, 0], np.float32), (50, 1))}
+    for chance, choice in distribution.noise(np.random.default_rng(0), 100, 50):
+        assert np.array_equal(distribution.sample(out, (chance, choice), {"epsilon": 1.0}), choice)
+
+
+def test_the_power_1_is_epsilon_itself() -> None:
+    distribution, out = EpsilonGreedy((2,)), {"q": np.array([[1, 0]], np.float32)}
+    for epsilon in np.random.default_rng(0).random(1000).tolist():
+        below, at = (
+            distribution.sample(out, (x, [1]), {"epsilon": epsilon}) for x in (np.nextafter(epsilon, 0), epsilon)
+        )
+        assert (below[0], at[0]) == (1, 0)
+
+
 def test_epsilon_greedy_has_no_logp() -> None:
     with pytest.raises(UsageError, match="log-probabilities"):
         EpsilonGreedy((2,)).logp({"q": np.zeros((1, 2))}, np.zeros(1, int))

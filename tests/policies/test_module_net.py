@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from raynforce.errors import UsageError
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.policies.spec import Free, NetworkSpec, inputs_of
-from raynforce.policies.torch_net import ModuleActor, ModuleNet, build
+from raynforce.policies.torch_net import ModuleNet, TorchActor, build
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 
 CPU = torch.device("cpu")
@@ -225,7 +225,7 @@ def test_building_is_seeded_and_leaves_torch_s_stream_alone() -> None:
 def test_module_actor_is_the_module() -> None:
     spec = replace(PLAIN, normalize=True)
     net = built(spec, seed=3)
-    actor = ModuleActor(spec, f"{__name__}:make", HEADS, BOX)
+    actor = TorchActor(spec, f"{__name__}:make", HEADS, BOX)
     shift, scale = np.array([1, 2, 3], np.float32), np.array([2, 1, 0.5], np.float32)
     flat = net.flat.numpy().copy()
     actor.load(flat)

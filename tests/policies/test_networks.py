@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from raynforce.errors import UsageError
+from raynforce.policies.images import as_image
 from raynforce.policies.numpy_net import NumpyNet
 from raynforce.policies.numpy_net import encode as numpy_encode
 from raynforce.policies.spec import (
@@ -57,6 +58,12 @@ IMAGE_LEAVES = (
     ObsLeaf("obs", "box", (4, 7, 6), "uint8"),  # channels, height, width
     ObsLeaf("obs", "box", (2, 6, 8), "uint8"),
     ObsLeaf("obs", "box", (7, 7), "uint8"),  # one channel that is not written down
+)
+PLANES_LEAVES = (
+    ObsLeaf("obs", "box", (6, 6, 7), "float32"),
+    ObsLeaf("obs", "multibinary", (5, 6, 6), "int8"),
+    ObsLeaf("obs", "box", (2, 6, 6, 3), "uint8"),  # two frames in colour
+    ObsLeaf("obs", "box", (2, 3, 6, 7), "uint8"),
 )
 VECTOR = inputs_of([ObsLeaf("obs", "box", (3,), "float32")])
 IMAGE = inputs_of([ObsLeaf("obs", "box", (8, 8, 3), "uint8")])
@@ -116,6 +123,26 @@ def conv_layers(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Layer]:
 
 
 @st.composite
+def scenes(draw: st.DrawFn, *, learnable: bool = False) -> tuple[NetworkSpec, list[ObsLeaf]]:
+    """A dictionary of one to three images, each convolved by itself, and other leaves, joined for one or two towers."""
+    seen = draw(st.lists(st.sampled_from(IMAGE_LEAVES + PLANES_LEAVES), min_size=1, max_size=3))
+    other = draw(st.lists(st.sampled_from(FLAT_LEAVES), max_size=2))
+    leaves = [ObsLeaf(f"obs/{i}", k.kind, k.shape, k.dtype, k.sizes, k.start) for i, k in enumerate([*seen, *other])]
+    images = [as_image(leaf, any_box=True) for leaf in leaves[: len(seen)]]
+    assert all(images)
+    eyes = [Tower(f"eye{i}", tuple(draw(conv_layers(x.image_shape))), x.path) for i, x in enumerate(images) if x]
+    source = (*(eye.name for eye in eyes), *(["input"] if other else []))
+    whole = source if len(source) > 1 else source[0]
+    names = ["policy", "value"][: draw(st.integers(1, 2))]
+    towers = [Tower(name, (*mlp((draw(st.integers(8, 12)),), "tanh"), Linear(3)), whole) for name in names]
+    if draw(st.booleans()) and not learnable:
+        towers.append(Tower("also", (Activation("relu"),), eyes[0].name))  # must not write into what the others read
+    normalize = draw(st.booleans())
+    inputs = (*(i for i in images if i), *inputs_of(leaves[len(seen) :]))
+    return NetworkSpec(inputs, (*eyes, *towers), normalize=normalize), leaves
+
+
+@st.composite
 def specs(draw: st.DrawFn, *, images: bool = False, learnable: bool = False) -> tuple[NetworkSpec, list[ObsLeaf]]:
     """A spec with one to three towers, each reading the input or an earlier tower."""
     if images:
@@ -125,7 +152,7 @@ def specs(draw: st.DrawFn, *, images: bool = False, learnable: bool = False) -> 
         paths = ["obs"] if len(kinds) == 1 else [f"obs/{i}" for i in range(len(kinds))]
         leaves = [ObsLeaf(p, k.kind, k.shape, k.dtype, k.sizes, k.start) for p, k in zip(paths, kinds, strict=True)]
     inputs = inputs_of(leaves)
-    image = NetworkSpec(inputs, (Tower("probe", (Conv(1, 1),)),)).input_shape() if images else ()
+    image = inputs[0].image_shape if images else ()
     towers: list[Tower] = []
     for index in range(draw(st.integers(1, 3))):
         source = draw(st.sampled_from(["input", *(t.name for t in towers)]))
@@ -152,7 +179,7 @@ def assert_interpreters_agree(spec: NetworkSpec, leaves: list[ObsLeaf], seed: in
     flat = parameters(spec, rng)
     obs = {leaf.path: observe(leaf, rng, count) for leaf in leaves}
     before = {k: v.copy() for k, v in obs.items()}
-    normal = affine(spec, rng) if spec.normalize else ()
+    normal = affine(spec, rng) if spec.normalizes else ()
     net, acting = SpecNet(spec, flat, CPU), NumpyNet(spec)
     if normal:
         net.normalize_with(*normal)
@@ -183,6 +210,14 @@ def test_torch_and_numpy_agree_on_images(drawn: tuple[NetworkSpec, list[ObsLeaf]
     assert_interpreters_agree(*drawn, seed, count)
 
 
+@settings(deadline=None, max_examples=80, derandomize=True)
+@given(scenes(), st.integers(0, 2**32), st.sampled_from([1, 3]))
+def test_torch_and_numpy_agree_on_several_images(
+    drawn: tuple[NetworkSpec, list[ObsLeaf]], seed: int, count: int
+) -> None:
+    assert_interpreters_agree(*drawn, seed, count)
+
+
 def test_forward_by_hand() -> None:
     spec = NetworkSpec(
         inputs_of([ObsLeaf("obs", "box", (2,), "float32")]),
@@ -201,7 +236,7 @@ def test_onehot_by_hand() -> None:
     spec = NetworkSpec(inputs_of([leaf]), (Tower("out", ()),))
     obs = {"obs": np.array([[5, -1], [6, 1]])}
     expected = [[1, 0, 1, 0, 0], [0, 1, 0, 0, 1]]
-    assert numpy_encode(spec, obs).tolist() == encode(spec, tensors(obs)).tolist() == expected
+    assert numpy_encode(spec, obs)["input"].tolist() == encode(spec, tensors(obs))["input"].tolist() == expected
 
 
 def test_normaliser_clips_at_ten_deviations() -> None:
@@ -219,7 +254,7 @@ def test_both_image_layouts_are_the_same_image() -> None:
     towers = (Tower("out", (Conv(4, 3, 2), Activation("relu"), Linear(2))),)
     last = NetworkSpec(inputs_of([ObsLeaf("obs", "box", (9, 7, 3), "uint8")]), towers)
     first = NetworkSpec(inputs_of([ObsLeaf("obs", "box", (3, 9, 7), "uint8")]), towers)
-    assert last.input_shape() == first.input_shape() == (3, 9, 7)
+    assert last.inputs[0].image_shape == first.inputs[0].image_shape == (3, 9, 7)
     image = rng.integers(256, size=(2, 9, 7, 3)).astype(np.uint8)
     flat = first.initial(rng)
     results = []
@@ -231,14 +266,14 @@ def test_both_image_layouts_are_the_same_image() -> None:
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
-@given(st.one_of(specs(), specs(images=True)))
+@given(st.one_of(specs(), specs(images=True), scenes()))
 def test_json_round_trip(drawn: tuple[NetworkSpec, list[ObsLeaf]]) -> None:
     spec, _ = drawn
     assert NetworkSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
-@given(st.one_of(specs(), specs(images=True)))
+@given(st.one_of(specs(), specs(images=True), scenes()))
 def test_params_cover_the_flat_vector(drawn: tuple[NetworkSpec, list[ObsLeaf]]) -> None:
     spec, _ = drawn
     params = spec.params()
@@ -296,12 +331,13 @@ def test_initial_is_seeded() -> None:
 FORWARD = {"tanh": torch.tanh, "relu": torch.relu, "elu": F.elu, "silu": F.silu}
 
 
-def by_formula(spec: NetworkSpec, flat: Tensor, x: Tensor) -> dict[str, Tensor]:
+def by_formula(spec: NetworkSpec, flat: Tensor, encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The network written out plainly, for autograd to differentiate."""
     params = {p.name: flat[p.offset : p.offset + p.size].reshape(p.shape) for p in spec.params()}
-    values = {"input": x}
+    values = dict(encoded)
     for tower in spec.towers:
-        h = values[tower.source]
+        read = [values[source] for source in spec.reads[tower.name]]
+        h = read[0] if len(read) == 1 else torch.cat([x.flatten(1) for x in read], 1)
         for index, layer in enumerate(tower.layers):
             name = f"{tower.name}.{index}"
             if isinstance(layer, Linear):
@@ -342,8 +378,9 @@ def assert_gradient_is_autograd(
 
     leaf = torch.from_numpy(flat.copy()).requires_grad_()
     encoded = [encode(spec, obs) for obs in batches]
-    if spec.normalize:
-        encoded = [((x - torch.from_numpy(shift)) * torch.from_numpy(scale)).clamp(-10, 10) for x in encoded]
+    if spec.normalizes:
+        for x in encoded:
+            x["input"] = ((x["input"] - torch.from_numpy(shift)) * torch.from_numpy(scale)).clamp(-10, 10)
     (expected,) = torch.autograd.grad(objective([by_formula(spec, leaf, x) for x in encoded], used, weights), leaf)
 
     for _ in range(2):  # the second time, nothing is left of the first
@@ -357,7 +394,19 @@ def assert_gradient_is_autograd(
 @given(st.data(), st.integers(0, 2**32), st.sampled_from([1, 1, 2, 3]))
 def test_gradient_by_hand_is_autograd(data: st.DataObject, seed: int, evaluations: int) -> None:
     """Linear, tanh and relu alone: the backward pass that is written out."""
-    spec, leaves = data.draw(specs(learnable=True))
+    assert_written_out(data, specs(learnable=True), seed, evaluations)
+
+
+@settings(deadline=None, max_examples=30, derandomize=True)
+@given(st.data(), st.integers(0, 2**32), st.sampled_from([1, 2]))
+def test_gradient_by_hand_of_images_is_autograd(data: st.DataObject, seed: int, evaluations: int) -> None:
+    """The same with convolutions and joined towers."""
+    images = st.one_of(specs(images=True, learnable=True), scenes(learnable=True))
+    assert_written_out(data, images, seed, evaluations)
+
+
+def assert_written_out(data: st.DataObject, drawn: st.SearchStrategy[Any], seed: int, evaluations: int) -> None:
+    spec, leaves = data.draw(drawn)
     names = {"elu": "tanh", "silu": "relu"}
     towers = []
     for tower in spec.towers:
@@ -373,7 +422,9 @@ def test_gradient_by_hand_is_autograd(data: st.DataObject, seed: int, evaluation
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(st.data(), st.integers(0, 2**32), st.sampled_from([1, 2]))
 def test_gradient_of_any_spec_is_autograd(data: st.DataObject, seed: int, evaluations: int) -> None:
-    spec, leaves = data.draw(st.one_of(specs(learnable=True), specs(images=True, learnable=True)))
+    spec, leaves = data.draw(
+        st.one_of(specs(learnable=True), specs(images=True, learnable=True), scenes(learnable=True))
+    )
     used = data.draw(st.lists(st.sampled_from(spec.outputs), min_size=1, unique=True))
     # with layer norms, see above
     assert_gradient_is_autograd(spec, leaves, seed, used, evaluations, tolerance=1e-3)

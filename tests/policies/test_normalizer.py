@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raynforce.policies.normalizer import ObservationNormalizer, RunningStats
-from raynforce.policies.numpy_net import encode
+from raynforce.policies.numpy_net import flat_input
 from raynforce.policies.spec import NetworkSpec, inputs_of
 from raynforce.spaces import ObsLeaf
 from raynforce.trees import join, split
@@ -74,7 +74,7 @@ def test_observations_come_out_standard_and_one_hots_as_they_were() -> None:
         normalizer.update(one)
     shift, scale = normalizer.affine()
     assert shift.dtype == scale.dtype == np.float32
-    x = (np.concatenate([encode(SPEC, b) for b in batches]) - shift) * scale  # [N, a0 a1 b0 b1 b2 c]
+    x = (np.concatenate([flat_input(SPEC, b) for b in batches]) - shift) * scale  # [N, a0 a1 b0 b1 b2 c]
     np.testing.assert_allclose(x[:, [0, 1, 5]].mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(x[:, [0, 1, 5]].std(0), 1, atol=1e-5)
     assert shift[2:5].tolist() == [0, 0, 0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -10,13 +12,17 @@ import numpy as np
 import pytest
 import torch
 
+import raynforce
+from raynforce.algos.dqn import DQN
 from raynforce.algos.ppo import PPO
 from raynforce.config import Config
 from raynforce.envs.vector import probe
 from raynforce.errors import RaynforceError
 from raynforce.experience.fragment import Fragment
 from raynforce.experiment import resolve
-from raynforce.policies.acting import PolicyVersion
+from raynforce.policies.acting import Actor, PolicyVersion
+from raynforce.policies.distributions import EpsilonGreedy
+from raynforce.roles import sampler as sampler_module
 from raynforce.roles.evaluator import Evaluator
 from raynforce.roles.learner import Learner
 from raynforce.roles.sampler import EnvArgs, Sampler
@@ -77,6 +83,60 @@ def test_episode_returns_are_counted_across_fragments() -> None:
     fragments = [sampler.sample(learner.publish()) for _ in range(3)]  # episodes of ten steps, 21 steps
     assert np.concatenate([f["episode/return"] for f in fragments]).tolist() == [10.0] * 6
     assert np.concatenate([f["episode/length"] for f in fragments]).tolist() == [10] * 6
+
+
+def exponents(sampler: Sampler) -> np.ndarray:
+    distribution = sampler._actor.distribution
+    assert isinstance(distribution, EpsilonGreedy)
+    return np.asarray(distribution.exponent)
+
+
+def test_the_number_of_samplers_does_not_change_how_much_is_explored() -> None:
+    config = configured("CartPole-v1", algo="dqn", algorithm={"epsilon_ladder": 3.0})
+    acting = DQN(config, probe("CartPole-v1")).acting()
+    alone = exponents(Sampler(acting, EnvArgs("CartPole-v1", 6, 0), 7))
+    np.testing.assert_allclose(alone, [3.0 ** (2 * (g + 0.5) / 6 - 1) for g in range(6)])
+    two = [exponents(Sampler(acting, EnvArgs("CartPole-v1", 3, 0), 7, i, 2)) for i in range(2)]
+    np.testing.assert_allclose(two, [alone[::2], alone[1::2]])  # each has lanes of all kinds
+
+
+@pytest.mark.parametrize(
+    ("setting", "topology", "ladder"),
+    [(None, "sync", 1.0), (None, "async", 1.0), (None, "replay", 3.0), (1.0, "replay", 1.0), (8.0, "sync", 8.0)],
+)
+def test_the_ladder_of_dqn(setting: float | None, topology: Any, ladder: float) -> None:
+    config = replace(configured("CartPole-v1", algo="dqn", algorithm={"epsilon_ladder": setting}), topology=topology)
+    assert DQN(config, probe("CartPole-v1")).acting().ladder == ladder
+
+
+def test_a_level_ladder_changes_nothing_and_a_steep_one_does() -> None:
+    found = []
+    for ladder in (None, 1.0, 3.0):
+        learner, (sampler,) = roles("CartPole-v1", algo="dqn", algorithm={"epsilon_ladder": ladder})
+        version = replace(learner.publish(), schedules={"epsilon": 0.5})
+        found.append([sampler.sample(version) for _ in range(3)])
+    assert all(equal(a, b) for a, b in zip(found[0], found[1], strict=True))
+    assert not all(equal(a, b) for a, b in zip(found[0], found[2], strict=True))
+
+
+def test_a_run_tells_its_samplers_how_many_they_are_and_goes_on_with_another_ladder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(sampler_module, "Actor", lambda *args, **more: made.append(more) or Actor(*args, **more))
+    config = {
+        "preset": "none",
+        "algorithm": {"learning_starts": 30, "prioritized": True},
+        "sampling": {"samplers": 2, "envs": 3},
+        "eval": {"episodes": 1, "final_episodes": 1},
+    }
+    run = raynforce.train(
+        "CartPole-v1", "dqn", steps=96, runtime="inline", out=tmp_path / "run", config=config, progress="quiet"
+    )
+    assert sorted(x for more in made for x in more["places"]) == pytest.approx((np.arange(6) + 0.5) / 6)
+    changed = {"algorithm.epsilon_ladder": 3.0}
+    assert raynforce.resume(run.path, steps=192, settings=changed, progress="quiet").result.steps >= 192
+    assert raynforce.load(run.path, "last").spec.ladder == 3.0
 
 
 def test_the_normaliser_is_updated_after_learning_with_what_was_sampled() -> None:

@@ -93,6 +93,17 @@ def test_side_by_side_the_busier_role_counts(topology: str) -> None:
     assert by_learner == {"env": 0.0, "policy": 0.0, "learner": 0.4, "transport": 0.1, "waiting": 0.5}
 
 
+def test_gradients_of_workers_count_as_such() -> None:
+    how = config(runtime="process", topology="shared-agent")
+    worker, agent = {"env": 1.0, "gradients": 8.0, "waiting": 1.0}, {"learn": 1.0, "waiting": 9.0}
+    shares = wall_shares({"sampler": worker, "learner": agent}, how)
+    expected = {"env": 0.1, "policy": 0.0, "learner": 0.0, "transport": 0.0, "waiting": 0.1, "gradients": 0.8}
+    assert shares == pytest.approx(expected)
+    said = verdict(Seen(shares, how, 4, tolerates_lag=True))
+    assert said.startswith("computing gradients bound this run: it took 80 % of the time")
+    assert said.endswith("--samplers 4 computes more of them at once")
+
+
 # -- what to change ---------------------------------------------------------------------------------------
 
 ENV, POLICY, LEARNER, TRANSPORT, WAITING = ("env", "policy", "learner", "transport", "waiting")

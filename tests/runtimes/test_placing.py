@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import raynforce
 from raynforce.config import Config, FaultsConfig, LearnerConfig, NetworkConfig, RayConfig, SamplingConfig
 from raynforce.errors import UsageError
 from raynforce.runtimes import placing
@@ -108,7 +109,7 @@ def test_roles_have_the_limits_of_the_config() -> None:
     faults = FaultsConfig(start_seconds=1, sample_seconds=2, learn_seconds=3)
     places, _ = place_roles(replace(config(), faults=faults), None)
     limits = {role: (place.start_seconds, place.call_seconds) for role, place in places.items()}
-    assert limits == {"sampler": (1, 2), "learner": (1, 3), "evaluator": (1, 2)}
+    assert limits == {"sampler": (1, 2), "learner": (1, 3), "shard": (1, 3), "evaluator": (1, 2)}
     assert [role for role, place in places.items() if place.home] == ["learner"]
 
 
@@ -123,6 +124,16 @@ def test_more_samplers_than_memory_can_hold(runtime: str, each: int, monkeypatch
     require_room(config(10, runtime=runtime))
     with pytest.raises(UsageError, match=r"11 samplers .* at most 10 fit here: lower --samplers"):
         require_room(config(11, runtime=runtime))
+
+
+def test_samplers_that_act_with_torch_need_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(placing, "available_bytes", lambda: (10 * 345 + 300) * 1_000_000)
+    require_room(config(10, runtime="process"), torch=True)
+    with pytest.raises(UsageError, match=r"11 samplers .*345 MB each.* at most 10 fit here"):
+        require_room(config(11, runtime="process"), torch=True)
+    large = {"sampling.samplers": 11, "env_args": {"length": 83, "width": 84}}
+    with pytest.raises(UsageError, match=r"11 samplers .*345 MB each.* at most 10 fit here"):
+        raynforce.train("raynforce.envs.tiny:Catch", runtime="process", settings=large, out=tmp_path, progress="quiet")
 
 
 def test_inline_has_one_sampler_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

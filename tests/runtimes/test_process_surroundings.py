@@ -144,8 +144,9 @@ def test_the_placing_of_a_run() -> None:
         roles = {kind: spawn(runtime, "Mirror", place=place) for kind, place in runtime.places.items()}
         nice = {kind: role.call("nice").result() for kind, role in roles.items()}
         threads = {kind: role.call("environ").result()["OMP_NUM_THREADS"] for kind, role in roles.items()}
-    assert nice == {"learner": os.getpriority(os.PRIO_PROCESS, 0), "sampler": BACKGROUND, "evaluator": BESIDE}
-    assert threads == {"learner": "2", "sampler": "1", "evaluator": "1"}
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert nice == {"learner": own, "sampler": BACKGROUND, "shard": own, "evaluator": BESIDE}
+    assert threads == {"learner": "2", "sampler": "1", "shard": "1", "evaluator": "1"}
 
 
 RUN = """

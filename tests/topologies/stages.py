@@ -19,7 +19,8 @@ from raynforce.roles.learned import Learned
 from raynforce.runtimes.base import Handle, Pending, Runtime
 from raynforce.runtimes.member import Member, Rules
 from raynforce.runtimes.pool import Pool
-from raynforce.topologies.stream import Round, Stream
+from raynforce.topologies.loop import Round, Start
+from raynforce.topologies.stream import Stream
 
 STEPS = 8  # in each fragment
 PRESETS = ["sync", "overlap", "async"]
@@ -28,6 +29,7 @@ PRESETS = ["sync", "overlap", "async"]
 def blank(version: int, sampler: int, sequence: int) -> Fragment:
     """A fragment in which nothing happened."""
     columns = {"valid": np.ones((STEPS // 2, 2), bool), "reward": np.zeros((STEPS // 2, 2), np.float32)}
+    columns |= {"episode/return": np.zeros(0, np.float32), "episode/length": np.zeros(0, np.int64)}
     return Fragment(columns, version, sampler, sequence)
 
 
@@ -133,6 +135,7 @@ class Stage:
             return self.handles[index]
 
         (self.learner,) = self.pool.add("learner", make_learner, 1, Rules(work="learn"))
+        self.shards: list[Member] = []
         self.samplers = self.pool.add("sampler", make_sampler, len(samplers), rules or Rules(work="produce"))
         version = self.pool.submit(self.learner, "publish")
         self.pool.wait([version, *(self.pool.submit(s, "state") for s in self.samplers)])  # everybody has started
@@ -141,17 +144,7 @@ class Stage:
         known = [(f.sampler, f.sequence, f.steps) for f in held]
         books = {"produced": sum(steps for _, _, steps in known), "trained": 0, "dropped": 0, "lost": 0}
         self.ledger.load(books, known)
-        self.stream = Stream(
-            self.pool,
-            self.samplers,
-            self.learner,
-            version,
-            number,
-            ledger=self.ledger,
-            held=held,
-            waiting=self.said.append,
-            **settings,
-        )
+        self.stream = Stream(self, Start(version, number, held), self.ledger, self.said.append, **settings)
         self.rounds: dict[str, Iterator[Round]] = {
             "sync": self.stream.sync(),
             "overlap": self.stream.overlap(),

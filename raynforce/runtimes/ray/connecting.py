@@ -12,7 +12,7 @@ from raynforce.runtimes.ray.starting import start
 from raynforce.runtimes.ray.state import own_signals, ray_module
 
 
-def connect(config: Config, say: Say) -> Cluster:
+def connect(config: Config, say: Say, torch: bool = False) -> Cluster:
     """Connect this process to the Ray that the settings name: one already in use here, one to join, or our own."""
     try:
         ray = ray_module()
@@ -25,7 +25,7 @@ def connect(config: Config, say: Say) -> Cluster:
     if address == "auto" and named:
         address = named
     with own_signals() as received:
-        cluster = start(config, say) if address == "local" else join(config, address, say)
+        cluster = start(config, say, torch) if address == "local" else join(config, address, say)
     if received:
         cluster.close()
         raise KeyboardInterrupt(received[0])

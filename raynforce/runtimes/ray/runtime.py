@@ -87,8 +87,9 @@ class RayHandle(Handle):
 class RayRuntime(Runtime):
     """Roles as Ray actors, on a Ray of our own or on one that runs already."""
 
-    def __init__(self, config: Config, say: Callable[[str], None] = lambda _: None) -> None:
-        self._cluster = connect(config, say)
+    def __init__(self, config: Config, say: Callable[[str], None] = lambda _: None, torch: bool = False) -> None:
+        """`torch` if samplers will import it."""
+        self._cluster = connect(config, say, torch)
         self._hearing, self._reading, self._raylet = ExitStack(), ExitStack(), Raylet()
         voices = Voices(say)
         with ExitStack() as undo:  # if the rest cannot be done

@@ -53,9 +53,9 @@ rm -rf "$0"; sleep 3; rm -rf "$0"
 """
 
 
-def start(config: Config, say: Say) -> Cluster:
+def start(config: Config, say: Say, torch: bool) -> Cluster:
     """A Ray of this run's own: loopback only, with a token of its own, in a directory of its own."""
-    require_room(config)
+    require_room(config, torch)
     store = _store_bytes(config)
     places, _ = place_roles(config, None)
     asked = total_needs(places, config.sampling.samplers)

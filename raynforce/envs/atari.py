@@ -1,0 +1,122 @@
+"""Atari games as they are learned from: `raynforce train dqn raynforce.envs.atari:make --set env_args.game=Pong`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.utils.seeding import np_random
+from gymnasium.wrappers import AtariPreprocessing, ClipReward
+
+from raynforce.envs.frames import FrameStack
+from raynforce.errors import UsageError, nearest
+from raynforce.trees import Tree
+
+Env = gymnasium.Env[Any, Any]
+INSTALL = 'pip install "raynforce[atari]"'
+
+
+def make(
+    game: str,
+    frame_skip: int = 4,
+    frame_stack: int = 4,
+    screen: int = 84,
+    noops: int = 30,
+    sticky: float = 0.0,
+    life_loss: bool = False,
+    clip_rewards: bool = False,
+    all_actions: bool = False,
+) -> Env:
+    """A game of the Arcade Learning Environment, seen as in Mnih et al. 2015.
+
+    `game` is its name (Pong, SpaceInvaders) or id (ALE/Pong-v5). An action is held for `frame_skip` frames; what is
+    seen are the newest `frame_stack` images of them, gray, `[frame_stack, screen, screen]`, each the brighter of the
+    last two frames. An episode begins with 1 to `noops` frames of doing nothing, and ends after 108,000 frames at the
+    latest. `sticky` is the chance in each frame that the action before is held instead (0.25 in Machado et al. 2018);
+    with it, or with `noops` 0, starting an episode takes as long as some hundred steps. `life_loss` ends the episode,
+    and the game, with a life, `clip_rewards` cuts rewards to -1 and 1: both change what evaluations count as well.
+    `all_actions` offers all 18 instead of those that the game uses.
+    """
+    _require("ale_py", "ale-py")
+    _require("cv2", "opencv-python")
+    made = gymnasium.make(
+        _id_of(game),
+        obs_type="grayscale",  # of every frame; what is seen is asked for by AtariPreprocessing
+        frameskip=1,
+        repeat_action_probability=sticky,
+        full_action_space=all_actions,
+        disable_env_checker=True,
+    )
+    try:
+        env: Env = Atari(
+            QuickReset(made) if noops and not sticky else made,
+            noop_max=noops,
+            frame_skip=frame_skip,
+            screen_size=screen,
+            terminal_on_life_loss=life_loss,
+        )
+        if clip_rewards:
+            env = ClipReward(env, -1.0, 1.0)
+        return FrameStack(env, frame_stack) if frame_stack != 1 else env
+    except BaseException:
+        made.close()  # type: ignore[no-untyped-call]
+        raise
+
+
+class QuickReset(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Begin every episode of a game without chance from the state that its first one began with.
+
+    The emulator takes a seed only together with its cartridge, which costs as much time as some hundred steps. Without
+    sticky actions it draws no random numbers; those of the environment are seeded here. The screen is not restored: it
+    shows the new episode after its first frame.
+    """
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self._start: Any = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        game: Any = self.unwrapped
+        if self._start is None:
+            self._first = self.env.reset(seed=0, options=options)
+            self._start = game.ale.cloneState()
+        else:
+            game.ale.restoreState(self._start)
+        if seed is not None:
+            game.np_random, _ = np_random(seed)
+        obs, info = self._first
+        return obs, dict(info)
+
+
+class Atari(AtariPreprocessing):
+    """gymnasium's `AtariPreprocessing`, whose running episodes can be saved."""
+
+    def save_state(self) -> Tree:
+        state = np.frombuffer(self.ale.cloneState(include_rng=True).serialize(), np.uint8)
+        frames = {str(i): frame for i, frame in enumerate(self.obs_buffer)}  # an early end shows parts of them
+        return {"ale": state, "lives": int(self.lives), "over": bool(self.game_over), "frames": frames}
+
+    def load_state(self, tree: Tree) -> None:
+        state = importlib.import_module("ale_py").ALEState
+        self.ale.restoreState(state(tree["ale"].tobytes()))
+        self.lives, self.game_over = tree["lives"], tree["over"]
+        self.obs_buffer = [tree["frames"][str(i)] for i in range(len(self.obs_buffer))]
+
+
+def _require(module: str, package: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(f"Atari games need {package}, which is not installed: {INSTALL}") from error
+
+
+def _id_of(game: str) -> str:
+    """The registered id of the newest version of a game."""
+    name = game.removeprefix("ALE/").rpartition("-v")[0] or game.removeprefix("ALE/")
+    found = {i.removeprefix("ALE/").rpartition("-v")[0]: i for i in gymnasium.registry if i.startswith("ALE/")}
+    if name not in found:
+        hint = nearest(name, found) or f"; there are {len(found)}, such as Breakout, Pong and SpaceInvaders"
+        raise UsageError(f"there is no Atari game {game!r}{hint}")
+    return found[name]

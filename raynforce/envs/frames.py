@@ -1,0 +1,128 @@
+"""Frame stacking: the newest images of an episode as one observation, so that a policy sees what moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.wrappers import FrameStackObservation
+
+from raynforce.envs.describe import short
+from raynforce.errors import UsageError
+from raynforce.spaces import CHANNELS, channels_last
+
+Env = gymnasium.Env[Any, Any]
+MOST = 255  # frames in a stack
+
+
+def stacked(env: str, frames: int = 4, args: Mapping[str, Any] | None = None) -> Env:
+    """The environment `env` (an id or `module:factory`, made with `args`) with its newest `frames` images stacked."""
+    from raynforce.envs.make import close_env, make  # which asks this module what is stacked
+
+    made = make(env, args)
+    try:
+        return FrameStack(made, frames)
+    except BaseException:
+        close_env(made)
+        raise
+
+
+class FrameStack(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Every image of an observation becomes the newest `frames` of it, `[frames * channels, height, width]`.
+
+    An image is a uint8 `Box` of `[H, W]`, `[H, W, C]` or `[C, H, W]` with 1, 3 or 4 channels, alone or in a `Dict`; all
+    else of an observation stays as it is. The newest frame is the last. Before an episode's first frame there are
+    repeats of it. Running episodes can be saved through it.
+    """
+
+    def __init__(self, env: Env, frames: int = 4) -> None:
+        super().__init__(env)
+        if not 1 <= frames <= MOST:
+            raise UsageError(f"frame stack: frames = {frames} is not allowed; it is a whole number from 1 to {MOST}")
+        self.frames = frames
+        self.stacks: dict[str, np.ndarray] = {}
+        """What is shown now, by path; not written to again."""
+        self.paths: list[str] = []
+        self.observation_space = self._stacked("obs", env.observation_space)
+        if not self.paths:
+            raise UsageError(
+                f"frame stack: the observation has no image but is {short(env.observation_space)}; an image is a uint8 "
+                "Box of HxW, HxWxC or CxHxW with 1, 3 or 4 channels"
+            )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        self.stacks = {}
+        return self._push("obs", obs), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._push("obs", obs), reward, terminated, truncated, info
+
+    def _stacked(self, path: str, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        if isinstance(space, spaces.Dict):
+            return spaces.Dict({key: self._stacked(f"{path}/{key}", below) for key, below in space.spaces.items()})
+        if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or not _is_image(space.shape):
+            return space
+        self.paths.append(path)
+        low, high = (np.concatenate([_channels_first(bound)] * self.frames) for bound in (space.low, space.high))
+        return spaces.Box(low, high, low.shape, np.uint8)
+
+    def _push(self, path: str, obs: Any) -> Any:
+        if path in self.paths:
+            frame = _channels_first(np.asarray(obs))  # [C, H, W]
+            before = self.stacks.get(path)
+            parts = [frame] * self.frames if before is None else [before[len(frame) :], frame]
+            self.stacks[path] = np.concatenate(parts)
+            return self.stacks[path]
+        if isinstance(obs, Mapping):
+            return {key: self._push(f"{path}/{key}", below) for key, below in obs.items()}
+        return obs
+
+
+def stacks_of(env: Env) -> dict[str, int]:
+    """How many frames the stacked leaves of an environment's observations have, by path.
+
+    It is known of `FrameStack` and gymnasium's `FrameStackObservation`. Something around them may have changed what
+    they give: what has another shape now is no stack, for the rest it is no promise.
+    """
+    seen = _boxes("obs", env.observation_space)
+    for layer in _layers(env):
+        given = _boxes("obs", layer.observation_space)
+        if isinstance(layer, FrameStack):
+            frames, paths = layer.frames, layer.paths
+        elif isinstance(layer, FrameStackObservation):
+            frames, paths = int(layer.stack_size), list(given)
+        else:
+            continue
+        return {path: frames for path in paths if 1 < frames <= MOST and given[path] == seen.get(path)}
+    return {}
+
+
+def _layers(env: Env) -> Iterator[Any]:
+    layer: Any = env
+    while isinstance(layer, gymnasium.Wrapper):
+        yield layer
+        layer = layer.env
+
+
+def _boxes(path: str, space: spaces.Space[Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all boxes in a space, by path."""
+    if isinstance(space, spaces.Dict):
+        found = [_boxes(f"{path}/{key}", below) for key, below in space.spaces.items()]
+        return {below: shape for several in found for below, shape in several.items()}
+    return {path: space.shape} if isinstance(space, spaces.Box) else {}
+
+
+def _is_image(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 or (len(shape) == 3 and shape[2 if channels_last(shape) else 0] in CHANNELS)
+
+
+def _channels_first(image: np.ndarray) -> np.ndarray:
+    """An image as `[C, H, W]`."""
+    if image.ndim == 2:
+        return image[None]
+    return image.transpose(2, 0, 1) if channels_last(image.shape) else image

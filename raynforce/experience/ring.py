@@ -1,0 +1,341 @@
+"""The rows of a replay buffer: streams of fragments in preallocated arrays, each observation stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from raynforce.errors import UsageError
+from raynforce.experience.compressed import CompressedFrames, Stored
+from raynforce.experience.fragment import Fragment
+from raynforce.experience.stacks import Plan, Stacks
+from raynforce.experience.storage import Layout, Pool, columns_of, derived_columns, whole_columns
+from raynforce.spaces import ActionSpec, ObsLeaf
+from raynforce.trees import SEGMENTS, Tree, join
+
+# A buffer is saved in pieces: few enough to be files, small enough that little is written again for a few new rows.
+MOST_SEGMENTS = 64
+LEAST_SEGMENT = 4096  # transitions
+
+
+class Appended(NamedTuple):
+    """Where a fragment went, in rows counted since its sampler's beginning."""
+
+    before: int
+    """The head before it came."""
+    first: int
+    """Its first row: the head, or the row after it where a fragment is missing."""
+    head: int
+    """The row of its newest observation."""
+    steps: int
+    """Valid ones."""
+
+
+class Ring:
+    """Rows of `samplers` x `lanes` lanes. Every sampler has its own write head, whose row is its newest observation.
+
+    `ring[path]` is a column `[rows, width, ...]`, `ring.flat[path]` the same `[slots, ...]`. If it is to `compress`,
+    images are in `ring.frames` instead; `ring.stored[path]` is any column.
+    """
+
+    def __init__(
+        self, obs: Sequence[ObsLeaf], action: ActionSpec, layout: Layout, memory_fraction: float, compress: bool = False
+    ) -> None:
+        self.layout, self.rows, self.lanes = layout, layout.rows, layout.lanes
+        self.width, self.capacity = layout.width, layout.capacity
+        self.columns = columns_of(obs, action)
+        self.obs = whole_columns(obs)
+        self.obs_paths = [leaf.path for leaf in obs]
+        columns = [*self.columns, *derived_columns(obs)]
+        self.frames = {c.path: CompressedFrames(layout.capacity, c.shape) for c in columns if compress and c.is_image}
+        # np.zeros takes pages only when they are written.
+        self._arrays = {
+            column.path: np.zeros((layout.rows, layout.width, *column.shape), column.dtype)
+            for column in columns
+            if column.path not in self.frames
+        }
+        self.flat = {path: array.reshape(layout.capacity, *array.shape[2:]) for path, array in self._arrays.items()}
+        self.stored: dict[str, Stored] = {**self.flat, **self.frames}
+        self.terminated, self.end, self.valid = (self.flat[k] for k in ("terminated", "end", "valid"))  # [slots]
+        self.final_slot = self.flat["final_slot"]  # -1: the next row holds the true next observation
+        self.final_slot[:] = -1
+        self.finals = Pool(self.obs, memory_fraction, "final observations")
+        self.stacks = None
+        stacked = [leaf for leaf in obs if leaf.stack > 1]
+        self.stacked = whole_columns(stacked)
+        if stacked:
+            own = self.flat["depth"], self.flat["whole_slot"]
+            self.stacks = Stacks(stacked, self.stored, *own, layout, memory_fraction)
+
+        self.head = [0] * layout.samplers
+        """Rows each sampler has ever written; modulo `rows`, where it writes next."""
+        self.sequence = [-1] * layout.samplers
+        self.num_valid = 0
+        self.segment_rows = max(-(-LEAST_SEGMENT // layout.width), -(-layout.rows // MOST_SEGMENTS))
+        self.stamp = 0
+        """Counts fragments."""
+        self.stamps = np.zeros(-(-layout.rows // self.segment_rows), np.int64)
+        """Of each segment's last change."""
+
+    def __getitem__(self, path: str) -> np.ndarray:
+        return self._arrays[path]
+
+    @property
+    def nbytes(self) -> int:
+        pools = self.finals.nbytes + (self.stacks.pool.nbytes if self.stacks else 0)
+        return sum(column.nbytes for column in self.stored.values()) + pools
+
+    def slots(self, sampler: int, start: int, stop: int) -> np.ndarray:
+        """Flat positions of a sampler's rows, `[stop - start, B]`, in the order of time."""
+        rows = np.arange(start, stop) % self.rows
+        return rows[:, None] * self.width + np.arange(sampler * self.lanes, (sampler + 1) * self.lanes)
+
+    def lanes_of(self, sampler: int) -> slice:
+        """The columns of a sampler."""
+        return slice(sampler * self.lanes, (sampler + 1) * self.lanes)
+
+    # A step's name is its row, counted since its sampler's beginning, times the ring's width, plus its column. Modulo
+    # the capacity that is its position, and the head tells which of all the rows that stood there is there now.
+
+    def names(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The names of the steps at these positions, `[n]`, and how many rows their samplers have added since."""
+        last = self._last_names(slots)
+        behind = (last - slots) % self.capacity
+        return last - behind, behind // self.width
+
+    def named(self, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The positions of these steps, `[n]`, and whether they have not been overwritten."""
+        behind = self._last_names(names) - names
+        return names % self.capacity, (behind >= 0) & (behind < self.capacity)
+
+    def _last_names(self, slots: np.ndarray) -> np.ndarray:
+        """The largest name that there can be, `[n]`, in the sampler of each position or name."""
+        return np.array(self.head)[slots % self.width // self.lanes] * self.width - 1
+
+    def observed(self, path: str, index: np.ndarray) -> np.ndarray:
+        """The observations at these positions, `[n, ...]`."""
+        if self.stacks and path in self.stacks.frames:
+            return self.stacks.get(path, index)
+        return self.stored[path].take(index, axis=0)
+
+    def observed_both(self, path: str, here: np.ndarray, there: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The observations at both; of compressed images that they share, each is decompressed once."""
+        if path not in self.frames:
+            return self.observed(path, here), self.observed(path, there)
+        both = self.observed(path, np.concatenate([here, there]))
+        return both[: len(here)], both[len(here) :]
+
+    # Append
+
+    def append(self, fragment: Fragment) -> Appended:
+        """Copy a fragment in, over the oldest steps of its sampler.
+
+        Where a sequence number is missing the step before the gap becomes an end. So does the step before a lane's
+        first row that is not valid, or that shows another observation than the one before has led to.
+        """
+        self._check(fragment)
+        sampler, final_index = fragment.sampler, fragment["final/index"]
+        before = first = self.head[sampler]
+        gap = first > 0 and fragment.sequence != self.sequence[sampler] + 1
+        elsewhere = self._elsewhere(fragment, first) if first > 0 and not gap else np.zeros(0, np.int64)
+        self.finals.reserve(len(final_index) + len(elsewhere))  # before anything changes: it may refuse
+        plan, whole = self._make_room(fragment, first, gap)
+
+        changed = first
+        if gap:
+            changed = first - 1
+            self["end"][(first - 1) % self.rows, self.lanes_of(sampler)] = True
+            first += 1  # the row at the head stays: it is the true next observation of the truncated step
+        elif first > 0 and self._join(fragment, first, elsewhere):
+            changed = first - 1
+        head = first + fragment.length
+        written = self.slots(sampler, first, head + 1)  # [T+1, B]
+        steps = self._write(fragment, first, written, final_index)
+        if self.stacks and plan:
+            self.stacks.write(plan, fragment, written)
+        self.head[sampler] = head
+        self.sequence[sampler] = fragment.sequence
+        self.stamp += 1
+        self.touch(np.concatenate([whole, np.arange(changed, head + 1)]))
+        return Appended(before, first, head, steps)
+
+    def _check(self, fragment: Fragment) -> None:
+        length, lanes = fragment.length, fragment.lanes
+        if not (0 <= fragment.sampler < self.layout.samplers and lanes == self.lanes):
+            raise UsageError(
+                f"replay: a fragment of sampler {fragment.sampler} with {lanes} lanes does not fit; "
+                f"this buffer was made for samplers 0 to {self.layout.samplers - 1} with {self.lanes} lanes each"
+            )
+        if length >= self.rows:
+            raise UsageError(
+                f"replay: a fragment of {length} steps does not fit into {self.rows} rows per lane; raise "
+                f"algorithm.buffer_size to at least {(length + 1) * self.width} or lower --envs"
+            )
+        for column in (*self.obs, *self.columns[len(self.obs) :]):
+            if column.path in ("end", "depth"):
+                continue
+            rows = length + 1 if column.path in self.obs_paths else length
+            expected = (rows, lanes, *column.shape)
+            found = fragment.columns[column.path].shape if column.path in fragment.columns else "none"
+            if found != expected:
+                raise UsageError(
+                    f"replay: fragment column {column.path!r} has shape {found}, expected {expected}; "
+                    "make the buffer from the environment's own spec"
+                )
+        if "priority" in fragment.columns and fragment["priority"].shape != (length, lanes):
+            raise UsageError(
+                f"replay: fragment column 'priority' has shape {fragment['priority'].shape}, expected "
+                f"{(length, lanes)}; give one TD error for every step, or none at all"
+            )
+
+    def _make_room(self, fragment: Fragment, head: int, gap: bool) -> tuple[Plan | None, np.ndarray]:
+        """Let no stack of frames depend on the rows that a fragment will overwrite.
+
+        Returns how its own stacks are to be stored, and the rows that have changed.
+        """
+        if self.stacks is None:
+            return None, np.zeros(0, np.int64)
+        sampler, first = fragment.sampler, head + gap
+        oldest = max(0, first + fragment.length - self.rows + 1)  # that will be left
+        joins = self.slots(sampler, head, head + 1)[0] if head > 0 and not gap else None
+        plan = self.stacks.plan(fragment, joins, first - oldest)
+        losing = self.stacks.losing(self.slots(sampler, oldest, min(oldest + self.stacks.most, first)))
+        self.stacks.pool.reserve(len(losing) + int(np.count_nonzero(plan.whole)))
+        if len(losing):
+            self.stacks.hold(losing, {path: self.stacks.get(path, losing) for path in self.stacks.frames})
+        return plan, losing // self.width
+
+    def _elsewhere(self, fragment: Fragment, first: int) -> np.ndarray:
+        """Lanes that begin elsewhere than at the row `first`, the newest observation, though their episode went on."""
+        lanes = self.lanes_of(fragment.sampler)
+        before, (newest,) = (first - 1) % self.rows, self.slots(fragment.sampler, first, first + 1)
+        differ = np.zeros(self.lanes, bool)
+        for path in self.obs_paths:
+            unequal = self.observed(path, newest) != fragment[path][0]  # [B, ...]
+            differ |= unequal.reshape(self.lanes, -1).any(axis=1)
+        differ &= self["valid"][before, lanes] & ~self["end"][before, lanes]
+        return differ.nonzero()[0]
+
+    def _join(self, fragment: Fragment, first: int, elsewhere: np.ndarray) -> bool:
+        """Let the step before row `first` be an end in the lanes that do not go on from there; whether any is."""
+        offset = fragment.sampler * self.lanes
+        before = (first - 1) % self.rows
+        broken = offset + np.flatnonzero(~fragment["valid"][0])  # the row at the head is their last observation
+        self["end"][before, broken] = True
+        if len(elsewhere):  # the row at the head will be another episode's
+            lanes, slots = offset + elsewhere, self.finals.take(len(elsewhere))
+            self["end"][before, lanes] = True
+            self["final_slot"][before, lanes] = slots
+            newest = first % self.rows * self.width + lanes
+            for path, final in self.finals.arrays.items():
+                final[slots] = self.observed(path, newest)
+        return len(broken) + len(elsewhere) > 0
+
+    def _write(self, fragment: Fragment, first: int, slots: np.ndarray, final_index: np.ndarray) -> int:
+        """Store a fragment from row `first` on; `slots` `[T+1, B]` are its flat positions."""
+        self.num_valid -= int(np.count_nonzero(self.valid.take(slots)))
+        if self.finals.used:
+            old = self.final_slot.take(slots)
+            self.finals.release(old[old >= 0])
+            self.final_slot[slots] = -1
+
+        lanes = self.lanes_of(fragment.sampler)
+        for path in (*self.obs_paths, "action", "reward", "terminated"):
+            source = self._newest(fragment, path)
+            if path in self.frames:
+                self.frames[path].put(slots[: len(source)], source)
+                continue
+            for ring, part in self._runs(first, len(source)):
+                self[path][ring, lanes] = source[part]
+        # The row at the head is the newest observation alone: whatever it was before, it is no step now.
+        ended, valid = np.zeros((2, *slots.shape), bool)  # [T+1, B]
+        np.logical_or(fragment["terminated"], fragment["truncated"], out=ended[:-1])
+        valid[:-1] = fragment["valid"]
+        self.end[slots], self.valid[slots] = ended, valid
+
+        if len(final_index):
+            taken = self.finals.take(len(final_index))
+            self.final_slot[slots.reshape(-1)[final_index]] = taken
+            for path, final in fragment.final_obs().items():
+                self.finals.arrays[path][taken] = final
+        added = int(np.count_nonzero(valid))
+        self.num_valid += added
+        return added
+
+    def _newest(self, fragment: Fragment, path: str) -> np.ndarray:
+        """A column of a fragment; of stacked frames the newest alone."""
+        column = fragment[path]
+        if self.stacks and path in self.stacks.frames:
+            return column[:, :, -self.stored[path].shape[1] :]
+        return column
+
+    def _runs(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
+        """The one or two runs of rows that `count` steps from `first` on take, with their part of the source."""
+        row = first % self.rows
+        fits = min(count, self.rows - row)
+        yield slice(row, row + fits), slice(0, fits)
+        if fits < count:
+            yield slice(0, count - fits), slice(fits, count)
+
+    # Save
+
+    def state(self) -> Tree:
+        """The rows that have been filled, in segments, with the samplers' cursors; all but images compressed are views.
+
+        A segment's name is its first row and the stamp of its last change: while the name stays, so does what is in it.
+        """
+        filled = self.filled
+        return {
+            "layout": self.layout._asdict(),
+            "head": list(self.head),
+            "sequence": list(self.sequence),
+            "stamp": self.stamp,
+            SEGMENTS: {
+                f"{first}-{stamp}": self._segment(first, min(filled, first + self.segment_rows))
+                for first, stamp in zip(range(0, filled, self.segment_rows), self.stamps.tolist(), strict=False)
+            },
+        }
+
+    @property
+    def filled(self) -> int:
+        """Rows in use, the newest observation's included."""
+        return self.layout.filled(self.head)
+
+    def touch(self, rows: np.ndarray) -> None:
+        """Put the newest stamp on the segments of these rows."""
+        self.stamps[rows % self.rows // self.segment_rows] = self.stamp
+
+    def _segment(self, first: int, stop: int) -> Tree:
+        arrays = {c.path: self[c.path][first:stop] for c in self.columns if c.path not in self.frames}
+        for path, frames in self.frames.items():
+            saved = frames.saved(first * self.width, stop * self.width)
+            arrays |= {f"{path}/{name}": part for name, part in saved.items()}
+        slots = self.final_slot[first * self.width : stop * self.width]
+        (ends,) = (slots >= 0).nonzero()
+        arrays["final_index"] = ends
+        for path, final in self.finals.arrays.items():
+            arrays[f"final/{path}"] = final[slots[ends]]
+        if self.stacks:
+            slots = self.stacks.slot[first * self.width : stop * self.width]
+            (whole,) = (slots >= 0).nonzero()
+            arrays["whole_index"] = whole
+            for path, stacks in self.stacks.pool.arrays.items():
+                arrays[f"whole/{path}"] = stacks[slots[whole]]
+        return join(arrays, {})
+
+    def clear(self, rows: np.ndarray) -> None:
+        """Let these rows, `[rows]` bool, be as if they had never been written."""
+        for column in self.columns:
+            if column.path in self.frames:
+                self.frames[column.path].clear(rows.repeat(self.width))
+            else:
+                self[column.path][rows] = 0
+
+    def put_finals(self, slots: np.ndarray, finals: Mapping[str, np.ndarray]) -> None:
+        """Store the true next observations of the steps at these positions."""
+        taken = self.finals.take(len(slots))
+        self.final_slot[slots] = taken
+        for path, final in finals.items():
+            self.finals.arrays[path][taken] = final

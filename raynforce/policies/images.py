@@ -1,0 +1,96 @@
+"""Images in an observation: which leaves are convolved, by which layers, and how towers come to read the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from raynforce.errors import UsageError
+from raynforce.policies.spec import Activation, Conv, Input, Layer, Tower, inputs_of
+from raynforce.spaces import ObsLeaf
+
+Convolutions = tuple[tuple[int, ...], ...]
+"""Channels, kernel and stride of each convolution."""
+
+# By the shorter side of the image, longest first. The features that come out are a few thousand at most sizes.
+DEFAULTS: tuple[tuple[int, Convolutions], ...] = (
+    (64, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),  # Mnih et al. 2015
+    (20, ((32, 4, 2), (64, 3, 2), (64, 3, 1))),
+    (5, ((16, 3, 1), (32, 3, 1))),
+)
+
+
+def with_images(
+    leaves: Sequence[ObsLeaf], towers: Sequence[Tower], conv: Convolutions | None
+) -> tuple[tuple[Input, ...], tuple[Tower, ...]]:
+    """The inputs and towers of a network in which every image has convolutions of its own in front.
+
+    Towers that would read the whole input then read what the convolutions give, flat and joined with all else. `conv`
+    holds for every image; None chooses by its size, and leaves those below 5 pixels flat; empty leaves all flat.
+    """
+    inputs = inputs_of(leaves)
+    if any(isinstance(layer, Conv) for tower in towers for layer in tower.layers):  # the algorithm has its own
+        if conv:
+            raise UsageError(f"network.conv = {_shown(conv)}, but this algorithm has convolutions of its own: leave it")
+        return inputs, tuple(towers)
+    found: list[Input] = []
+    eyes: list[Tower] = []
+    for leaf, flat in zip(leaves, inputs, strict=True):
+        image = as_image(leaf, any_box=bool(conv))
+        chosen = default_convolutions(image) if image is not None and conv is None else conv
+        if image is None or not chosen:
+            found.append(flat)
+            continue
+        found.append(image)
+        eyes.append(Tower(f"conv{leaf.path.removeprefix('obs')}", _layers(image, chosen), leaf.path))
+    if conv and not eyes:
+        seen = ", ".join(f"{leaf.path} is {leaf.dtype} {list(leaf.shape)}" for leaf in leaves)
+        raise UsageError(
+            f"network.conv = {_shown(conv)} needs an image in the observation (a Box of HxWxC or CxHxW, or HxW bytes)"
+            f", and {seen}: leave it out"
+        )
+    if not eyes:
+        return inputs, tuple(towers)
+    rest = ["input"] if len(eyes) < len(found) else []
+    source = (*(eye.name for eye in eyes), *rest)
+    joined = source if len(source) > 1 else source[0]
+    return tuple(found), (*eyes, *(replace(t, source=joined) if t.source == "input" else t for t in towers))
+
+
+def as_image(leaf: ObsLeaf, *, any_box: bool = False) -> Input | None:
+    """The leaf as an image: bytes of two to four dimensions, flags of three, or any numbers of three if asked.
+
+    A stack has one dimension more than its frames: of two, they are vectors.
+    """
+    dimensions = len(leaf.shape)
+    if leaf.kind == "box" and leaf.dtype == "uint8" and 2 + (leaf.stack > 1) <= dimensions <= 4:
+        return Input(leaf.path, "image", leaf.shape, stack=leaf.stack)
+    if dimensions == 3 and (leaf.kind == "multibinary" or (leaf.kind == "box" and any_box)):
+        return Input(leaf.path, "planes", leaf.shape, stack=leaf.stack)
+    return None
+
+
+def default_convolutions(image: Input) -> Convolutions:
+    side = min(image.image_shape[1:])
+    return next((chosen for least, chosen in DEFAULTS if side >= least), ())
+
+
+def _layers(image: Input, conv: Convolutions) -> tuple[Layer, ...]:
+    layers: list[Layer] = []
+    shape: tuple[int, ...] = image.image_shape
+    for index, (channels, kernel, stride) in enumerate(conv):
+        layer = Conv(channels, kernel, stride)
+        if min(layer.output(shape)) < 1:
+            left = f"{shape[1]}x{shape[2]}"
+            whole = "" if index == 0 else f" that are left of {image.image_shape[1]}x{image.image_shape[2]}"
+            raise UsageError(
+                f"network.conv[{index}] = {[channels, kernel, stride]}: a kernel of {kernel} is larger than the {left} "
+                f"pixels of {image.path}{whole}; use smaller kernels and strides, or leave network.conv out"
+            )
+        layers += [layer, Activation("relu")]
+        shape = layer.output(shape)
+    return tuple(layers)
+
+
+def _shown(conv: Convolutions) -> str:
+    return str([list(layer) for layer in conv])

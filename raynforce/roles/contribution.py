@@ -1,0 +1,51 @@
+"""What a worker sends to the shared agent: gradients, and what is counted of the fragment that they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from raynforce.experience.receipt import Arrival
+from raynforce.trees import Tree
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """The gradients that one fragment led to, all of them at the weights of one policy version."""
+
+    gradients: np.ndarray
+    """`[K, P]` float32, to be applied one after another; none while a replay buffer is being filled."""
+    version: int
+    """Number of the policy version."""
+    arrival: Arrival
+    metrics: Mapping[str, float]
+    """What there is to report, by full name."""
+    buffer: Mapping[str, float]
+    """The same of the worker's replay buffer, if it has one."""
+    moments: Tree | None = None
+    """Of its observations, if the network normalises them: the state of a `RunningStats`."""
+
+    @property
+    def sampler(self) -> int:
+        return self.arrival.sampler
+
+    @property
+    def sequence(self) -> int:
+        return self.arrival.sequence
+
+    @property
+    def steps(self) -> int:
+        return self.arrival.steps
+
+    def state(self) -> Tree:
+        """As a tree, for checkpoints."""
+        tree: Tree = {"gradients": self.gradients, "version": self.version, "arrival": self.arrival._asdict()}
+        tree |= {"metrics": dict(self.metrics), "buffer": dict(self.buffer)}
+        return tree if self.moments is None else {**tree, "moments": self.moments}
+
+    @staticmethod
+    def from_state(tree: Tree) -> Contribution:
+        told = tree["metrics"], tree["buffer"], tree.get("moments")
+        return Contribution(tree["gradients"], tree["version"], Arrival(**tree["arrival"]), *told)

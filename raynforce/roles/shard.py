@@ -1,0 +1,63 @@
+"""A replay shard: a part of the replay buffer in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from raynforce.algos.off_policy import OffPolicyConfig, make_replay
+from raynforce.config import Config
+from raynforce.experience.fragment import Fragment
+from raynforce.spaces import EnvSpec
+from raynforce.trees import Tree, load_rng, rng_state, without
+
+Told = tuple[float, Mapping[str, float]]
+"""The mass of what can be drawn, and the buffer's metrics."""
+
+
+class Shard:
+    """Has the fragments of every n-th sampler, of n shards."""
+
+    def __init__(self, config: Config, env: EnvSpec, index: int) -> None:
+        assert isinstance(config.algorithm, OffPolicyConfig)
+        self._index, self._shards = index, config.replay.shards
+        self._prioritized = config.algorithm.prioritized
+        self._replay = make_replay(config, config.algorithm, env, index)
+        self._rng = np.random.default_rng([config.seed, 3, index])
+
+    def insert(self, fragment: Fragment) -> Told:
+        """Keep a fragment, over the oldest of its sampler."""
+        self._replay.insert(replace(fragment, sampler=fragment.sampler // self._shards))
+        return self.told()
+
+    def draw(self, counts: np.ndarray, mass: float) -> tuple[dict[str, np.ndarray], Told]:
+        """Draw `counts[k]` transitions for the minibatch k, by the one that asks in proportion to a former `mass`."""
+        drawn = self._replay.draw(counts, self._rng)
+        if self._prioritized:
+            drawn["priority"] *= mass / self._replay.mass  # what is weighted is how likely they came to be chosen
+        return drawn, self.told()
+
+    def update(self, errors: Sequence[tuple[np.ndarray, np.ndarray]]) -> Told:
+        """Take the errors of what was drawn of each shard, which set priorities."""
+        if errors:
+            self._replay.update_priorities(*errors[self._index])
+        return self.told()
+
+    def told(self) -> Told:
+        """How much there is to draw from."""
+        return self._replay.mass, self._replay.metrics()
+
+    def begin_anew(self) -> None:
+        """Begin empty, for want of a state that can be loaded: as it was built."""
+
+    def state(self, known: Sequence[str] = ()) -> Tree:
+        """Everything, but the content of segments whose names are known to be saved already."""
+        tree: dict[str, Any] = {"replay": self._replay.state(), "rng": rng_state(self._rng)}
+        return without(tree, set(known))
+
+    def load(self, tree: Tree) -> None:
+        self._replay.load(tree["replay"])
+        load_rng(self._rng, tree["rng"])

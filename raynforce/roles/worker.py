@@ -1,0 +1,163 @@
+"""The worker of a shared agent: a sampler that computes gradients of what it has sampled, with its copy of the network.
+
+It has no optimiser: the agent applies its gradients, and answers with the policy version they have led to. What an
+algorithm keeps beside the network, such as a replay buffer or a target network, each worker has of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from raynforce.algos import algorithm_class
+from raynforce.algos.base import Loss
+from raynforce.algos.off_policy import OffPolicy, alone
+from raynforce.config import Config
+from raynforce.experience.fragment import Fragment
+from raynforce.experience.receipt import Receipt
+from raynforce.policies.acting import ActingSpec, PolicyVersion
+from raynforce.policies.normalizer import ObservationNormalizer
+from raynforce.policies.torch_net import build, tensor
+from raynforce.roles.contribution import Contribution
+from raynforce.roles.learner import averages, flat_gradient
+from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.torch_stream import TorchStream
+from raynforce.trees import Tree, load_rng, rng_state, without
+
+CPU = torch.device("cpu")
+OWN = "worker"
+"""The part of its state that a sampler does not have."""
+
+
+class Worker:
+    """Samples one fragment at a time, and computes the gradients that are due then."""
+
+    def __init__(self, config: Config, acting: ActingSpec, envs: EnvArgs, index: int) -> None:
+        torch.set_num_threads(config.learner.threads)
+        self._sampler = Sampler(acting, envs, config.sampling.fragment, index, config.sampling.samplers)
+        self._algo = algorithm_class(config.algo)(alone(config), acting.env)
+        self._spec = self._algo.network()
+        leaves, factory = acting.env.obs, config.network.factory
+        self._net = build(self._spec, factory, self._algo.heads(), leaves, config.seed, CPU)
+        self._seed, self._index = config.seed, index
+        self._begun = False
+        self._attempt = 0
+        self._draw_from(0)
+
+    def _draw_from(self, attempt: int) -> None:
+        """Begin random streams of its own."""
+        self._attempt = attempt
+        seeds = np.random.SeedSequence([self._seed, self._index, 2, attempt])
+        self._rng = np.random.default_rng(seeds)
+        self._torch_rng = TorchStream(int(seeds.generate_state(1)[0]), CPU)
+
+    def note(self) -> str:
+        """What a user should know of its environments and of how it acts; most often nothing."""
+        return self._sampler.note()
+
+    def work(self, version: PolicyVersion) -> tuple[Contribution, Receipt]:
+        """Sample one fragment with this policy version, and compute gradients at its weights."""
+        fragment, receipt = self._sampler.produce(version)
+        began = time.perf_counter()
+        self._load(version)
+        gradients, losses = self._gradients(replace(fragment, sampler=0))  # of its own buffer, the only one
+        own, buffer = self._metrics()
+        told = losses | own, buffer, self._moments(fragment)
+        contribution = Contribution(gradients, version.number, receipt.arrival, *told)
+        seconds = {**receipt.seconds, "gradients": time.perf_counter() - began}
+        return contribution, receipt._replace(seconds=seconds, size=gradients.nbytes, kept=self._kept)
+
+    def _load(self, version: PolicyVersion) -> None:
+        """Compute with this version from now on."""
+        algo, net = self._algo, self._net
+        with torch.no_grad():
+            net.flat.copy_(tensor(version.params, CPU))
+        if version.shift is not None and version.scale is not None:
+            net.normalize_with(version.shift, version.scale)
+        algo.version, algo.scheduled = version.number, version.schedules
+        algo.updates = int(version.schedules["updates"])  # of all workers: target networks follow these
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make what the algorithm keeps, once there are weights for target networks to begin with."""
+        if self._begun:
+            return
+        algo = self._algo
+        algo.begin(self._net)
+        self._begun = True
+        if isinstance(algo, OffPolicy) and algo.replay is not None and self._attempt:
+            # Segments must not get the names of others that checkpoints have.
+            algo.replay.load({**algo.replay.state(), "stamp": self._attempt << 32})
+
+    def _gradients(self, fragment: Fragment) -> tuple[np.ndarray, dict[str, float]]:
+        """The flat gradient of each minibatch, `[K, P]`, and the means of what was measured."""
+        algo, net = self._algo, self._net
+        batch = {k: tensor(v, CPU) for k, v in algo.prepare(net, [fragment]).items()}
+        losses: list[Loss] = []
+        found = []
+        with self._torch_rng.in_use():
+            for minibatch in algo.minibatches(batch, self._rng):
+                tensors = {k: tensor(v, CPU) if isinstance(v, np.ndarray) else v for k, v in minibatch.items()}
+                loss = algo.loss(net, tensors)
+                losses.append(loss)
+                found.append(flat_gradient(net, loss).numpy().copy())
+                with torch.no_grad():
+                    algo.after_update(net, tensors, loss)
+        gradients = np.stack(found) if found else np.zeros((0, len(net.flat)), np.float32)
+        gradients.flags.writeable = False  # as it will be for whoever receives it from another process
+        return gradients, averages([loss.metrics for loss in losses])
+
+    def _metrics(self) -> tuple[dict[str, float], dict[str, float]]:
+        """What there is to report of the algorithm, and of its replay buffer."""
+        if not isinstance(self._algo, OffPolicy):
+            return self._algo.metrics(), {}
+        measured = self._algo.limiter.measured
+        return {} if measured is None else {"replay/samples_per_insert": measured}, self._algo.metrics()
+
+    def _moments(self, fragment: Fragment) -> Tree | None:
+        if not self._spec.normalizes:
+            return None
+        seen = ObservationNormalizer(self._spec)
+        seen.update(fragment.seen())
+        return seen.stats.state()
+
+    @property
+    def _kept(self) -> int:
+        """Transitions in its buffer."""
+        replay = self._algo.replay if self._begun and isinstance(self._algo, OffPolicy) else None
+        return 0 if replay is None else replay.resident
+
+    def state(self, known: Sequence[str] = ()) -> Tree:
+        """Everything, but the content of segments whose names are known to be saved already."""
+        own: Tree = {"attempt": self._attempt, "kept": self._kept}
+        own |= {"rng": rng_state(self._rng), "torch_rng": self._torch_rng.state()}
+        if self._begun:
+            own["algo"] = self._algo.state()
+        return without({**self._sampler.state(), OWN: own}, set(known))
+
+    def load(self, tree: Tree) -> list[str]:
+        """Undo `state`; returns a sentence for everything that could not be restored exactly."""
+        own = tree[OWN]
+        self._attempt = own["attempt"]
+        load_rng(self._rng, own["rng"])
+        self._torch_rng.load(own["torch_rng"])
+        if "algo" in own:
+            self._begin()
+            with torch.no_grad():
+                self._algo.load(own["algo"])
+        return self._sampler.load(tree)
+
+    def begin_anew(self, sequence: int, attempt: int) -> None:
+        """Go on with other episodes, other random streams and an empty buffer, for want of a state to be loaded.
+
+        The next fragment is number `sequence`; `attempt`, 1 or more, tells all of this apart from what was before.
+        """
+        self._sampler.begin_anew(sequence, attempt)
+        self._draw_from(attempt)
+
+    def close(self) -> None:
+        self._sampler.close()

@@ -1,0 +1,293 @@
+"""What every loop is made of: rounds, fragments that are on their way, and waiting for whoever is ready."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from raynforce.experience.fragment import Fragment
+from raynforce.experience.ledger import Key, Ledger
+from raynforce.experience.receipt import Arrival, Receipt
+from raynforce.roles.contribution import Contribution
+from raynforce.roles.learned import Learned
+from raynforce.runtimes.base import Pending
+from raynforce.runtimes.member import Job, Member
+from raynforce.runtimes.pool import Pool
+
+PATIENCE = 2.0  # seconds without an answer before it is said who is waited for
+AWAY = 0.2  # seconds between two looks whether anybody is there
+Held = Fragment | Contribution
+"""What samplers, or workers, have sent."""
+
+
+class Turn(NamedTuple):
+    """A call to a role, seen from the driver: the time before it, and on the way."""
+
+    waiting: float
+    """Seconds from its last answer until it was asked again."""
+    transport: float
+    """Seconds from asking until the answer was there, without the work itself."""
+
+
+class Round(NamedTuple):
+    """One turn of the loop."""
+
+    learned: Learned
+    version: Job
+    """The policy version it led to."""
+    learner: Turn
+    receipts: Sequence[tuple[Receipt, Turn]]
+    """Of the fragments that have come since the last round."""
+    sample_seconds: float
+    """From asking for fragments until all were there."""
+    learn_seconds: float
+    """From asking for the update until it was done."""
+
+
+class Roles(Protocol):
+    """Who takes part in a loop."""
+
+    @property
+    def pool(self) -> Pool: ...
+    @property
+    def samplers(self) -> Sequence[Member]: ...
+    @property
+    def learner(self) -> Member: ...
+    @property
+    def shards(self) -> Sequence[Member]: ...
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a loop begins."""
+
+    version: Job
+    """The policy version that the learner has."""
+    number: int
+    """Of that version."""
+    held: Sequence[Held] = ()
+    """What was sampled before, and not learned from yet."""
+
+
+class Loop(ABC):
+    """The loop of a run. Between two rounds `settle` brings every sampler to a fragment's border."""
+
+    work = "produce"
+    """The method that samplers are asked for."""
+
+    def __init__(
+        self, roles: Roles, start: Start, ledger: Ledger, waiting: Callable[[str], None] = lambda who: None
+    ) -> None:
+        """`waiting` is told who is waited for when that takes long."""
+        self._pool = roles.pool
+        self._samplers = roles.samplers
+        self._learner = roles.learner
+        self._version = start.version
+        self._number = start.number
+        self._ledger = ledger
+        self._waiting = waiting
+        share = roles.pool.runtime.share
+        # Sampled and not learned from, the oldest first.
+        self._held = [Sample(share(f), f.version, None, _arrival(f)) for f in start.held]
+        self._coming: list[Sample] = []  # being sampled
+        self._learning: Learning | None = None  # the update that is under way
+        self._turns = list(roles.samplers)
+        self._receipts: list[tuple[Receipt, Turn]] = []
+        self._answered: dict[Member, float] = {}
+        self._disturbed: list[tuple[float, float]] = []  # when roles failed and were brought back, the last few
+
+    @abstractmethod
+    def rounds(self) -> Iterator[Round]:
+        """Turn the loop, round by round, for ever."""
+
+    @abstractmethod
+    def _again(self, learning: Learning) -> Learning:
+        """Ask for an update again, without what was lost on its way to the learner."""
+
+    def abandon(self) -> Round | None:
+        """After a failure: let an update that is under way come to its end, and return it, as it is learned from.
+
+        Other fragments that were on the way to the learner are lost, and counted.
+        """
+        round_ = None
+        if self._learning is not None:
+            self._until([self._learning.job])
+            round_ = self._round(self._learning, 0.0, 0.0)
+        self._ledger.lose(0, set(self._ledger.flying) - set(self.held))
+        return round_
+
+    def settle(self) -> list[Held]:
+        """Wait until nothing is being sampled; returns the fragments that have not been learned from."""
+        self._rest()
+        return self.complete()
+
+    def _rest(self) -> None:
+        """Wait until nothing is being sampled."""
+        self._held += self._arrived(self._coming)
+        self._coming = []
+
+    def complete(self) -> list[Held]:
+        """The fragments that are there and have not been learned from; nobody waits for those that are coming."""
+        return [sample.value.result() for sample in self._held]
+
+    @property
+    def coming(self) -> int:
+        """How many fragments are being sampled."""
+        return len(self._coming)
+
+    @property
+    def held(self) -> list[Key]:
+        """Names of the fragments that are complete and not learned from."""
+        return [sample.key for sample in self._held]
+
+    def metrics(self) -> dict[str, float]:
+        """More to report, by full name."""
+        return {}
+
+    # -- its steps ----------------------------------------------------------------------------------------
+
+    def _sample_all(self) -> list[Sample]:
+        while not (present := self._pool.present(self._samplers)):  # all that are left are being replaced
+            self._pool.next((), AWAY)
+        return [self._sample(member) for member in present]
+
+    def _sample(self, member: Member) -> Sample:
+        job = self._pool.submit(member, self.work, self._version, parts=2)
+        return Sample(None, self._number, job)
+
+    def _idle(self) -> list[Member]:
+        """Samplers that could be asked, who was asked last at the end."""
+        busy = {sample.member for sample in self._coming}
+        return [sampler for sampler in self._pool.present(self._turns) if sampler not in busy]
+
+    def _ask(self, sampler: Member) -> None:
+        self._turns.remove(sampler)
+        self._turns.append(sampler)
+        self._coming.append(self._sample(sampler))
+
+    def _take_arrived(self) -> None:
+        """Hold the fragments that have come."""
+        self._held += self._arrived([s for s in self._coming if s.job and s.job.settled])
+        self._coming = [s for s in self._coming if s.job and not s.job.settled]
+
+    def _arrived(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Wait for these fragments and enter them in the books; those that will never come are left out."""
+        self._until([sample.job for sample in samples if sample.job])
+        there = []
+        for sample in samples:
+            job = sample.job
+            if job is None or job.fault is not None:
+                continue
+            receipt: Receipt = job.result()
+            self._ledger.produce(receipt)
+            self._receipts.append((receipt, self._turn(job, sum(receipt.seconds.values()))))
+            there.append(sample._replace(arrived=receipt.arrival, size=receipt.size))
+        return there
+
+    def _turn(self, job: Job, busy: float) -> Turn:
+        before, self._answered[job.member] = self._answered.get(job.member, job.asked), job.answered
+        if job.disturbed:  # what a restart takes is neither, also for those who wait for it
+            self._disturbed = [*self._disturbed, (before, job.answered)][-2 * len(self._samplers) :]
+            return Turn(0.0, 0.0)
+        lost = max((min(job.asked, until) - max(before, since) for since, until in self._disturbed), default=0.0)
+        waiting = job.asked - before - max(0.0, lost)
+        if not self._pool.runtime.apart:  # what others did meanwhile is no transport
+            return Turn(max(0.0, waiting), 0.0)
+        return Turn(max(0.0, waiting), max(0.0, job.answered - job.asked - busy))
+
+    def _update(self, method: str, *args: Any, fragments: Sequence[Sample] = (), parts: int = 1) -> Learning:
+        """Ask for an update and for the version it leads to."""
+        weight = sum(sample.size for sample in fragments)
+        job = self._pool.submit(self._learner, method, *args, parts=parts, weight=weight)
+        self._learning = Learning(job, self._pool.submit(self._learner, "publish"), fragments)
+        return self._learning
+
+    def _round(self, learning: Learning, sample_seconds: float, learn_seconds: float) -> Round:
+        """What an update that is done gave."""
+        while learning.job.fault is not None:  # the only copy of something went with the node that held it
+            learning = self._again(learning)
+            self._until([learning.job])
+        self._learning = None
+        learned: Learned = learning.job.result()
+        self._learned(learning.job, learned)
+        self._version, self._number = learning.version, learned.number
+        turn = self._turn(learning.job, sum(learned.seconds.values()))
+        receipts, self._receipts = self._receipts, []
+        return Round(learned, learning.version, turn, receipts, sample_seconds, learn_seconds)
+
+    def _learned(self, job: Job, learned: Learned) -> None:
+        """Enter an update that is done in the books."""
+        self._ledger.train(learned.trained)
+
+    def _without_lost(self, fragments: Sequence[Sample]) -> list[Sample]:
+        """Those that are still there; the others are counted."""
+        lost = [sample.key for sample in fragments if sample.value.failure() is not None]
+        self._ledger.lose(0, lost)
+        return [sample for sample in fragments if sample.key not in lost]
+
+    def _until(self, jobs: Sequence[Job]) -> None:
+        """Wait until all of these are done."""
+        while left := [job for job in jobs if not job.settled]:
+            self._first(left)
+
+    def _first(self, jobs: Sequence[Job]) -> None:
+        """Wait for at least one of them; who is waited for is said when that takes long."""
+        if not jobs:  # all who could be asked are being replaced
+            self._pool.next((), AWAY)
+        while jobs and not self._pool.next(jobs, PATIENCE):
+            self._waiting(", ".join(sorted({job.member.name for job in jobs if not job.settled})))
+
+
+def _arrival(held: Held) -> Arrival:
+    return held.arrival if isinstance(held, Contribution) else Arrival.of(held)
+
+
+class Sample(NamedTuple):
+    """A fragment that is there or coming, and the number of the version it is sampled with."""
+
+    given: Pending | None
+    """The fragment itself, if it comes from a checkpoint."""
+    number: int
+    job: Job | None
+    arrived: Arrival | None = None
+    """What is counted of it, once it is there."""
+    size: int = 0
+
+    @property
+    def member(self) -> Member | None:
+        return None if self.job is None else self.job.member
+
+    @property
+    def value(self) -> Pending:
+        if self.job is not None:
+            return self.job.value
+        assert self.given is not None
+        return self.given
+
+    @property
+    def argument(self) -> Job | Pending:
+        """To be given to another role."""
+        return self.job or self.value
+
+    @property
+    def arrival(self) -> Arrival:
+        assert self.arrived is not None
+        return self.arrived
+
+    @property
+    def key(self) -> Key:
+        return self.arrival[:2]
+
+    @property
+    def steps(self) -> int:
+        return self.arrival.steps
+
+
+class Learning(NamedTuple):
+    """An update that is under way, and the version it will lead to."""
+
+    job: Job
+    version: Job
+    fragments: Sequence[Sample]

@@ -1,0 +1,220 @@
+"""Replay: samplers and learner go their own pace, and a limiter holds the ratio of what is sampled to what is inserted.
+
+The buffer is in the learner's process, or divided among shards with processes of their own (Ape-X, arXiv 1803.00933).
+Then fragments go from samplers to shards, and what the learner trains on from shards to the learner: the driver decides
+how many transitions come from which shard, and sees none of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raynforce.experience.ledger import Ledger
+from raynforce.experience.limiter import Limiter
+from raynforce.experience.sharding import joint_metrics, portions
+from raynforce.roles.learned import Learned
+from raynforce.runtimes.member import Job, Member
+from raynforce.topologies.loop import Learning, Loop, Roles, Round, Start
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How much of what a loop with a replay buffer does."""
+
+    limiter: Limiter
+    most: int
+    """Updates between two policy versions."""
+    fragment: int
+    """Environment steps of one fragment."""
+
+
+class Replay(Loop):
+    """The loop where the buffer is in the learner's process."""
+
+    def __init__(
+        self,
+        roles: Roles,
+        start: Start,
+        ledger: Ledger,
+        waiting: Callable[[str], None] = lambda who: None,
+        *,
+        pace: Pace,
+    ) -> None:
+        super().__init__(roles, start, ledger, waiting)
+        self._pace = pace
+        self._limiter = pace.limiter
+        self._asked = 0  # updates of the round that is under way
+        self._starved = False  # updates are due, but there is not enough to draw from yet
+
+    def rounds(self) -> Iterator[Round]:
+        began = sampled = time.monotonic()
+        while True:
+            for sampler in self._idle():
+                if self._has_room():
+                    self._ask(sampler)
+            if self._learning is None:
+                sampled = time.monotonic()
+                self._begin()
+            learning = self._learning
+            waited = [sample.job for sample in self._coming if sample.job]
+            self._first([*waited, *(self._awaited() if learning is None else [learning.job])])
+            self._take_arrived()
+            if learning is not None and learning.job.settled:
+                now = time.monotonic()
+                round_ = self._round(learning, sampled - began, now - sampled)
+                if not self._pool.runtime.apart:  # nobody works meanwhile; and then checkpoints change nothing
+                    self._rest()
+                yield round_
+                began = now
+
+    def _idle(self) -> list[Member]:
+        idle = super()._idle()
+        if self._pool.runtime.apart:
+            return idle
+        count = len(self._samplers)  # by turns that follow from the version: a resumed run goes on alike
+        return sorted(idle, key=lambda sampler: (sampler.index - self._number) % count)
+
+    def _has_room(self) -> bool:
+        """Whether more may be sampled without getting too far ahead of the learner."""
+        coming = len(self._coming) * self._pace.fragment + sum(sample.steps for sample in self._held)
+        return self._limiter.room(coming) or (self._starved and not coming)
+
+    def _begin(self) -> None:
+        """Let the learner take what has come, and make the updates that are due."""
+        steps = sum(sample.steps for sample in self._held)
+        self._limiter.insert(steps)
+        self._asked = min(self._pace.most, self._limiter.updates())
+        if not self._held and (self._starved or not self._asked):
+            return
+        held, self._held = self._held, []
+        self._update("learn_some", self._asked, *(sample.argument for sample in held), fragments=held)
+
+    def _awaited(self) -> Sequence[Job]:
+        """Beside samplers, what an update waits for."""
+        return ()
+
+    def _learned(self, job: Job, learned: Learned) -> None:
+        super()._learned(job, learned)
+        self._limiter.sample(learned.updates * self._limiter.batch)
+        self._starved = learned.updates == 0 < self._asked
+
+    def _again(self, learning: Learning) -> Learning:
+        left = self._without_lost(learning.fragments)
+        return self._update("learn_some", self._asked, *(sample.argument for sample in left), fragments=left)
+
+    def metrics(self) -> dict[str, float]:
+        measured = self._limiter.measured
+        return {} if measured is None else {"replay/samples_per_insert": measured}
+
+
+class Sharded(Replay):
+    """The loop where shards have the buffer. What the next update needs is drawn while the learner makes this one."""
+
+    def __init__(
+        self,
+        roles: Roles,
+        start: Start,
+        ledger: Ledger,
+        waiting: Callable[[str], None] = lambda who: None,
+        *,
+        pace: Pace,
+        sizes: MutableMapping[int, int],
+        seed: int,
+        prioritized: bool,
+    ) -> None:
+        """`sizes` is kept up to date with how many transitions each shard has."""
+        super().__init__(roles, start, ledger, waiting, pace=pace)
+        self._shards = roles.shards
+        self._sizes = sizes
+        self._prioritized = prioritized
+        self._seed = seed
+        self._masses = np.zeros(len(roles.shards))  # of what can be drawn, as far as we know
+        self._metrics: dict[int, dict[str, float]] = {}  # by shard
+        self._telling: list[Job] = []  # whose answers tell more of that
+        self._draws: dict[int, Job] = {}  # by shard, for the next update
+        self._counts = np.zeros((0, len(roles.shards)), np.int64)  # [updates, shards] of these
+        self._lost = 0
+
+    def rounds(self) -> Iterator[Round]:
+        self._telling = [self._pool.submit(shard, "told") for shard in self._shards]  # after a resume they have some
+        self._until(self._telling)
+        return super().rounds()
+
+    def _rest(self) -> None:
+        """Wait until nothing is being sampled, and let what was drawn ahead be: a resumed run would not have it."""
+        super()._rest()
+        self._until(self._telling)
+        self._listen()
+        self._limiter.sample(-len(self._counts) * self._limiter.batch)
+        self._draws, self._counts = {}, self._counts[:0]
+
+    def _awaited(self) -> Sequence[Job]:
+        return [job for job in self._telling if not job.settled]
+
+    def _begin(self) -> None:
+        self._listen()
+        if any(not job.settled for job in self._draws.values()):
+            return
+        if not self._draws and self._draw():  # nothing was drawn ahead
+            return
+        held, self._held = self._held, []
+        for sample in held:
+            shard = self._shards[sample.arrival.sampler % len(self._shards)]
+            self._telling.append(self._pool.submit(shard, "insert", sample.argument, weight=sample.size))
+        self._limiter.insert(sum(sample.steps for sample in held))
+        drawn = {index: job for index, job in self._draws.items() if job.fault is None}
+        if held or drawn:
+            self._asked = len(self._counts)
+            arrivals = [sample.arrival for sample in held]
+            self._update("learn_drawn", arrivals, self._counts, list(drawn), *drawn.values(), parts=2)
+        self._draws, self._counts = {}, self._counts[:0]
+        if self._pool.runtime.apart:
+            self._draw()
+
+    def _draw(self) -> bool:
+        """Ask shards for what the next update will need, if one is due."""
+        updates = min(self._pace.most, self._limiter.updates())
+        if not (updates and self._masses.any()):
+            return False
+        rng = np.random.default_rng([self._seed, 4, self._number])  # no state of its own: a resumed run goes on alike
+        self._counts = portions(self._masses, self._limiter.batch, updates, rng)
+        self._limiter.sample(updates * self._limiter.batch)
+        wanted = self._counts.sum(axis=0)
+        self._draws = {
+            index: self._pool.submit(self._shards[index], "draw", self._counts[:, index], self._masses[index], parts=2)
+            for index in np.flatnonzero(wanted).tolist()
+        }
+        self._telling += self._draws.values()
+        return True
+
+    def _listen(self) -> None:
+        """Take what shards have told of themselves."""
+        for job in [job for job in self._telling if job.settled]:
+            self._telling.remove(job)
+            index = job.member.index
+            if job.fault is None:
+                self._masses[index], told = job.result()
+                self._metrics[index] = self._metrics.get(index, {}) | told  # age is not always among it
+                self._sizes[index] = int(told["replay/size"])
+            elif job.method == "insert":
+                self._lost += self._pace.fragment
+
+    def _learned(self, job: Job, learned: Learned) -> None:
+        Loop._learned(self, job, learned)
+        missing = self._asked - learned.updates
+        self._limiter.sample(-missing * self._limiter.batch)  # the others were counted when they were drawn
+        if self._prioritized and learned.updates:
+            for shard in self._shards:
+                self._telling.append(self._pool.submit(shard, "update", job))
+
+    def _again(self, learning: Learning) -> Learning:
+        """The draws are lost; what has arrived is counted nevertheless."""
+        arrivals, counts, _ = learning.job.args[:3]
+        return self._update("learn_drawn", arrivals, counts[:0], [], parts=2)
+
+    def metrics(self) -> dict[str, float]:
+        return super().metrics() | joint_metrics(list(self._metrics.values())) | {"replay/lost": float(self._lost)}

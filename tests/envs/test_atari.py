@@ -1,0 +1,115 @@
+"""Atari games. Without ale-py and OpenCV most of this is skipped, and said so by `pytest -rs`.
+
+To run it: `.venv/bin/pip install --constraint constraints.txt --editable '.[atari]'`. The games come with ale-py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raynforce.envs.make import make
+from raynforce.envs.vector import make_vector, probe
+from raynforce.errors import UsageError
+from raynforce.trees import join, split
+
+ATARI = "raynforce.envs.atari:make"
+THERE = all(importlib.util.find_spec(name) for name in ("ale_py", "cv2"))
+needs_atari = pytest.mark.skipif(not THERE, reason='needs pip install "raynforce[atari]"')
+
+
+@pytest.mark.parametrize(("module", "package"), [("ale_py", "ale-py"), ("cv2", "opencv-python")])
+def test_a_missing_package_is_one_line_with_the_command(
+    module: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ale_py", "cv2"):
+        monkeypatch.setitem(sys.modules, name, type(sys)(name))
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError) as caught:
+        make(ATARI, {"game": "Pong"})
+    line = f'Atari games need {package}, which is not installed: pip install "raynforce[atari]"'
+    assert str(caught.value) == line
+
+
+def test_an_id_without_ale_py_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(UsageError, match=r'Atari games need pip install "raynforce\[atari\]"'):
+        make("ALE/NoSuchGame-v5")
+
+
+@needs_atari
+def test_what_is_seen() -> None:
+    spec = probe(ATARI, {"game": "Pong"})
+    (leaf,) = spec.obs
+    assert (leaf.shape, leaf.dtype, leaf.stack, spec.action.sizes) == ((4, 84, 84), "uint8", 4, (6,))
+    small = probe(ATARI, {"game": "ALE/Pong-v5", "frame_stack": 1, "screen": 42, "all_actions": True})
+    assert (small.obs[0].shape, small.obs[0].stack, small.action.sizes) == ((42, 42), 1, (18,))
+    env = make(ATARI, {"game": "Breakout", "clip_rewards": True})
+    first, _ = env.reset(seed=0)
+    assert 0 < first.max() <= 255
+    np.testing.assert_array_equal(first[0], first[3])
+    then = env.step(1)[0]
+    np.testing.assert_array_equal(then[:3], first[1:])
+    env.close()  # type: ignore[no-untyped-call]
+
+
+@needs_atari
+@pytest.mark.parametrize("args", [{}, {"sticky": 0.25}, {"noops": 0, "life_loss": True}])
+def test_an_episode_is_determined_by_its_seed_whatever_came_before(args: dict[str, Any]) -> None:
+    def play(env: Any, seed: int) -> list[Any]:
+        rng, seen = np.random.default_rng(seed), [env.reset(seed=seed)[0].tobytes()]
+        for _ in range(60):
+            obs, reward, ended, cut, _ = env.step(int(rng.integers(4)))
+            seen.append((obs.tobytes(), float(reward), ended, cut))
+            if ended or cut:
+                break
+        return seen
+
+    one, other = (make(ATARI, {"game": "Breakout", **args}) for _ in range(2))
+    first = [play(one, seed) for seed in (1, 2)]
+    assert first[0] != first[1]
+    assert [play(other, seed) for seed in (2, 1, 2)] == [first[1], first[0], first[1]]
+    one.close()
+    other.close()
+
+
+@needs_atari
+@pytest.mark.parametrize(
+    ("args", "steps"), [({}, 150), ({"sticky": 0.25, "clip_rewards": True, "life_loss": True}, 40)]
+)
+def test_running_episodes_come_back(args: dict[str, Any], steps: int) -> None:
+    vectors = [make_vector(ATARI, {"game": "Breakout", **args}, 2, seed=3) for _ in range(2)]
+    one, other = vectors
+    assert one.way_back == "through save_state and load_state of raynforce.envs.atari:Atari"
+    rng = np.random.default_rng(0)
+    one.reset()
+    for _ in range(30):
+        one.step(rng.integers(4, size=2))
+    arrays, rest = split(one.state())
+    saved = join({path: array.copy() for path, array in arrays.items()}, json.loads(json.dumps(rest)))
+    other.reset()
+    assert other.load(saved) == []
+    ends = 0
+    for _ in range(steps):
+        action = rng.integers(4, size=2)
+        a, b = one.step(action), other.step(action)
+        ends += len(a.final_lanes)
+        np.testing.assert_equal(a._asdict(), b._asdict())
+    assert ends > 0
+    for vector in vectors:
+        vector.close()
+
+
+@needs_atari
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [({"game": "Pongo"}, "no Atari game 'Pongo'.*did you mean 'Pong'"), ({"game": "xyz"}, "such as Breakout, Pong")],
+)
+def test_an_unknown_game_is_one_line(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make(ATARI, args)
