@@ -120,7 +120,7 @@ class Training:
         self._version, self._number = crew.published()
         waiting = lambda who: self._show(f"waiting for {who}{self._runtime.excuse()}")  # noqa: E731
         start = Start(self._version, self._number, held)
-        self._turning = make_loop(config, crew, start, self._ledger, saved, self._supervision.shard_sizes, waiting)
+        self._turning = make_loop(config, env, crew, start, self._ledger, saved, self._supervision.shard_sizes, waiting)
         if resume:
             self._run.write_config(config.to_yaml())
         else:

@@ -220,6 +220,10 @@ class _Run:
             counts = (("sampler", sampling.get("samplers")), ("environment", sampling.get("envs")))
             found += [f"{n:,} {what}{'' if n == 1 else 's'}" for what, n in counts if isinstance(n, int)]
             found[-1] += " in each" if sampling.get("samplers") != 1 else ""
+        replay = config.get("replay")
+        shards = replay.get("shards") if isinstance(replay, dict) else None
+        if isinstance(shards, int) and shards:
+            found.append(f"{shards:,} replay shard{'' if shards == 1 else 's'}")
         return found
 
     def _steps(self) -> str:

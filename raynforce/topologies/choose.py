@@ -13,6 +13,7 @@ from raynforce.config import Config
 from raynforce.errors import UsageError
 from raynforce.experience.ledger import Ledger
 from raynforce.experience.memory import require_memory
+from raynforce.experience.storage import whole_columns
 from raynforce.spaces import EnvSpec
 from raynforce.topologies.loop import Loop, Roles, Start
 from raynforce.topologies.replay import Pace, Replay, Sharded
@@ -21,11 +22,14 @@ from raynforce.topologies.stream import Stream
 from raynforce.trees import Tree
 
 LONGEST = 64  # updates between two policy versions at most
+LARGEST = 32_000_000  # bytes that shards draw for them at once
+REST = 48  # bytes of a transition beside its observations
 MEMORY = 0.8  # share of this machine's free memory that shards may take together
 
 
 def make_loop(
     config: Config,
+    env: EnvSpec,
     crew: Roles,
     start: Start,
     ledger: Ledger,
@@ -36,7 +40,7 @@ def make_loop(
     """The loop of a run; `saved` is the checkpoint it goes on from."""
     common = crew, start, ledger, waiting
     if config.topology == "replay":
-        pace, hp = _pace(config, saved), config.algorithm
+        pace, hp = _pace(config, env, saved), config.algorithm
         assert isinstance(hp, OffPolicyConfig)
         if not crew.shards:
             return Replay(*common, pace=pace)
@@ -90,15 +94,18 @@ def _max_lag(config: Config, algorithm: type[Algorithm[Any]]) -> int:
     return config.stream.max_lag if tolerated is None else min(tolerated, config.stream.max_lag)
 
 
-def _pace(config: Config, saved: Mapping[str, Tree] | None) -> Pace:
+def _pace(config: Config, env: EnvSpec, saved: Mapping[str, Tree] | None) -> Pace:
     hp, sampling = config.algorithm, config.sampling
     assert isinstance(hp, OffPolicyConfig)
     kept = limiter(config, hp)
     if saved is not None:  # the algorithm keeps the same counts
         kept.load(saved_limiter(saved["learner"]["algo"], kept))
     fragment = sampling.fragment * sampling.envs
+    row = 2 * sum(column.nbytes for column in whole_columns(env.obs)) + REST
     most = math.ceil(fragment * hp.samples_per_insert / hp.batch_size)
-    return Pace(kept, max(1, min(LONGEST, most)), fragment)
+    if config.replay.shards:
+        most = min(most, LARGEST // (hp.batch_size * row))
+    return Pace(kept, max(1, min(LONGEST, most)), fragment, row)
 
 
 def _check_replay(config: Config, env: EnvSpec) -> None:

@@ -197,9 +197,11 @@ class Loop(ABC):
             return Turn(max(0.0, waiting), 0.0)
         return Turn(max(0.0, waiting), max(0.0, job.answered - job.asked - busy))
 
-    def _update(self, method: str, *args: Any, fragments: Sequence[Sample] = (), parts: int = 1) -> Learning:
-        """Ask for an update and for the version it leads to."""
-        weight = sum(sample.size for sample in fragments)
+    def _update(
+        self, method: str, *args: Any, fragments: Sequence[Sample] = (), parts: int = 1, size: int = 0
+    ) -> Learning:
+        """Ask for an update and for the version it leads to; `size` are bytes of `args` beside the fragments."""
+        weight = size + sum(sample.size for sample in fragments)
         job = self._pool.submit(self._learner, method, *args, parts=parts, weight=weight)
         self._learning = Learning(job, self._pool.submit(self._learner, "publish"), fragments)
         return self._learning

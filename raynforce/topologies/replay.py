@@ -30,6 +30,8 @@ class Pace:
     """Updates between two policy versions."""
     fragment: int
     """Environment steps of one fragment."""
+    row: int = 0
+    """Bytes of one transition that is drawn from a shard."""
 
 
 class Replay(Loop):
@@ -170,7 +172,8 @@ class Sharded(Replay):
         if held or drawn:
             self._asked = len(self._counts)
             arrivals = [sample.arrival for sample in held]
-            self._update("learn_drawn", arrivals, self._counts, list(drawn), *drawn.values(), parts=2)
+            size = int(self._counts.sum()) * self._pace.row
+            self._update("learn_drawn", arrivals, self._counts, list(drawn), *drawn.values(), parts=2, size=size)
         self._draws, self._counts = {}, self._counts[:0]
         if self._pool.runtime.apart:
             self._draw()
@@ -183,11 +186,10 @@ class Sharded(Replay):
         rng = np.random.default_rng([self._seed, 4, self._number])  # no state of its own: a resumed run goes on alike
         self._counts = portions(self._masses, self._limiter.batch, updates, rng)
         self._limiter.sample(updates * self._limiter.batch)
-        wanted = self._counts.sum(axis=0)
-        self._draws = {
-            index: self._pool.submit(self._shards[index], "draw", self._counts[:, index], self._masses[index], parts=2)
-            for index in np.flatnonzero(wanted).tolist()
-        }
+        for index in np.flatnonzero(self._counts.any(axis=0)).tolist():
+            counts, mass = self._counts[:, index], self._masses[index]
+            size = int(counts.sum()) * self._pace.row  # answers are kept, in case that they have to be given again
+            self._draws[index] = self._pool.submit(self._shards[index], "draw", counts, mass, parts=2, weight=size)
         self._telling += self._draws.values()
         return True
 
@@ -202,6 +204,7 @@ class Sharded(Replay):
                 self._sizes[index] = int(told["replay/size"])
             elif job.method == "insert":
                 self._lost += self._pace.fragment
+        self._starved = not self._masses.any()
 
     def _learned(self, job: Job, learned: Learned) -> None:
         Loop._learned(self, job, learned)

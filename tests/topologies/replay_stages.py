@@ -74,8 +74,8 @@ class FakeReplayLearner:
 class FakeShard:
     """Remembers the fragments it was given, and the errors."""
 
-    def __init__(self, index: int, seconds: float = 0.0) -> None:
-        self.index, self.seconds = index, seconds
+    def __init__(self, index: int, seconds: float = 0.0, least: int = 0) -> None:
+        self.index, self.seconds, self.least = index, seconds, least
         self.kept: list[tuple[int, int]] = []
         self.errors: list[dict[int, int]] = []
         self.drawn = 0
@@ -95,7 +95,7 @@ class FakeShard:
 
     def told(self) -> tuple[float, dict[str, float]]:
         size = float(len(self.kept) * STEPS)
-        return size, {"replay/size": size, "replay/capacity": 1e6}
+        return size * (size >= self.least), {"replay/size": size, "replay/capacity": 1e6}
 
     def begin_anew(self) -> None: ...
 
@@ -133,7 +133,7 @@ class ReplayStage:
             "learner", lambda _: role("FakeReplayLearner", "learner", learner, 0, least), 1, rules
         )
         self.shards = self.pool.add(
-            "shard", lambda i: role("FakeShard", f"shard {i}", i, shards[i]), len(shards), Rules(work="insert")
+            "shard", lambda i: role("FakeShard", f"shard {i}", i, shards[i], least), len(shards), Rules(work="insert")
         )
         self.samplers = self.pool.add(
             "sampler",

@@ -64,9 +64,10 @@ def test_nothing_is_learned_before_it_starts(runtime: Runtime, shards: Any) -> N
         assert not round_.learned.updates or stage.ledger.trained > 10 * STEPS
 
 
-def test_it_goes_on_sampling_while_there_is_too_little_to_draw_from(runtime: Runtime) -> None:
-    stage = ReplayStage(runtime, ratio=1000.0, least=20 * STEPS)
-    rounds = stage.turn(30)
+@pytest.mark.parametrize("shards", SHARDS)
+def test_it_goes_on_sampling_while_there_is_too_little_to_draw_from(runtime: Runtime, shards: Any) -> None:
+    stage = ReplayStage(runtime, ratio=1000.0, least=20 * STEPS, shards=shards)
+    rounds = stage.turn(60)
     assert any(round_.learned.updates for round_ in rounds)
 
 
