@@ -115,7 +115,9 @@ class Crew:
         share = self.runtime.share
         sequence, attempt = takeover.anew
         loading = [self.pool.submit(self.learner, "load", share(saved["learner"]))]
-        loading += [self.pool.submit(s, "load", share(saved[f"replay_{s.index}"])) for s in self.shards]
+        for shard in self.shards:
+            shard.attempts = attempt
+            loading.append(self.pool.submit(shard, "load", share(saved[f"replay_{shard.index}"])))
         for sampler in self.samplers:
             sampler.attempts = attempt
             state = takeover.sampler(sampler.index)

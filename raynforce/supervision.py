@@ -84,7 +84,7 @@ class Supervision:
         lost = self.shard_sizes.pop(member.index, 0)
         self.lost_transitions += lost
         self._say(f"{member.name} begins empty: {lost:,} transitions are lost")
-        return ("begin_anew",)
+        return ("begin_anew", member.attempts)
 
     def _anew(self, member: Member) -> tuple[Any, ...]:
         sampling = self._config.sampling

@@ -40,7 +40,8 @@ class Loss(NamedTuple):
     total: Tensor
     """The scalar to minimise."""
     metrics: Mapping[str, Tensor]
-    """Scalars to report under `losses/`; they are averaged, and read once per `learn`, not once per minibatch."""
+    """To report under `losses/`: scalars, or one value of each sample. Averaged and read once per `learn`, not once
+    per minibatch."""
     per_sample: Tensor | None = None
     """`[N]` errors, for algorithms that feed them back into replay."""
     gradients: Mapping[str, Tensor] | None = None

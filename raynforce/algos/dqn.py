@@ -136,20 +136,26 @@ class DQN(OffPolicy[DQNConfig]):
         hp, next_obs = self.hp, observations(minibatch, "next_")
         with torch.no_grad():
             judged = self._values(net(next_obs, params=self.target))  # [N, A]
-            chosen = self._values(net(next_obs)) if hp.double else judged
-            future = judged.gather(1, chosen.argmax(1, keepdim=True)).squeeze(1)
-            goal = minibatch["reward"] * self.reward_scale + minibatch["discount"] * future
+            if hp.double:
+                chosen = self._values(net(next_obs)).argmax(1, keepdim=True)
+                future = judged.gather(1, chosen).squeeze(1)
+            else:
+                future = judged.amax(1)
+            reward = minibatch["reward"] if self.reward_scale == 1.0 else minibatch["reward"] * self.reward_scale
+            goal = reward + minibatch["discount"] * future
 
         column = minibatch["action"].unsqueeze(1)
         values = self._values(net.record(observations(minibatch)))
         value = values.gather(1, column).squeeze(1)
         error = value - goal
         cut = error.clamp(-hp.huber_delta, hp.huber_delta)
-        total = (minibatch["weight"] * cut * (error - 0.5 * cut)).mean()  # the Huber loss
-        d_value = minibatch["weight"] * cut / len(cut)
+        weighted = minibatch["weight"] * cut
+        total = (weighted * (error - 0.5 * cut)).mean()  # the Huber loss
+        d_value = weighted / len(cut)
         d_values = torch.zeros_like(values).scatter_(1, column, d_value.unsqueeze(1))
-        metrics = {"td_loss": total, "q_values": value.mean(), "td_error": error.abs().mean()}
-        return Loss(total, metrics, per_sample=error.abs(), gradients=self._d_outputs(d_values))
+        size = error.abs()
+        metrics = {"td_loss": total, "q_values": value, "td_error": size}
+        return Loss(total, metrics, per_sample=size, gradients=self._d_outputs(d_values))
 
     def after_update(self, net: Network, minibatch: Batch, loss: Loss) -> None:
         super().after_update(net, minibatch, loss)

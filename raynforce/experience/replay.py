@@ -185,8 +185,12 @@ class Replay:
         """What its transitions count together in a draw: the sum of their priorities, or their number if uniform."""
         return self._tree.total if self._tree else float(self._num_ready)
 
-    def sample(self, batch_size: int, rng: np.random.Generator, beta: float = 0.4) -> dict[str, np.ndarray]:
+    def sample(
+        self, batch_size: int, rng: np.random.Generator, beta: float = 0.4, batches: int = 1
+    ) -> dict[str, np.ndarray]:
         """Draw transitions with replacement: uniformly, or in proportion to their priorities.
+
+        Several `batches` come one after the other: of a uniform buffer the same as with a call for each.
 
         | column | shape, dtype | meaning |
         |---|---|---|
@@ -198,7 +202,7 @@ class Replay:
         | `weight` | `[n]` float32 | importance weight, at most 1; all 1 when uniform |
         | `index` | `[n]` int64 | the transitions' names, for `update_priorities` |
         """
-        batch = self.draw(np.array([batch_size]), rng)
+        batch = self.draw(np.full(batches, batch_size), rng)
         return batch | {"weight": importance_weights(batch.pop("priority"), beta)}
 
     def draw(self, counts: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -218,7 +222,7 @@ class Replay:
         elif self._tree:
             slots = self._draw_prioritized(self._tree, counts, rng)
         else:
-            slots = self._draw_uniform(n, rng)
+            slots = np.concatenate([self._draw_uniform(count, rng) for count in counts.tolist() if count])
         priority = self._tree.get(slots) if self._tree else np.ones(len(slots))
         index, age = self._ring.names(slots)
         self._drawn += n
@@ -318,6 +322,11 @@ class Replay:
                 near = self._near(sampler)[:-1]
                 tree["priority"][near] += waiting[len(waiting) - len(near) :] * ~self._ready[near]
         return tree
+
+    def begin_anew(self, attempt: int) -> None:
+        """Let an empty buffer name its segments otherwise than one before it, which checkpoints may have."""
+        self._ring.stamp = attempt << 32
+        self._ring.stamps[:] = self._ring.stamp
 
     def load(self, tree: Tree) -> None:
         """Become the buffer that `state` was taken from. `n_step`, `gamma` and priorities may differ.

@@ -118,6 +118,10 @@ class SpecNet(_Base):
             for t in spec.towers
             for x in t.layers
         )
+        linear = [
+            p.name.removesuffix(".weight") for p in self._params if p.name.endswith(".weight") and len(p.shape) == 2
+        ]
+        self._transposed = {name: self._own.views[f"{name}.weight"].t() for name in linear}
         self._given = {"input", *(i.path for i in spec.images)}
         self._values: Values = {}
         self._tape: list[tuple[Values, Outputs]] = []
@@ -252,9 +256,13 @@ class SpecNet(_Base):
             d_weight.copy_(found)
             d_bias.copy_(found_bias)
             return d_x if wanted else g
-        torch.mm((x if x.ndim == 2 else x.flatten(1)).t(), g, out=d_weight)
+        flat = x.ndim == 2
+        torch.mm((x if flat else x.flatten(1)).t(), g, out=d_weight)
         torch.sum(g, 0, out=d_bias)
-        return torch.mm(g, weight.t()).view(x.shape) if wanted else g
+        if not wanted:
+            return g
+        d_x = torch.mm(g, self._transposed[name])
+        return d_x if flat else d_x.view(x.shape)
 
     def _slots(self, name: str) -> tuple[Tensor, Tensor]:
         return self._grads[f"{name}.weight"], self._grads[f"{name}.bias"]

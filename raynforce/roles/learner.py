@@ -100,7 +100,7 @@ class Learner:
         return self.learn(*received)
 
     def learn_drawn(
-        self, arrivals: Sequence[Arrival], counts: np.ndarray, which: Sequence[int], *draws: Arrays
+        self, arrivals: Sequence[Arrival], counts: np.ndarray, which: Sequence[int], *draws: Arrays | None
     ) -> tuple[list[tuple[np.ndarray, np.ndarray]], Learned]:
         """Make the updates that shards have drawn transitions for; returns their errors, to be sent back.
 
@@ -326,7 +326,9 @@ def averages(metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     if not metrics:
         return {}
     names = list(metrics[0])
-    means = torch.stack([torch.stack([each[name].detach() for each in metrics]) for name in names]).mean(1).tolist()
+    columns = [[each[name].detach() for each in metrics] for name in names]
+    joined = [torch.cat(values) if values[0].ndim else torch.stack(values) for values in columns]
+    means = torch.stack([values.mean() for values in joined]).tolist()
     if not np.isfinite(means).all():
         raise RaynforceError(
             f"training diverged: losses are {dict(zip(names, means, strict=True))}; lower algorithm.learning_rate, "

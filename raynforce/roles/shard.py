@@ -26,15 +26,21 @@ class Shard:
         self._index, self._shards = index, config.replay.shards
         self._prioritized = config.algorithm.prioritized
         self._replay = make_replay(config, config.algorithm, env, index)
-        self._rng = np.random.default_rng([config.seed, 3, index])
+        self._seeds = [config.seed, index, 3]
+        self._rng = np.random.default_rng(self._seeds)
 
     def insert(self, fragment: Fragment) -> Told:
         """Keep a fragment, over the oldest of its sampler."""
         self._replay.insert(replace(fragment, sampler=fragment.sampler // self._shards))
         return self.told()
 
-    def draw(self, counts: np.ndarray, mass: float) -> tuple[dict[str, np.ndarray], Told]:
-        """Draw `counts[k]` transitions for the minibatch k, by the one that asks in proportion to a former `mass`."""
+    def draw(self, counts: np.ndarray, mass: float) -> tuple[dict[str, np.ndarray] | None, Told]:
+        """Draw `counts[k]` transitions for the minibatch k, by the one that asks in proportion to a former `mass`.
+
+        None if there is nothing any more, because it had to begin anew in between.
+        """
+        if not len(self._replay):
+            return None, self.told()
         drawn = self._replay.draw(counts, self._rng)
         if self._prioritized:
             drawn["priority"] *= mass / self._replay.mass  # what is weighted is how likely they came to be chosen
@@ -50,8 +56,13 @@ class Shard:
         """How much there is to draw from."""
         return self._replay.mass, self._replay.metrics()
 
-    def begin_anew(self) -> None:
-        """Begin empty, for want of a state that can be loaded: as it was built."""
+    def begin_anew(self, attempt: int) -> None:
+        """Begin empty, for want of a state that can be loaded: as it was built, and with another random stream.
+
+        `attempt`, 1 or more, tells its segments apart from those that checkpoints have.
+        """
+        self._rng = np.random.default_rng([*self._seeds, attempt])
+        self._replay.begin_anew(attempt)
 
     def state(self, known: Sequence[str] = ()) -> Tree:
         """Everything, but the content of segments whose names are known to be saved already."""

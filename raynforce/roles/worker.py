@@ -90,8 +90,7 @@ class Worker:
         algo.begin(self._net)
         self._begun = True
         if isinstance(algo, OffPolicy) and algo.replay is not None and self._attempt:
-            # Segments must not get the names of others that checkpoints have.
-            algo.replay.load({**algo.replay.state(), "stamp": self._attempt << 32})
+            algo.replay.begin_anew(self._attempt)
 
     def _gradients(self, fragment: Fragment) -> tuple[np.ndarray, dict[str, float]]:
         """The flat gradient of each minibatch, `[K, P]`, and the means of what was measured."""

@@ -183,7 +183,7 @@ class Sharded(Replay):
         updates = min(self._pace.most, self._limiter.updates())
         if not (updates and self._masses.any()):
             return False
-        rng = np.random.default_rng([self._seed, 4, self._number])  # no state of its own: a resumed run goes on alike
+        rng = np.random.default_rng([self._seed, self._number, 4])  # no state of its own: a resumed run goes on alike
         self._counts = portions(self._masses, self._limiter.batch, updates, rng)
         self._limiter.sample(updates * self._limiter.batch)
         for index in np.flatnonzero(self._counts.any(axis=0)).tolist():

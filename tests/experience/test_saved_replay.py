@@ -86,6 +86,18 @@ def test_the_same_run_gives_the_same_names_and_resume_keeps_them() -> None:
     assert run(False) == run(False) == run(True)
 
 
+def test_one_that_begins_anew_takes_no_name_of_another() -> None:
+    names = []
+    for attempt in (0, 1, 2):
+        replay, sources = make(rows=30), [Source(2, 0, sampler) for sampler in range(2)]
+        if attempt:
+            replay.begin_anew(attempt)
+        feed(replay, sources, np.random.default_rng(0), 6)
+        names.append(set(replay.state()["segments"]))
+    assert not names[0] & names[1]
+    assert not names[1] & names[2]
+
+
 def test_few_new_rows_are_few_new_segments() -> None:
     replay = make(rows=640, samplers=1)
     (source,) = fill(replay, 200)
