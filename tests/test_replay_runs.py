@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import signal
 from pathlib import Path
@@ -129,6 +130,16 @@ class Kill(Callback):
             self.done += 1
 
 
+class KillTooLarge(Kill):
+    """Kills a shard, once it is known that its state is too large to be kept."""
+
+    def on_round(self, status: Status) -> None:
+        shard = self.crew.shards[0]
+        if not self.done and math.isinf(shard.border_every) and status.steps > 2000:
+            kill(shard)
+            self.done += 1
+
+
 @pytest.mark.parametrize("shards", [0, 2])
 def test_whoever_is_killed_nothing_is_lost(shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "BORDER_SECONDS", 0.1)
@@ -146,11 +157,12 @@ def test_whoever_is_killed_nothing_is_lost(shards: int, tmp_path: Path, monkeypa
 def test_a_shard_too_large_to_be_kept_begins_empty_and_that_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "BORDER_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "BORDER_SECONDS", 0.02)
     monkeypatch.setattr(pool, "STATE_BYTES", 20_000)
-    killing = Kill(monkeypatch, {60: "shard"})
+    killing = KillTooLarge(monkeypatch, {})
     settings = CASES["two shards"] | {"sampling.samplers": 2, "algorithm.buffer_size": 4000, "log_every": 50}
-    run = train(tmp_path / "run", settings, steps=6000, runtime="process", callbacks=[killing])
+    run = train(tmp_path / "run", settings, steps=9000, runtime="process", callbacks=[killing])
+    assert killing.done == 1
     is_sound(run)
     reports = [line for line in metrics(run.path) if "health/lost_transitions" in line]
     assert reports[-1]["health/lost_transitions"] > 0
