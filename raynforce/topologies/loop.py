@@ -229,6 +229,17 @@ class Loop(ABC):
         self._ledger.lose(0, lost)
         return [sample for sample in fragments if sample.key not in lost]
 
+    def _next(self, others: Sequence[Job] = ()) -> Learning | None:
+        """Wait until a fragment has come, or the update that is under way is done: then that is returned.
+
+        With no update under way, `others` are waited for too.
+        """
+        learning = self._learning
+        waited = [sample.job for sample in self._coming if sample.job]
+        self._first([*waited, *(others if learning is None else [learning.job])])
+        self._take_arrived()
+        return learning if learning is not None and learning.job.settled else None
+
     def _until(self, jobs: Sequence[Job]) -> None:
         """Wait until all of these are done."""
         while left := [job for job in jobs if not job.settled]:

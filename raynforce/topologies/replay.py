@@ -61,11 +61,8 @@ class Replay(Loop):
             if self._learning is None:
                 sampled = time.monotonic()
                 self._begin()
-            learning = self._learning
-            waited = [sample.job for sample in self._coming if sample.job]
-            self._first([*waited, *(self._awaited() if learning is None else [learning.job])])
-            self._take_arrived()
-            if learning is not None and learning.job.settled:
+            learning = self._next(self._awaited())
+            if learning is not None:
                 now = time.monotonic()
                 round_ = self._round(learning, sampled - began, now - sampled)
                 if not self._pool.runtime.apart:  # nobody works meanwhile; and then checkpoints change nothing

@@ -30,11 +30,8 @@ class SharedAgent(Loop):
                 sampled = time.monotonic()
                 held, self._held = self._held, []
                 self._take(held)
-            learning = self._learning
-            waited = [sample.job for sample in self._coming if sample.job]
-            self._first(waited if learning is None else [*waited, learning.job])
-            self._take_arrived()
-            if learning is not None and learning.job.settled:
+            learning = self._next()
+            if learning is not None:
                 now = time.monotonic()
                 yield self._round(learning, sampled - began, now - sampled)
                 began = now

@@ -91,11 +91,8 @@ class Stream(Loop):
                     batch, self._held = self._held[:size], self._held[size:]
                     sampled = time.monotonic()
                     self._learn(batch)
-            learning = self._learning
-            waited = [sample.job for sample in self._coming if sample.job]
-            self._first(waited if learning is None else [*waited, learning.job])
-            self._take_arrived()
-            if learning is not None and learning.job.settled:
+            learning = self._next()
+            if learning is not None:
                 now = time.monotonic()
                 yield self._round(learning, sampled - began, now - sampled)
                 began = now
