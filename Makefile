@@ -29,7 +29,7 @@ format: $(VENV)/.installed-dev  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed  ## measure speed beside Stable-Baselines3 (in a venv of its own)
+bench: $(VENV)/.installed  ## measure speed beside Stable-Baselines3 and RLlib (in venvs of their own)
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove the virtual environment and caches, keep runs

@@ -118,9 +118,8 @@ class Training:
             crew.begin_from(weights.version, weights.step)
         held = self._load(saved) if saved is not None else []
         self._version, self._number = crew.published()
-        waiting = lambda who: self._show(f"waiting for {who}{self._runtime.excuse()}")  # noqa: E731
-        start = Start(self._version, self._number, held)
-        self._turning = make_loop(config, env, crew, start, self._ledger, saved, self._supervision.shard_sizes, waiting)
+        start = Start(self._version, self._number, self._ledger, held, self._show_waiting)
+        self._turning = make_loop(config, env, crew, start, saved, self._supervision.shard_sizes)
         if resume:
             self._run.write_config(config.to_yaml())
         else:
@@ -284,6 +283,9 @@ class Training:
                 last_fault=self._supervision.last,
             )
         )
+
+    def _show_waiting(self, who: str) -> None:
+        self._show(f"waiting for {who}{self._runtime.excuse()}")
 
     # -- evaluation -----------------------------------------------------------------------------------
 

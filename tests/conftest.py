@@ -15,10 +15,14 @@ from pathlib import Path
 
 import pytest
 from disks import Disk, small_disk
+from hypothesis import settings
 from rays import TOKEN, Head, SharedRay
 
 from raynforce.config import Config
 from raynforce.runtimes.base import Runtime
+
+settings.register_profile("quick", derandomize=True)  # what lets a change land draws the same examples every time
+settings.load_profile("quick")
 
 
 @pytest.fixture

@@ -32,7 +32,15 @@ def train(out: Path, steps: int, target: float | None = None, **settings: Any) -
 
 def test_catch_is_learned_from_stacked_frames(tmp_path: Path) -> None:
     # One image gives 4, whatever is done; two give 7.5.
-    run = train(tmp_path / "run", 16_000, target=6.2, **{"eval.every": 2000, "eval.episodes": 100})
+    stacked = {"env": "raynforce.envs.tiny:Catch", "frames": 2}
+    run = raynforce.train(  # as docs/environments.md says it
+        "raynforce.envs.frames:stacked",
+        "dqn",
+        target=7.0,
+        out=tmp_path / "run",
+        settings={"env_args": stacked},
+        progress="quiet",
+    )
     assert run.result.solved_steps is not None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
 
@@ -82,6 +82,8 @@ class Algorithm(Generic[H]):
         """Number of the policy version this round starts from; kept up to date by the learner."""
         self.updates = 0
         """Optimiser steps taken so far, whoever computed their gradients; kept up to date by the learner."""
+        self.known: Collection[str] = ()
+        """Names of segments that are saved already, whose content `state` may leave out; kept up to date by roles."""
 
     # -- what it declares, as data ------------------------------------------------------------------------
 

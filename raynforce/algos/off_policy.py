@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -16,7 +15,7 @@ from raynforce.experience.fragment import Fragment
 from raynforce.experience.limiter import Limiter
 from raynforce.experience.replay import Replay
 from raynforce.experience.sharding import split_errors
-from raynforce.experience.storage import estimate_bytes, require_images
+from raynforce.experience.storage import estimate_bytes, observation_bytes, require_images
 from raynforce.lazy import LazyModule
 from raynforce.settings import Range
 from raynforce.spaces import EnvSpec
@@ -137,7 +136,7 @@ class OffPolicy(Algorithm[H]):
 
     def state(self) -> Tree:
         tree: Tree = {"limiter": self.limiter.state()}
-        return tree if self.replay is None else {**tree, "replay": self.replay.state()}
+        return tree if self.replay is None else {**tree, "replay": self.replay.state(self.known)}
 
     def load(self, tree: Tree) -> None:
         if self.replay is not None:
@@ -154,8 +153,8 @@ def limiter(config: Config, hp: OffPolicyConfig) -> Limiter:
 
 def _drawn_at_once(hp: OffPolicyConfig, env: EnvSpec) -> int:
     """Minibatches drawn in one go, at a tenth of the cost of each alone; with priorities, whose newest count, one."""
-    transition = 2 * sum(np.dtype(leaf.dtype).itemsize * math.prod(leaf.shape) for leaf in env.obs)
-    return 1 if hp.prioritized else max(1, min(AT_ONCE, AT_ONCE_BYTES // (transition * hp.batch_size)))
+    most = AT_ONCE_BYTES // (2 * observation_bytes(env.obs) * hp.batch_size)
+    return 1 if hp.prioritized else max(1, min(AT_ONCE, most))
 
 
 def saved_limiter(tree: Tree, now: Limiter) -> Tree:
@@ -203,10 +202,15 @@ def _shape(config: Config, hp: OffPolicyConfig, shard: int | None) -> dict[str, 
     return {"capacity": hp.buffer_size // shards, "lanes": sampling.envs, "samplers": samplers}
 
 
+def least_buffer(config: Config, hp: OffPolicyConfig, width: int) -> int:
+    """Transitions that a buffer of `width` environments has to hold: a fragment, and a batch."""
+    return max((config.sampling.fragment + 2) * width, hp.batch_size + (hp.n_step + 1) * width)
+
+
 def _check_sizes(config: Config, hp: OffPolicyConfig) -> None:
     sampling, shards = config.sampling, max(1, config.replay.shards)
     width = -(-sampling.samplers // shards) * shards * sampling.envs  # as if all shards were as wide as the widest
-    needed = max((sampling.fragment + 2) * width, hp.batch_size + (hp.n_step + 1) * width)
+    needed = least_buffer(config, hp, width)
     if hp.buffer_size < needed:
         raise UsageError(
             f"algorithm.buffer_size = {hp.buffer_size} cannot hold a fragment and a batch: with {width} envs, "

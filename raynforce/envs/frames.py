@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 
-from raynforce.envs.describe import short
+from raynforce.envs.describe import leaf_spaces, short
 from raynforce.errors import UsageError
 from raynforce.spaces import CHANNELS, channels_last
 
@@ -40,7 +40,7 @@ class FrameStack(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: Env, frames: int = 4) -> None:
         super().__init__(env)
-        if not 1 <= frames <= MOST:
+        if type(frames) is not int or not 1 <= frames <= MOST:
             raise UsageError(f"frame stack: frames = {frames} is not allowed; it is a whole number from 1 to {MOST}")
         self.frames = frames
         self.stacks: dict[str, np.ndarray] = {}
@@ -89,9 +89,9 @@ def stacks_of(env: Env) -> dict[str, int]:
     It is known of `FrameStack` and gymnasium's `FrameStackObservation`. Something around them may have changed what
     they give: what has another shape now is no stack, for the rest it is no promise.
     """
-    seen = _boxes("obs", env.observation_space)
-    for layer in _layers(env):
-        given = _boxes("obs", layer.observation_space)
+    seen = _boxes(env.observation_space)
+    for layer in layers(env):
+        given = _boxes(layer.observation_space)
         if isinstance(layer, FrameStack):
             frames, paths = layer.frames, layer.paths
         elif isinstance(layer, FrameStackObservation):
@@ -102,19 +102,18 @@ def stacks_of(env: Env) -> dict[str, int]:
     return {}
 
 
-def _layers(env: Env) -> Iterator[Any]:
+def layers(env: Env) -> Iterator[Any]:
+    """Its wrappers from the outermost on, and what they are around."""
     layer: Any = env
     while isinstance(layer, gymnasium.Wrapper):
         yield layer
         layer = layer.env
+    yield layer
 
 
-def _boxes(path: str, space: spaces.Space[Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes of all boxes in a space, by path."""
-    if isinstance(space, spaces.Dict):
-        found = [_boxes(f"{path}/{key}", below) for key, below in space.spaces.items()]
-        return {below: shape for several in found for below, shape in several.items()}
-    return {path: space.shape} if isinstance(space, spaces.Box) else {}
+def _boxes(space: spaces.Space[Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all boxes in an observation space, by path."""
+    return {path: leaf.shape for path, leaf in leaf_spaces("", space) if isinstance(leaf, spaces.Box)}
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Protocol
 
-import gymnasium
 import numpy as np
 from gymnasium import wrappers
 from gymnasium.wrappers import TimeLimit
 
 from raynforce import trees
 from raynforce.envs.describe import short
-from raynforce.envs.frames import FrameStack
+from raynforce.envs.frames import FrameStack, layers
 from raynforce.envs.make import Env
 from raynforce.errors import UsageError
 from raynforce.trees import Tree
@@ -159,11 +158,11 @@ class Pair:
         return rng if isinstance(rng, np.random.Generator) else None
 
     def _limits(self) -> list[TimeLimit]:
-        return [layer for layer in _layers(self.env) if isinstance(layer, TimeLimit)]
+        return [layer for layer in layers(self.env) if isinstance(layer, TimeLimit)]
 
     def _stacks(self) -> list[FrameStack]:
         """Those around what has the pair: one inside of a wrapper that has it is that wrapper's to save."""
-        around = takewhile(lambda layer: layer is not self.layer, _layers(self.env))
+        around = takewhile(lambda layer: layer is not self.layer, layers(self.env))
         return [layer for layer in around if isinstance(layer, FrameStack)]
 
 
@@ -173,7 +172,7 @@ def pair_of(env: Env) -> tuple[Pair | None, str]:
     A wrapper outside of the pair, unless it is one of `KNOWN`, may have a state of its own that would be lost.
     """
     stranger = half = ""
-    for layer in _layers(env):
+    for layer in layers(env):
         snapshot = snapshot_of(layer)
         own = [n for n in ("save_state", "load_state") if callable(inspect.getattr_static(layer, n, None))]
         if snapshot is None and len(own) == 2:
@@ -190,14 +189,6 @@ def pair_of(env: Env) -> tuple[Pair | None, str]:
         fix = "give it save_state and load_state, or register a snapshot for it"
         return None, f"not through {pair}, as the wrapper {stranger} around it may have a state of its own: {fix}"
     return None, half
-
-
-def _layers(env: Env) -> Iterator[Any]:
-    layer: Any = env
-    while isinstance(layer, gymnasium.Wrapper):
-        yield layer
-        layer = layer.env
-    yield layer
 
 
 class NoTree(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,10 +77,10 @@ class Fragment:
         """The observation columns, each `[T+1, B, ...]`."""
         return {k: v for k, v in self.columns.items() if k == "obs" or k.startswith("obs/")}
 
-    def seen(self) -> dict[str, np.ndarray]:
+    def seen(self, paths: Iterable[str]) -> dict[str, np.ndarray]:
         """The observations that environment steps were taken from, each `[N, ...]`."""
         keep = self.columns["valid"]
-        return {k: v[:-1][keep] for k, v in self.obs().items()}
+        return {path: self.columns[path][:-1][keep] for path in paths}
 
     def final_obs(self) -> dict[str, np.ndarray]:
         """True last observations under the observations' own paths, each `[K, ...]`."""

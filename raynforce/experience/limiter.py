@@ -15,15 +15,15 @@ class Limiter:
     time, and less often by no more than `slack` samples and what one fragment adds.
     """
 
-    def __init__(self, ratio: float, batch: int, starts: int, slack: float, fragment: int = 0) -> None:
-        """`slack` is raised to two batches and to what a fragment of so many steps allows, if it is less."""
+    def __init__(self, ratio: float, batch: int, starts: int, slack: float) -> None:
+        """`slack`, which is raised to two batches if it is less, has to allow for one fragment at least."""
         if not 0 < ratio < math.inf:
             raise UsageError(
                 f"algorithm.samples_per_insert = {ratio} is not allowed: it is above 0 and finite; "
                 "16 with a batch of 64 is an update every 4 steps"
             )
         self.ratio, self.batch, self.starts = ratio, batch, starts
-        self.slack = max(slack, 2 * batch, ratio * fragment)
+        self.slack = max(slack, 2 * batch)
         self.inserted = 0
         """Environment steps."""
         self.sampled = 0
@@ -37,18 +37,17 @@ class Limiter:
 
     def updates(self) -> int:
         """How many updates may be made now, of a batch each."""
-        allowed = self._allowed(self.inserted)
-        count = max(0, int((allowed - self.sampled) // self.batch))
-        return count - (count > 0 and self.sampled + count * self.batch > allowed)  # rounding
+        return max(0, (self._allowed(self.inserted) - self.sampled) // self.batch)
 
     def room(self, coming: int = 0) -> bool:
         """Whether a sampler may be asked for more, while so many steps are being sampled already."""
         steps = self.inserted + coming
         return steps < self.starts or self._allowed(steps) - self.sampled < self.slack
 
-    def _allowed(self, steps: int) -> float:
-        """Samples that so many steps allow."""
-        return self.ratio * max(0, steps - self.starts)
+    def _allowed(self, steps: int) -> int:
+        """Samples that so many steps allow, in whole numbers: floating point would err once these are large."""
+        numerator, denominator = self.ratio.as_integer_ratio()
+        return numerator * max(0, steps - self.starts) // denominator
 
     @property
     def measured(self) -> float | None:

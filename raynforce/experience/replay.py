@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -303,8 +303,8 @@ class Replay:
 
     # State
 
-    def state(self) -> Tree:
-        """All that later samples depend on; only the rows that have been filled, in segments.
+    def state(self, known: Collection[str] = ()) -> Tree:
+        """All that later samples depend on; only the rows that have been filled, in segments, empty if known.
 
         Priorities, which change all the time, stand apart from them. A transition that cannot be sampled yet is there
         with the one that it will begin with.
@@ -314,7 +314,7 @@ class Replay:
         call; so must it be by whoever calls this otherwise.
         """
         counts = {"late": self.late, "drawn": [self._drawn, self._drawn_age]}
-        tree = {**self._ring.state(), "max_priority": self._max_priority, **counts}
+        tree = {**self._ring.state(known), "max_priority": self._max_priority, **counts}
         if self._tree:
             places = self._ring.filled * self._ring.width
             tree["priority"] = self._tree.leaves[:places].astype(np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -281,20 +281,25 @@ class Ring:
 
     # Save
 
-    def state(self) -> Tree:
+    def state(self, known: Collection[str] = ()) -> Tree:
         """The rows that have been filled, in segments, with the samplers' cursors; all but images compressed are views.
 
         A segment's name is its first row and the stamp of its last change: while the name stays, so does what is in it.
+        One whose name is known to be saved is empty.
         """
         filled = self.filled
+        names = {
+            first: f"{first}-{stamp}"
+            for first, stamp in zip(range(0, filled, self.segment_rows), self.stamps.tolist(), strict=False)
+        }
         return {
             "layout": self.layout._asdict(),
             "head": list(self.head),
             "sequence": list(self.sequence),
             "stamp": self.stamp,
             SEGMENTS: {
-                f"{first}-{stamp}": self._segment(first, min(filled, first + self.segment_rows))
-                for first, stamp in zip(range(0, filled, self.segment_rows), self.stamps.tolist(), strict=False)
+                name: {} if name in known else self._segment(first, min(filled, first + self.segment_rows))
+                for first, name in names.items()
             },
         }
 

@@ -62,6 +62,11 @@ def whole_columns(obs: Sequence[ObsLeaf]) -> list[Column]:
     return [Column(leaf.path, leaf.shape, leaf.dtype) for leaf in obs]
 
 
+def observation_bytes(obs: Sequence[ObsLeaf]) -> int:
+    """Bytes of one observation as it is seen."""
+    return sum(column.nbytes for column in whole_columns(obs))
+
+
 def columns_of(obs: Sequence[ObsLeaf], action: ActionSpec) -> list[Column]:
     """What is kept of every step, and saved; of stacked frames the newest alone."""
     return [

@@ -316,7 +316,7 @@ def inputs_of(leaves: Sequence[ObsLeaf]) -> tuple[Input, ...]:
     for leaf in leaves:
         if leaf.kind in ("discrete", "multidiscrete"):
             found.append(Input(leaf.path, "onehot", leaf.shape, leaf.sizes, leaf.start))
-        elif leaf.dtype == "uint8" and len(leaf.shape) in (2, 3):
+        elif leaf.kind == "box" and leaf.dtype == "uint8" and 2 <= len(leaf.shape) <= 4:
             found.append(Input(leaf.path, "image", leaf.shape, stack=leaf.stack))
         else:
             found.append(Input(leaf.path, "vector", leaf.shape))

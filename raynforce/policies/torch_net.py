@@ -244,7 +244,8 @@ class SpecNet(_Base):
                 else:
                     wanted = index > 0 or not self._given.issuperset(self.spec.reads[tower.name])
                     g = self._layer_backward(layer, name, chain[index], g, wanted)
-            self._hand_back(tower.name, g, values, back)
+            if not self._given.issuperset(self.spec.reads[tower.name]):
+                self._hand_back(tower.name, g, values, back)
 
     def _layer_backward(self, layer: Layer, name: str, x: Tensor, g: Tensor, wanted: bool) -> Tensor:
         """Write the gradients of a layer's parameters; returns that of its input `x`, if wanted."""

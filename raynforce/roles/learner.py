@@ -88,7 +88,7 @@ class Learner:
         trained = self._train(algo.minibatches(batch, self._rng))
         if self._normalizer is not None and fragments:
             for fragment in fragments:
-                self._normalizer.update(fragment.seen())
+                self._normalizer.update(fragment.seen(self._normalizer.paths))
             net.normalize_with(*self._normalizer.affine())
         if lags:
             trained.metrics.update({"lag/mean": sum(lags) / len(lags), "lag/max": float(max(lags))})
@@ -209,6 +209,7 @@ class Learner:
 
     def state(self, known: Sequence[str] = ()) -> Tree:
         """Everything, but the content of segments whose names are known to be saved already."""
+        self._algo.known = set(known)
         tree: Tree = {
             "params": self._net.flat.detach().cpu().numpy().copy(),
             "adam": self._adam.state(),
@@ -226,7 +227,7 @@ class Learner:
             tree["normalizer"] = self._normalizer.stats.state()
         if self._counters is not None:
             tree["counters"] = self._counters.state()
-        return without(tree, set(known))
+        return without(tree, self._algo.known)
 
     def load(self, tree: Tree) -> None:
         with torch.no_grad():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from raynforce.algos.off_policy import OffPolicyConfig, make_replay
 from raynforce.config import Config
 from raynforce.experience.fragment import Fragment
 from raynforce.spaces import EnvSpec
-from raynforce.trees import Tree, load_rng, rng_state, without
+from raynforce.trees import Tree, load_rng, rng_state
 
 Told = tuple[float, Mapping[str, float]]
 """The mass of what can be drawn, and the buffer's metrics."""
@@ -66,8 +65,7 @@ class Shard:
 
     def state(self, known: Sequence[str] = ()) -> Tree:
         """Everything, but the content of segments whose names are known to be saved already."""
-        tree: dict[str, Any] = {"replay": self._replay.state(), "rng": rng_state(self._rng)}
-        return without(tree, set(known))
+        return {"replay": self._replay.state(set(known)), "rng": rng_state(self._rng)}
 
     def load(self, tree: Tree) -> None:
         self._replay.load(tree["replay"])

@@ -121,7 +121,7 @@ class Worker:
         if not self._spec.normalizes:
             return None
         seen = ObservationNormalizer(self._spec)
-        seen.update(fragment.seen())
+        seen.update(fragment.seen(seen.paths))
         return seen.stats.state()
 
     @property
@@ -134,9 +134,10 @@ class Worker:
         """Everything, but the content of segments whose names are known to be saved already."""
         own: Tree = {"attempt": self._attempt, "kept": self._kept}
         own |= {"rng": rng_state(self._rng), "torch_rng": self._torch_rng.state()}
+        self._algo.known = set(known)
         if self._begun:
             own["algo"] = self._algo.state()
-        return without({**self._sampler.state(), OWN: own}, set(known))
+        return without({**self._sampler.state(), OWN: own}, self._algo.known)
 
     def load(self, tree: Tree) -> list[str]:
         """Undo `state`; returns a sentence for everything that could not be restored exactly."""

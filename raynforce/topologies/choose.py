@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from raynforce.algos import BUILT_IN, algorithm_class
 from raynforce.algos.base import Algorithm
-from raynforce.algos.off_policy import OffPolicyConfig, alone, limiter, replay_bytes, saved_limiter
+from raynforce.algos.off_policy import OffPolicyConfig, alone, least_buffer, limiter, replay_bytes, saved_limiter
 from raynforce.config import Config
 from raynforce.errors import UsageError
-from raynforce.experience.ledger import Ledger
 from raynforce.experience.memory import require_memory
-from raynforce.experience.storage import whole_columns
+from raynforce.experience.storage import observation_bytes
 from raynforce.spaces import EnvSpec
 from raynforce.topologies.loop import Loop, Roles, Start
 from raynforce.topologies.replay import Pace, Replay, Sharded
@@ -32,23 +31,20 @@ def make_loop(
     env: EnvSpec,
     crew: Roles,
     start: Start,
-    ledger: Ledger,
     saved: Mapping[str, Tree] | None,
     sizes: MutableMapping[int, int],
-    waiting: Callable[[str], None],
 ) -> Loop:
     """The loop of a run; `saved` is the checkpoint it goes on from."""
-    common = crew, start, ledger, waiting
     if config.topology == "replay":
         pace, hp = _pace(config, env, saved), config.algorithm
         assert isinstance(hp, OffPolicyConfig)
         if not crew.shards:
-            return Replay(*common, pace=pace)
-        return Sharded(*common, pace=pace, sizes=sizes, seed=config.seed, prioritized=hp.prioritized)
+            return Replay(crew, start, pace)
+        return Sharded(crew, start, pace, sizes=sizes, seed=config.seed, prioritized=hp.prioritized)
     if config.topology == "shared-agent":
-        return SharedAgent(*common)
+        return SharedAgent(crew, start)
     max_lag = _max_lag(config, algorithm_class(config.algo))
-    return Stream(*common, preset=config.topology, batch=config.stream.batch, max_lag=max_lag)
+    return Stream(crew, start, preset=config.topology, batch=config.stream.batch, max_lag=max_lag)
 
 
 def require_topology(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
@@ -101,7 +97,7 @@ def _pace(config: Config, env: EnvSpec, saved: Mapping[str, Tree] | None) -> Pac
     if saved is not None:  # the algorithm keeps the same counts
         kept.load(saved_limiter(saved["learner"]["algo"], kept))
     fragment = sampling.fragment * sampling.envs
-    row = 2 * sum(column.nbytes for column in whole_columns(env.obs)) + REST
+    row = 2 * observation_bytes(env.obs) + REST
     most = math.ceil(fragment * hp.samples_per_insert / hp.batch_size)
     if config.replay.shards:
         most = min(most, LARGEST // (hp.batch_size * row))
@@ -151,7 +147,7 @@ def _check_shared(config: Config, env: EnvSpec) -> None:
         own = alone(config)
         assert isinstance(own.algorithm, OffPolicyConfig)
         each = own.algorithm.buffer_size
-        needed = max((sampling.fragment + 2) * sampling.envs, hp.batch_size + (hp.n_step + 1) * sampling.envs)
+        needed = least_buffer(config, hp, sampling.envs)
         if each < needed:
             raise UsageError(
                 f"algorithm.buffer_size = {hp.buffer_size} gives each of {samplers} workers {each}, too few for a "

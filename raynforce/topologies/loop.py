@@ -61,14 +61,17 @@ class Roles(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """Where a loop begins."""
+    """Where a loop begins, and whom it tells."""
 
     version: Job
     """The policy version that the learner has."""
     number: int
     """Of that version."""
+    ledger: Ledger
     held: Sequence[Held] = ()
     """What was sampled before, and not learned from yet."""
+    waiting: Callable[[str], None] = lambda who: None
+    """Is told who is waited for, when that takes long."""
 
 
 class Loop(ABC):
@@ -77,17 +80,14 @@ class Loop(ABC):
     work = "produce"
     """The method that samplers are asked for."""
 
-    def __init__(
-        self, roles: Roles, start: Start, ledger: Ledger, waiting: Callable[[str], None] = lambda who: None
-    ) -> None:
-        """`waiting` is told who is waited for when that takes long."""
+    def __init__(self, roles: Roles, start: Start) -> None:
         self._pool = roles.pool
         self._samplers = roles.samplers
         self._learner = roles.learner
         self._version = start.version
         self._number = start.number
-        self._ledger = ledger
-        self._waiting = waiting
+        self._ledger = start.ledger
+        self._waiting = start.waiting
         share = roles.pool.runtime.share
         # Sampled and not learned from, the oldest first.
         self._held = [Sample(share(f), f.version, None, _arrival(f)) for f in start.held]

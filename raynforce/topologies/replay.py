@@ -8,12 +8,11 @@ how many transitions come from which shard, and sees none of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from raynforce.experience.ledger import Ledger
 from raynforce.experience.limiter import Limiter
 from raynforce.experience.sharding import joint_metrics, portions
 from raynforce.roles.learned import Learned
@@ -37,16 +36,8 @@ class Pace:
 class Replay(Loop):
     """The loop where the buffer is in the learner's process."""
 
-    def __init__(
-        self,
-        roles: Roles,
-        start: Start,
-        ledger: Ledger,
-        waiting: Callable[[str], None] = lambda who: None,
-        *,
-        pace: Pace,
-    ) -> None:
-        super().__init__(roles, start, ledger, waiting)
+    def __init__(self, roles: Roles, start: Start, pace: Pace) -> None:
+        super().__init__(roles, start)
         self._pace = pace
         self._limiter = pace.limiter
         self._asked = 0  # updates of the round that is under way
@@ -117,16 +108,14 @@ class Sharded(Replay):
         self,
         roles: Roles,
         start: Start,
-        ledger: Ledger,
-        waiting: Callable[[str], None] = lambda who: None,
-        *,
         pace: Pace,
+        *,
         sizes: MutableMapping[int, int],
         seed: int,
         prioritized: bool,
     ) -> None:
         """`sizes` is kept up to date with how many transitions each shard has."""
-        super().__init__(roles, start, ledger, waiting, pace=pace)
+        super().__init__(roles, start, pace)
         self._shards = roles.shards
         self._sizes = sizes
         self._prioritized = prioritized

@@ -8,9 +8,8 @@ goes on without it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from raynforce.experience.ledger import Ledger
 from raynforce.topologies.loop import Learning, Loop, Roles, Round, Sample, Start
 
 
@@ -18,18 +17,10 @@ class Stream(Loop):
     """The loop of a run. Between two rounds `settle` brings every sampler to a fragment's border."""
 
     def __init__(
-        self,
-        roles: Roles,
-        start: Start,
-        ledger: Ledger,
-        waiting: Callable[[str], None] = lambda who: None,
-        *,
-        preset: str = "sync",
-        batch: int | None = None,
-        max_lag: int = 0,
+        self, roles: Roles, start: Start, *, preset: str = "sync", batch: int | None = None, max_lag: int = 0
     ) -> None:
         """`preset` is `sync`, `overlap` or `async`."""
-        super().__init__(roles, start, ledger, waiting)
+        super().__init__(roles, start)
         self._preset = preset
         self._batch = batch
         self._max_lag = max_lag

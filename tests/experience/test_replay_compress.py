@@ -208,6 +208,14 @@ def test_what_is_damaged_is_refused() -> None:
         late.sample(100, np.random.default_rng(0))
 
 
+def test_segments_that_are_saved_already_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = screens()
+    packed.insert(pictures(9))
+    (name,) = packed.state()["segments"]
+    monkeypatch.setattr("raynforce.experience.compressed.CompressedFrames.saved", None)
+    assert packed.state({name})["segments"] == {name: {}}
+
+
 def test_images_of_another_size_are_refused_at_once() -> None:
     packed = screens()
     packed.insert(pictures(9))

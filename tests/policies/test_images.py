@@ -181,12 +181,21 @@ def test_only_bytes_and_flags_are_images_unless_asked() -> None:
     assert (image.encoding, image.image_shape) == ("planes", (4, 10, 10))
 
 
-def test_a_box_of_flags_is_not_scaled_like_bytes() -> None:
-    space = spaces.Box(0, 1, (10, 10, 4), np.bool_)
+@pytest.mark.parametrize("settings", [{}, {"conv": []}])
+@pytest.mark.parametrize("shape", [(10, 10, 4), (10, 10)])
+def test_a_box_of_flags_is_not_scaled_like_bytes(shape: tuple[int, ...], settings: dict[str, Any]) -> None:
+    space = spaces.Box(0, 1, shape, np.bool_)
     leaves = describe("Test-v0", space, spaces.Discrete(2)).obs
-    spec = algorithm(leaves).network()
-    ones = {"obs": np.ones((1, 10, 10, 4), np.uint8)}
-    assert encode(spec, ones)["obs"].min() == 1.0
+    spec = algorithm(leaves, **settings).network()
+    ones = {"obs": np.ones((1, *shape), np.uint8)}
+    assert {array.min() for array in encode(spec, ones).values()} == {1.0}
+
+
+def test_bytes_without_convolutions_are_scaled_whatever_their_shape() -> None:
+    for shape in ((9, 8), (3, 9, 8), (2, 9, 8, 3)):
+        spec = algorithm((ObsLeaf("obs", "box", shape, "uint8"),), conv=[]).network()
+        white = {"obs": np.full((1, *shape), 255, np.uint8)}
+        assert {array.max() for array in encode(spec, white).values()} == {1.0}
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "impala"])

@@ -430,6 +430,12 @@ def test_gradient_of_any_spec_is_autograd(data: st.DataObject, seed: int, evalua
     assert_gradient_is_autograd(spec, leaves, seed, used, evaluations, tolerance=1e-3)
 
 
+def test_a_tower_may_join_raw_inputs() -> None:
+    leaves = [ObsLeaf("obs/speed", "box", (2,), "float32"), ObsLeaf("obs/map", "box", (1, 4, 4), "uint8")]
+    spec = NetworkSpec(inputs_of(leaves), (Tower("q", (Linear(3),), source=("input", "obs/map")),))
+    assert_gradient_is_autograd(spec, leaves, 0, ["q"], 1, tolerance=1e-5)
+
+
 def test_gradient_reaches_a_torso_only_through_the_outputs_used() -> None:
     spec = NetworkSpec(
         inputs_of([ObsLeaf("obs", "box", (3,), "float32")]),

@@ -148,10 +148,10 @@ class ReplayStage:
         known = [(f.sampler, f.sequence, f.steps) for f in held]
         self.ledger.load({"produced": STEPS * len(held), "trained": 0, "dropped": 0, "lost": 0}, known)
         pace, sizes = Pace(self.limiter, most, STEPS), dict[int, int]()
-        common = self, Start(version, 0, held), self.ledger
-        self.loop: Replay = Replay(*common, pace=pace)
+        start = Start(version, 0, self.ledger, held)
+        self.loop: Replay = Replay(self, start, pace)
         if shards:
-            self.loop = Sharded(*common, pace=pace, sizes=sizes, seed=0, prioritized=True)
+            self.loop = Sharded(self, start, pace, sizes=sizes, seed=0, prioritized=True)
         self._rounds = self.loop.rounds()
 
     def turn(self, count: int) -> list[Round]:

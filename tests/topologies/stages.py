@@ -144,7 +144,7 @@ class Stage:
         known = [(f.sampler, f.sequence, f.steps) for f in held]
         books = {"produced": sum(steps for _, _, steps in known), "trained": 0, "dropped": 0, "lost": 0}
         self.ledger.load(books, known)
-        self.stream = Stream(self, Start(version, number, held), self.ledger, self.said.append, **settings)
+        self.stream = Stream(self, Start(version, number, self.ledger, held, self.said.append), **settings)
         self.rounds: dict[str, Iterator[Round]] = {
             "sync": self.stream.sync(),
             "overlap": self.stream.overlap(),

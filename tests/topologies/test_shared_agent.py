@@ -115,7 +115,7 @@ class Stage:
         known = [(f.sampler, f.sequence, f.steps) for f in held]
         self.ledger.load({"produced": STEPS * len(known), "trained": 0, "dropped": 0, "lost": 0}, known)
         self.samplers, self.learner, self.shards = self.workers, self.agent, ()
-        self.loop = SharedAgent(self, Start(version, 0, held), self.ledger)
+        self.loop = SharedAgent(self, Start(version, 0, self.ledger, held))
         self.rounds = self.loop.rounds()
 
     def turn(self, count: int) -> list[Round]:
