@@ -42,8 +42,10 @@ def test_unknown_ids() -> None:
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("Box2D", "mujoco", "ale_py", "jax"):
         monkeypatch.setitem(sys.modules, module, None)  # as if not installed
-    for name in [n for n in sys.modules if n.startswith(("gymnasium.envs.mujoco", "gymnasium.envs.box2d"))]:
+    for name in [n for n in sys.modules if n.startswith(("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "ale_py."))]:
         monkeypatch.delitem(sys.modules, name)
+    for name in [n for n in gymnasium.registry if n.startswith("ALE/")]:  # another test may have made one
+        monkeypatch.delitem(gymnasium.registry, name)
     assert 'needs box2d, which is not installed: pip install "gymnasium[box2d]"' in fails("LunarLander-v3")
     assert 'pip install "gymnasium[mujoco]"' in fails("Ant-v5")
     assert 'pip install "raynforce[atari]"' in fails("ALE/Pong-v5")
