@@ -42,6 +42,7 @@ class Nodes:
     def __init__(self, folder: Path) -> None:
         from ray.cluster_utils import Cluster
 
+        Path("/tmp/ray").mkdir(exist_ok=True)  # where it notes the newest cluster, whatever its temp_dir is
         self._size = {"num_cpus": 2, "object_store_memory": 100_000_000}
         head = {**self._size, "include_dashboard": False, "temp_dir": str(folder)}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
