@@ -1,10 +1,14 @@
 """`python -m benchmarks`: all benchmarks with their default sizes, one after the other."""
 
 from benchmarks import (
+    central,
+    central_learning,
+    central_vs_rllib,
     checkpoints,
     dqn_distributed,
     evaluation,
     faults,
+    protocol,
     runtimes_calls,
     runtimes_flat,
     runtimes_memory,
@@ -16,13 +20,14 @@ from benchmarks import (
 from benchmarks.measure import Table, command
 
 RUNTIMES = (runtimes_startup, runtimes_memory, runtimes_overlap, runtimes_uneven, runtimes_calls, runtimes_flat)
-KEEPING_GOING = (evaluation, faults, checkpoints)
+SLOW_ENVS = (central, central_learning, central_vs_rllib)
+KEEPING_GOING = (evaluation, faults, checkpoints, protocol)
 
 
 def everything() -> list[Table]:
     """Start-up first: its child processes are started by a small parent."""
     tables = startup.measure()
-    for benchmark in (*RUNTIMES, *KEEPING_GOING, dqn_distributed):
+    for benchmark in (*RUNTIMES, *SLOW_ENVS, *KEEPING_GOING, dqn_distributed):
         tables += benchmark.measure()
     from benchmarks import dqn_vs_peers, ppo_vs_sb3
 

@@ -20,13 +20,13 @@ from benchmarks.measure import Table, command, ratio, row, take_turns
 from benchmarks.runs import RUNTIMES, apart, train, watched
 
 PROCESS_BAR, RAY_BAR = 1.3, 1.0
-INIT = "import ray, time; ray.init(); print(time.monotonic())"
+INIT = "import ray, time; ray.init({}); print(time.monotonic())"
 Times = tuple[float, float]
 
 
 def measure(repeats: int = 4) -> list[Table]:
     """Start each in turn."""
-    sides: list[Callable[[], Times]] = [*(partial(_first_update, runtime) for runtime in RUNTIMES), _ray_init]
+    sides: list[Callable[[], Times]] = [*(partial(_first_update, runtime) for runtime in RUNTIMES), ray_init]
     take_turns(1, *sides)
     found = take_turns(repeats, *sides, label="start-up")
     (inline, process, ray, returned), (*_, lived) = ([[times[i] for times in side] for side in found] for i in (0, 1))
@@ -49,11 +49,11 @@ def _first_update(runtime: str) -> Times:
     return trained.startup, time.monotonic() - began
 
 
-def _ray_init() -> Times:
-    """Seconds until `ray.init()` has returned, and until its process has ended."""
+def ray_init(options: str = "") -> Times:
+    """Seconds until `ray.init()` with these options has returned, and until its process has ended."""
     began = time.monotonic()
     with apart() as environment:
-        printed = watched([sys.executable, "-c", INIT], environment)
+        printed = watched([sys.executable, "-c", INIT.format(options)], environment)
         return float(printed.split()[-1]) - began, time.monotonic() - began
 
 

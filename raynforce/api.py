@@ -149,7 +149,7 @@ def resume(
     changes = _nested(settings)
     given = {"steps": steps, "target": target, "runtime": runtime, "topology": topology}
     changes |= {k: v for k, v in given.items() if v is not None}
-    had = _layer(directory.config)
+    had, changes = _how_stepped(_layer(directory.config), changes)
     for name in ("algo", "env", "seed", "start_from"):
         if changes.get(name, had.get(name)) != had.get(name):
             raise UsageError(f"{name} of {directory.shown} is {had.get(name)!r} and cannot become {changes[name]!r}")
@@ -173,6 +173,13 @@ def resume(
         title=f"resuming {directory.shown}",
     )
     return _finished(training, directory, config)
+
+
+def _how_stepped(had: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Runs from before `sampling.parallel` was a setting had none of it; with a new topology it is chosen anew."""
+    if changes.get("topology") in ("auto", "central"):
+        changes = settings.merge({"sampling": {"parallel": "auto"}}, changes)
+    return settings.merge({"sampling": {"parallel": "no"}}, had), changes
 
 
 def _say(line: str, stream: Any, progress: Mode) -> None:

@@ -1,4 +1,4 @@
-"""`auto`: which runtime and topology suit an environment, this machine, and what was asked for."""
+"""`auto`: which runtime and topology suit an environment, its policy, this machine, and what was asked for."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import gymnasium
 
 from raynforce.algos import algorithm_class
 from raynforce.config import Config, RayConfig
-from raynforce.envs.cost import PATIENCE, probe_cost
+from raynforce.envs.cost import PATIENCE, Cost, probe_cost
 from raynforce.envs.make import locate
 from raynforce.envs.patience import patience
 from raynforce.envs.vector import probe
+from raynforce.policies.cost import PolicyCost, policy_cost
 from raynforce.runtimes.placing import cores
 from raynforce.spaces import EnvSpec
 
@@ -23,59 +24,179 @@ from raynforce.spaces import EnvSpec
 SHARED = 30e-6  # from here on several samplers gain more in processes than their messages cost
 COSTLY = 100e-6  # from here on sampling costs as much as learning: it pays to do other things meanwhile
 SLOW = 2e-3  # from here on, shared among the samplers, learning is next to nothing and need not be hidden
+WAITS = 0.5  # share of a step below which it waits more than it computes: threads do that side by side
+HANDLING = 50e-6  # seconds that one policy for all takes for each of their steps beside its forward pass
+STEPPING = 100e-6  # seconds of a core that a host's threads take for each step beside the environment itself
+FILLED = 0.6  # of a core that one host is to take, at most
+PER_HOST = 128  # environments in the threads of one process, at most
 
 Runtime = Literal["auto", "inline", "process", "ray"]
-Topology = Literal["auto", "sync", "overlap", "async", "replay", "shared-agent"]
+Topology = Literal["auto", "sync", "overlap", "async", "central", "replay", "shared-agent"]
+Parallel = Literal["auto", "no", "threads", "processes"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `auto` may stand for: in what is asked for, and in what is chosen."""
+
+    runtime: Runtime = "auto"
+    topology: Topology = "auto"
+    parallel: Parallel = "auto"
+    samplers: int = 1
+    envs: int = 8
+
+    @staticmethod
+    def of(config: Config) -> Plan:
+        sampling = config.sampling
+        return Plan(config.runtime, config.topology, sampling.parallel, sampling.samplers, sampling.envs)
+
+    def applied(self, config: Config) -> Config:
+        sampling = replace(config.sampling, parallel=self.parallel, samplers=self.samplers, envs=self.envs)
+        return replace(config, runtime=self.runtime, topology=self.topology, sampling=sampling)
 
 
 @dataclass(frozen=True)
 class Facts:
     """All that a choice depends on."""
 
-    step_seconds: float | None = None
-    """Of the environment; infinite: more than was waited for; None: not known."""
-    samplers: int = 1
+    cost: Cost = Cost(None)  # noqa: RUF009  (frozen)
+    """Of the environment."""
+    policy: PolicyCost | None = None
+    """None: not measured."""
     tolerates_lag: bool = True
     """Whether the algorithm can learn from the version before the newest."""
+    streams: bool = True
+    """Whether it learns from each step once, as it comes."""
     obstacle: str = ""
     """Why roles cannot be at work side by side on this machine."""
     wants_ray: bool = False
     """Whether a setting is given that only Ray heeds."""
+    cores: int = 1
+
+    @property
+    def slow(self) -> bool:
+        return (self.cost.seconds or 0.0) >= SLOW
+
+    def round_seconds(self, envs: int) -> float:
+        """What one policy takes to choose for each of so many environments once."""
+        return HANDLING * envs + (self.policy.all * envs / self.policy.envs if self.policy else 0.0)
 
 
-def choose(runtime: Runtime, topology: Topology, facts: Facts) -> tuple[Runtime, Topology]:
-    """The runtime and topology that `auto` stands for; what is not `auto` stays.
+def choose(asked: Plan, facts: Facts) -> Plan:
+    """What `auto` stands for; what is not `auto` stays, but for a single sampler's environments, which may be divided.
 
-    The topology, which decides what is learned, depends on what is trained alone, not on where it runs.
+    The topology, which decides what is learned, depends on what is trained alone, not on where it runs; but one that
+    needs processes for its environments is only chosen where these can be at work side by side.
     """
-    cost = facts.step_seconds or 0.0
+    seconds = facts.cost.seconds or 0.0
+    topology, parallel = asked.topology, asked.parallel
     if topology == "auto":
-        pays = cost >= COSTLY and cost / facts.samplers < SLOW
-        topology = "overlap" if pays and facts.tolerates_lag else "sync"
+        parallel = _side_by_side(asked, facts)
+        if _one_policy_pays(asked, facts) and _one_policy_suffices(asked, facts):
+            topology = "central"
+        else:
+            if asked.parallel == "auto" and (parallel == "processes" or asked.envs == 1):
+                parallel = "no"
+            each = seconds / asked.samplers / (1 if parallel == "no" else asked.envs)
+            topology = "overlap" if seconds >= COSTLY and each < SLOW and facts.tolerates_lag else "sync"
+    if parallel == "auto":
+        computes = (facts.cost.computing or 0.0) >= WAITS and not facts.obstacle
+        parallel = "no" if topology != "central" else "processes" if computes else "threads"
+    runtime = asked.runtime
     if runtime == "auto":
         # Evaluation goes on beside training in processes, and an environment that hangs can be ended there.
-        side_by_side = topology != "sync" or cost >= (COSTLY if facts.samplers == 1 else SHARED)
+        side_by_side = topology != "sync" or seconds >= (COSTLY if asked.samplers == 1 else SHARED)
         here: Runtime = "process" if side_by_side and not facts.obstacle else "inline"
         runtime = "ray" if facts.wants_ray else here
-    return runtime, topology
+    chosen = replace(asked, runtime=runtime, topology=topology, parallel=parallel)
+    return _divided(chosen, facts) if asked.topology == "auto" else chosen
+
+
+def _side_by_side(asked: Plan, facts: Facts) -> Parallel:
+    """How it pays to step environments side by side, if it does."""
+    if asked.parallel != "auto":
+        return asked.parallel
+    computing = facts.cost.computing
+    if not facts.slow or computing is None:
+        return "no"
+    if computing < WAITS:
+        return "threads"
+    return "processes" if facts.cost.uneven and not facts.obstacle else "no"
+
+
+def _one_policy_pays(asked: Plan, facts: Facts) -> bool:
+    """Whether there are several slow environments that can be stepped side by side, and any age of data is learned."""
+    several = asked.samplers * asked.envs > 1 and _side_by_side(asked, facts) != "no"
+    return facts.slow and several and facts.streams and facts.tolerates_lag
+
+
+def _one_policy_suffices(asked: Plan, facts: Facts) -> bool:
+    """Whether choosing for all environments takes no longer than their steps."""
+    return facts.round_seconds(asked.samplers * asked.envs) <= (facts.cost.seconds or 0.0)
+
+
+def _divided(plan: Plan, facts: Facts) -> Plan:
+    """The environments of a single host among as many as their threads keep busy, at most one for each core."""
+    if plan.topology != "central" or plan.parallel != "threads" or plan.runtime != "process" or plan.samplers > 1:
+        return plan
+    busy = STEPPING / FILLED / max(STEPPING, facts.cost.seconds or 0.0)  # of a host, for each environment
+    wanted = plan.envs * max(1 / PER_HOST, busy, facts.cost.computing or 0.0)
+    fits = [n for n in range(1, facts.cores + 1) if plan.envs % n == 0]
+    hosts = next((n for n in fits if n >= wanted), fits[-1])
+    return replace(plan, samplers=hosts, envs=plan.envs // hosts)
+
+
+# Environments of every kind that a choice may depend on: raising, cheap, costly, not known, waiting, computing.
+KINDS = (
+    Cost(None),
+    Cost(0.0),
+    Cost(COSTLY),
+    Cost(math.inf),
+    Cost(10.0, computing=0.0),
+    Cost(10.0, spread=(1.0, 10.0), computing=1.0),
+)
 
 
 def settle(config: Config) -> tuple[Config, EnvSpec, str]:
     """The config without `auto`, what its environment takes and gives, and one line that says what was chosen."""
-    tolerates_lag = algorithm_class(config.algo).max_lag != 0
-    facts = Facts(None, config.sampling.samplers, tolerates_lag, _obstacle(config.env), config.ray != RayConfig())
-    possible = {
-        choose(config.runtime, config.topology, replace(facts, step_seconds=s)) for s in (0.0, COSTLY, math.inf)
-    }
+    asked, facts = Plan.of(config), facts_of(config)
+    possible = {choose(asked, replace(facts, cost=cost)) for cost in KINDS}
     with patience(config.faults.start_seconds, f"making env {config.env!r}"):
         if len(possible) == 1:  # whatever a step costs
             spec = probe(config.env, config.env_args)
         else:
-            spec, seconds = probe_cost(config.env, config.env_args)
-            facts = replace(facts, step_seconds=seconds)
-    runtime, topology = choose(config.runtime, config.topology, facts)
-    settled = replace(config, runtime=runtime, topology=topology)
-    return settled, spec, _sentence(config, settled, facts) if settled != config else ""
+            spec, cost = probe_cost(config.env, config.env_args)
+            facts = replace(facts, cost=cost)
+    if asked.topology == "auto" and choose(asked, facts).topology == "central":
+        facts = replace(facts, policy=cost_of_policy(config, spec))
+    settled, line = decide(config, facts)
+    return settled, spec, line
+
+
+def facts_of(config: Config, cost: Cost = KINDS[0]) -> Facts:
+    """What is known before anything is tried."""
+    algorithm = algorithm_class(config.algo)
+    return Facts(
+        cost,
+        tolerates_lag=algorithm.max_lag != 0,
+        streams=algorithm.consumes == "stream",
+        obstacle=_obstacle(config.env),
+        wants_ray=config.ray != RayConfig(),
+        cores=cores(),
+    )
+
+
+def cost_of_policy(config: Config, spec: EnvSpec) -> PolicyCost | None:
+    """What acting costs with this run's network for all of its environments."""
+    acting = algorithm_class(config.algo)(config, spec).acting()
+    return policy_cost(acting, config.sampling.samplers * config.sampling.envs)
+
+
+def decide(config: Config, facts: Facts) -> tuple[Config, str]:
+    """The config without `auto`, and one line that says what was chosen, and why."""
+    asked = Plan.of(config)
+    chosen = choose(asked, facts)
+    return chosen.applied(config), _sentence(config, asked, chosen, facts)
 
 
 def _obstacle(env: str) -> str:
@@ -102,37 +223,67 @@ def _package(path: str) -> str:
     return path.partition(":")[0].partition(".")[0]
 
 
-def _sentence(asked: Config, chosen: Config, facts: Facts) -> str:
-    found = [getattr(chosen, k) for k in ("runtime", "topology") if getattr(asked, k) == "auto"]
+def _sentence(config: Config, asked: Plan, chosen: Plan, facts: Facts) -> str:
+    found = " and ".join(getattr(chosen, k) for k in ("runtime", "topology") if getattr(asked, k) == "auto")
+    if asked.parallel == "auto" != chosen.parallel != "no":
+        found = f"{found} with {chosen.parallel}" if found else chosen.parallel
+    if chosen.samplers != asked.samplers:
+        found += f" in {chosen.samplers} hosts of {chosen.envs} environments"
     why: list[str] = []
     if asked.topology == "auto":
-        newest = f"{chosen.algo} learns from the newest policy version alone"
-        why.append(_cost(chosen.env, facts.step_seconds) if facts.tolerates_lag else newest)
+        newest = f"{config.algo} learns from the newest policy version alone"
+        why += [] if facts.tolerates_lag else [newest]
+        why += [cost_line(config.env, facts.cost)] if facts.tolerates_lag or chosen.parallel != "no" else []
+        why += _against_one_policy(asked, facts)
+    elif asked.parallel == "auto" and chosen.parallel != "no":
+        why.append(cost_line(config.env, facts.cost))
     if asked.runtime == "auto":
-        why += _where(asked, chosen, facts)
-    return f"auto: {' and '.join(found)}, because {' and '.join(dict.fromkeys(why))}"
+        why += _where(config.env, asked, chosen, facts)
+    return f"auto: {found}, because {' and '.join(dict.fromkeys(why))}" if found else ""
 
 
-def _where(asked: Config, chosen: Config, facts: Facts) -> list[str]:
+def _against_one_policy(asked: Plan, facts: Facts) -> list[str]:
+    """Why inference stays with the samplers, where that is not for the environment's sake."""
+    if not _one_policy_pays(asked, facts) or _one_policy_suffices(asked, facts):
+        return []
+    envs = asked.samplers * asked.envs
+    return [f"one policy would take {duration(facts.round_seconds(envs))} to choose for all {envs} environments"]
+
+
+def _where(env: str, asked: Plan, chosen: Plan, facts: Facts) -> list[str]:
     """Why this runtime."""
     if chosen.runtime == "ray":
         return ["settings for ray are given"]
     without = replace(facts, obstacle="")
-    if choose("auto", chosen.topology, without)[0] != chosen.runtime:
+    if choose(replace(chosen, runtime="auto"), without).runtime != chosen.runtime:
         return [facts.obstacle]
     if asked.topology != "auto" and chosen.topology != "sync":
         return [f"{chosen.topology} samples while it learns"]
-    samplers = f"there are {facts.samplers} samplers"
-    shared = chosen.runtime == "process" and chosen.topology == "sync" and facts.samplers > 1
-    return [_cost(chosen.env, facts.step_seconds), *([samplers] if shared else [])]
+    samplers = f"there are {asked.samplers} samplers"
+    shared = chosen.runtime == "process" and chosen.topology == "sync" and asked.samplers > 1
+    return [cost_line(env, facts.cost), *([samplers] if shared else [])]
 
 
-def _cost(env: str, seconds: float | None) -> str:
-    if seconds is None:
+def cost_line(env: str, cost: Cost) -> str:
+    """What is known of a step, in words."""
+    if cost.seconds is None:
         return f"{env} could not be timed"
-    if math.isinf(seconds):
-        return f"{env} was not through its first step in {PATIENCE * 1e3:.0f} ms"
+    computing = cost.computing
+    if math.isinf(cost.seconds):
+        share = "" if computing is None else f", of which it computed {computing:.0%}"
+        return f"{env} was not through its first step in {PATIENCE * 1e3:.0f} ms{share}"
+    line = f"a step of {env} takes {duration(cost.seconds)}"
+    if cost.seconds < SLOW or computing is None:
+        return line
+    low, high = (duration(x) for x in cost.spread)
+    if low.split()[1] == high.split()[1]:
+        low = low.split()[0]
+    return line + (f" ({low}–{high})" if low != high.split()[0] else "") + f", of which it computes {computing:.0%}"
+
+
+def duration(seconds: float) -> str:
+    """As a person would say it: 14 µs, 1.2 ms, 31 ms, 2 s."""
     for size, unit in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= size:
-            return f"a step of {env} takes {seconds / size:.2g} {unit}"
-    return f"a step of {env} takes {seconds * 1e6:.0f} µs"
+            return f"{seconds / size:.{1 if seconds < 9.5 * size else 0}f} {unit}".replace(".0 ", " ")
+    return f"{seconds * 1e6:.0f} µs"

@@ -39,6 +39,10 @@ class SamplingConfig:
     """Environments in each sampler, stepped together through one forward pass."""
     fragment: Annotated[int, Range(1, 1_000_000)] = 128
     """Steps of each environment that make one fragment."""
+    parallel: Literal["auto", "no", "threads", "processes"] = "auto"
+    """How the environments of one sampler are stepped: no, one after another; side by side in threads, for those that
+    wait for something (a simulator, a network, a device); side by side in processes, for those that compute. auto is
+    no, but in central threads, or processes if a trial shows that a step computes."""
     exact_resume: bool = True
     """Use an environment's own vector implementation only if its episodes in flight can be restored exactly."""
 
@@ -125,9 +129,32 @@ class StreamConfig:
     """How batches are put together, and how old they may be."""
 
     batch: Annotated[int, Range(1, 100_000)] | None = None
-    """Fragments that make one batch of async, from whoever is ready; null takes as many as there are samplers."""
+    """Fragments that make one batch of async, from whoever is ready; null takes as many as there are samplers. In
+    central, a batch has as many steps as so many fragments."""
     max_lag: Annotated[int, Range(0, 1e9)] = 32
     """In async, a fragment older than this many policy versions is dropped, and counted; in shared-agent, gradients."""
+
+
+@dataclass(frozen=True)
+class CentralConfig:
+    """One policy for all environments, whoever is ready: topology central."""
+
+    batch_min: Annotated[int, Range(1, 1_000_000)] = 1
+    """Environments that are waited for before the policy chooses their actions together."""
+    batch_max: Annotated[int, Range(1, 1_000_000)] | None = None
+    """At most so many at once; null takes all that are ready."""
+    batch_wait: Annotated[float, Range(1e-6, 3600)] = 0.002
+    """Seconds after which the policy chooses for those that are there, though they are fewer than batch_min."""
+    one_core: bool = True
+    """Keep the threads of an env host on one core, each host of the run on another, as long as they fit there: that
+    wakes them sooner. They are let go if they compute more than that, and when one starts a process."""
+
+    def __post_init__(self) -> None:
+        if self.batch_max is not None and self.batch_min > self.batch_max:
+            raise UsageError(
+                f"central.batch_min = {self.batch_min} is more than central.batch_max = {self.batch_max}: lower "
+                "batch_min, or raise batch_max"
+            )
 
 
 @dataclass(frozen=True)
@@ -161,7 +188,8 @@ class FaultsConfig:
     """How long sync and overlap wait for a sampler that is being replaced before they go on without it."""
     memory_mb: Annotated[float, Range(1, 1e9)] | None = None
     """A sampler's own process (not inline) that grows beyond this is replaced between two fragments, losing nothing;
-    null is half of this machine's memory divided by the samplers, and no limit for workers of a shared agent."""
+    null is half of this machine's memory divided by the samplers, and no limit for workers of a shared agent. An env
+    host's (topology central, without the processes of its environments) ends the episodes that are under way."""
 
 
 @dataclass(frozen=True)
@@ -203,11 +231,12 @@ class Config:
     runtime: Literal["auto", "inline", "process", "ray"] = "auto"
     """Where the roles live: inline in this process, process in processes of this machine, ray in Ray actors; auto
     chooses by what a step of the environment costs, and config.yaml has what it chose."""
-    topology: Literal["auto", "sync", "overlap", "async", "replay", "shared-agent"] = "auto"
+    topology: Literal["auto", "sync", "overlap", "async", "central", "replay", "shared-agent"] = "auto"
     """Who waits for whom: sync alternates sampling and learning; overlap learns from one batch while the next is
     sampled; async learns from whoever is ready; replay lets samplers and learner go their own pace, within the ratio
-    of samples to inserts; in shared-agent, samplers compute gradients, which the learner applies as they come; auto is
-    overlap where sampling costs about as much as learning and the algorithm allows it, else sync."""
+    of samples to inserts; in shared-agent, samplers compute gradients, which the learner applies as they come; central
+    steps all environments side by side and lets one policy choose for whoever is ready; auto is, where the algorithm
+    allows it, central for slow environments and overlap where sampling costs about as much as learning, else sync."""
     start_from: str | None = None
     """Weights to begin with: a run or checkpoint of the same network; null begins at random."""
     preset: Literal["auto", "none"] = "auto"
@@ -226,6 +255,8 @@ class Config:
     """Where and how it is trained."""
     stream: StreamConfig = field(default_factory=StreamConfig)
     """How batches are put together, and how old they may be."""
+    central: CentralConfig = field(default_factory=CentralConfig)
+    """One policy for all environments, whoever is ready."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Where the replay buffer is."""
     faults: FaultsConfig = field(default_factory=FaultsConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from raynforce.resuming import Takeover
 from raynforce.roles.sampler import EnvArgs
 from raynforce.runtimes.base import Handle, Runtime
 from raynforce.runtimes.member import Job
+from raynforce.runtimes.placing import memory_limit, stepping
 from raynforce.runtimes.pool import Pool
 from raynforce.spaces import EnvSpec
 from raynforce.supervision import Supervision
@@ -22,6 +24,8 @@ LEARNER = "raynforce.roles.learner:Learner"  # by name: importing it imports tor
 EVALUATOR = "raynforce.roles.evaluator:Evaluator"
 SHARD = "raynforce.roles.shard:Shard"
 WORKER = "raynforce.roles.worker:Worker"
+CENTRAL = "raynforce.roles.central:Central"
+ENV_HOST = "raynforce.roles.env_host:EnvHost"
 
 
 class Crew:
@@ -55,10 +59,24 @@ class Crew:
         def shard(index: int) -> Handle:
             return runtime.spawn(SHARD, config, env, index, name=f"shard {index}", place=place["shard"])
 
+        def host(index: int) -> Handle:
+            faults = config.faults
+            start = faults.start_seconds if runtime.apart else math.inf
+            args = envs, index, faults.sample_seconds, start, memory_limit(config), config.central.one_core
+            return runtime.spawn(ENV_HOST, *args, name=f"host {index}", place=place["sampler"])
+
+        def policy(_: int) -> Handle:
+            return runtime.spawn(CENTRAL, config, acting, runtime.channel, name="policy", place=place["policy"])
+
         (self.learner,) = self.pool.add("learner", learner, 1, supervision.rules("learner"))
         self.shards = self.pool.add("shard", shard, config.replay.shards, supervision.rules("shard"))
-        self.samplers = self.pool.add("sampler", sampler, sampling.samplers, supervision.rules("sampler"))
-        notes = self.wait_for([self.pool.submit(sampler, "note") for sampler in self.samplers])
+        central = config.topology == "central"
+        self.hosts = self.pool.add("host", host, sampling.samplers * central, supervision.rules("host"))
+        if central:
+            self.samplers = self.pool.add("policy", policy, 1, supervision.rules("policy"))
+        else:
+            self.samplers = self.pool.add("sampler", sampler, sampling.samplers, supervision.rules("sampler"))
+        notes = self.wait_for([self.pool.submit(member, "note") for member in (*self.samplers, *self.hosts)])
         for note in dict.fromkeys(filter(None, notes)):
             say(f"note: {note}")
         if config.network.factory and not self._has_workers:
@@ -77,7 +95,8 @@ class Crew:
 
     def _envs(self, count: int) -> EnvArgs:
         config = self._config
-        return EnvArgs(config.env, count, config.seed, config.env_args, config.sampling.exact_resume)
+        exact, parallel = config.sampling.exact_resume, stepping(config)
+        return EnvArgs(config.env, count, config.seed, config.env_args, exact, parallel)
 
     def wait_for(self, jobs: Sequence[Job]) -> list[Any]:
         """The answers of roles that may still be starting; a wait that a user would notice is explained."""
@@ -127,4 +146,7 @@ class Crew:
             else:
                 self._supervision.begin_at(sampler.index, state["sequence"])
                 loading.append(self.pool.submit(sampler, "load", share(state)))
+        for host in self.hosts:
+            host.attempts = attempt
+            loading.append(self.pool.submit(host, "begin_anew", attempt))
         return [note for several in self.wait_for(loading) for note in several or ()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -57,3 +58,10 @@ def summary(error: BaseException) -> str:
     """Describe any exception in one line: its type and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def how_it_ended(code: int) -> str:
+    """A process, by its exit code."""
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}" if code else "ended before it had answered"

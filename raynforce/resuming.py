@@ -16,6 +16,7 @@ from raynforce.trees import Tree
 NEUTRAL = (
     "runtime",
     "ray.",
+    "sampling.parallel",
     "replay.compress",
     "faults.",
     "checkpoint.",
@@ -81,6 +82,7 @@ class Takeover:
         counts, sampling = saved["run"], config.sampling
         had: int = counts["samplers"]
         self._saved = saved
+        self._has_states = config.topology != "central"  # there, the policy of all samplers' environments begins anew
         self._fits = counts["envs"] == sampling.envs
         self._fits &= counts.get("exact_resume", sampling.exact_resume) == sampling.exact_resume
         self._resumes: int = counts.get("resumes", 0)
@@ -106,7 +108,7 @@ class Takeover:
 
     def sampler(self, index: int) -> Tree | None:
         """The state to go on from; None for one that has to begin anew."""
-        return self._saved.get(f"sampler_{index}") if self._fits else None
+        return self._saved.get(f"sampler_{index}") if self._fits and self._has_states else None
 
     @property
     def anew(self) -> tuple[int, int]:

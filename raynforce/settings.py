@@ -98,6 +98,8 @@ def coerce(value: Any, hint: Any, path: str) -> Any:
         (hint,) = [a for a in args if a is not types.NoneType]
         return coerce(value, Annotated[hint, limits] if limits else hint, path)
     if origin is Literal:
+        if value is False and "no" in args:  # which is what YAML takes a plain no for
+            return "no"
         if value in args:
             return value
         allowed = ", ".join(map(str, args))

@@ -40,6 +40,8 @@ class Supervision:
         self._sequences: dict[int, int] = {}  # of the next fragment of each sampler
         self._most = memory_limit(config)
         self._lost = 0  # with the fault that is being told
+        self.flying = 0
+        """Steps that the policy of all environments had in its hands when it was last heard of."""
 
     # -- the rules ----------------------------------------------------------------------------------------
 
@@ -59,6 +61,14 @@ class Supervision:
                 return Rules(**common, work=self._learners_work)
             return Rules(**common, work="insert", quorum=self._config.replay.shards, anew=self._empty)
         common["accidents"] = (RoleDied, EnvError, RoleError)
+        if kind == "policy":
+            hint = f"; if a step of {env} needs that long, raise faults.sample_seconds"
+            common |= {"job_seconds": faults.sample_seconds + faults.start_seconds, "hint": hint}
+            return Rules(**common, work="produce", has_state=False, anew=self._anew_policy, greeting="note")
+        if kind == "host":
+            few = quorum(self._config)
+            common["hint"] = f"; if a step of {env} needs that long, raise faults.sample_seconds"
+            return Rules(**common, work="serve", has_state=False, quorum=few, anew=self._anew_host, greeting="note")
         if kind == "evaluator":
             hint = f"; if a step of {env} needs that long, raise faults.sample_seconds"
             return Rules(**common, job_seconds=faults.sample_seconds, work="play", has_state=False, quorum=0, hint=hint)
@@ -98,6 +108,18 @@ class Supervision:
         self._sequences[member.index] = sequence
         return ("begin_anew", sequence, member.attempts)
 
+    def _anew_policy(self, member: Member) -> tuple[Any, ...]:
+        sampling = self._config.sampling
+        self._lost = self.flying + sampling.fragment * sampling.envs
+        self._ledger.lose(self._lost)
+        self.flying = 0
+        sequence = self._sequences.get(0, 0) + 1
+        self._sequences[0] = sequence
+        return ("begin_anew", sequence, member.attempts)
+
+    def _anew_host(self, member: Member) -> tuple[Any, ...]:
+        return ("begin_anew", member.attempts)
+
     # -- what happens -------------------------------------------------------------------------------------
 
     def begin_at(self, index: int, sequence: int) -> None:
@@ -107,10 +129,11 @@ class Supervision:
     def received(self, receipt: Receipt, pool: Pool, member: Member) -> None:
         """A fragment has come: look at what broke on the way, and at what its sampler takes of the memory."""
         self._sequences[receipt.sampler] = receipt.sequence + 1
+        self.flying = receipt.flying
         if receipt.kept:
             self.shard_sizes[receipt.sampler] = receipt.kept
         self.broken(member.name, receipt.faults)
-        if pool.runtime.apart and receipt.memory > self._most:
+        if pool.runtime.apart and receipt.memory > self._most and member.rules.has_state:
             grown = RoleDied(f"{member.name} has grown to {receipt.memory / 1e6:,.0f} MB (faults.memory_mb)")
             pool.replace(member, Fault(member.name, "memory", grown, "restarted"))
 
@@ -118,6 +141,7 @@ class Supervision:
         """Environments broke in a role, and were made anew."""
         for facts in faults:
             self.env_restarts += 1
+            role = f"host {facts['host']}" if "host" in facts else role
             if self.env_restarts in MILESTONES:
                 so_far = f" ({self.env_restarts:,} so far)" if self.env_restarts > 1 else ""
                 self._say(f"{role}: {facts['env']} broke: {facts['cause']}; it was made anew{so_far}")

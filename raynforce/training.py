@@ -38,6 +38,9 @@ from raynforce.topologies.loop import Held, Round, Start
 from raynforce.trees import Tree
 from raynforce.weights import require_fit, weights_to_begin_with
 
+LOOSE = ("async", "central")
+"""Topologies that nobody can bring to a border: checkpoints leave out what is being sampled."""
+
 
 class Training:
     """One run, seen from the process that was started for it: the driver."""
@@ -193,7 +196,7 @@ class Training:
             try:
                 round_ = next(rounds)
             except RaynforceError as error:
-                if (error.role or "").startswith("sampler"):  # the learner is well: what was learned is not lost
+                if (error.role or "").startswith(("sampler", "host", "policy")):  # what was learned is not lost
                     with contextlib.suppress(RaynforceError):
                         unfinished = self._turning.abandon()
                         if unfinished is not None:
@@ -235,6 +238,10 @@ class Training:
         for receipt, turn in round_.receipts:
             self._supervision.received(receipt, self._crew.pool, self._crew.samplers[receipt.sampler])
             self._times.add("sampler", {**receipt.seconds, **turn._asdict()})
+            if receipt.envs:
+                self._times.add("env", receipt.envs)
+            for index in receipt.served:
+                self._crew.pool.works(self._crew.hosts[index])
         self._times.add("learner", {**learned.seconds, **round_.learner._asdict()})
 
     def _report(self, round_: Round) -> None:
@@ -407,7 +414,7 @@ class Training:
     def _save(self) -> None:
         """Hand everything that the run depends on to the saver: training waits for a copy of it, not for the disk."""
         began = time.monotonic()
-        exact = self._config.topology != "async"  # else a cut at one policy version: episodes in flight are left out
+        exact = self._config.topology not in LOOSE  # else a cut at one policy version: episodes in flight are left out
         fragments = self._turning.settle() if exact else self._turning.complete()
         parts: dict[str, Tree] = self._crew.states(self._run.known, samplers=exact)
         parts |= {"policy": self._policy(self._version), "run": self._tally.state() | self._counts()}
@@ -422,8 +429,8 @@ class Training:
     def _counts(self) -> Tree:
         """What the driver counts beside the tally."""
         sampling, books = self._config.sampling, self._ledger.state()
-        if self._config.topology == "async":  # what is being sampled will not be there after a resume
-            books["lost"] += self._turning.coming * sampling.fragment * sampling.envs
+        if self._config.topology in LOOSE:  # what is being sampled will not be there after a resume
+            books["lost"] += self._supervision.flying + self._turning.coming * sampling.fragment * sampling.envs
         return {
             "total_steps": self._config.steps,
             "topology": self._config.topology,

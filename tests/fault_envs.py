@@ -72,13 +72,37 @@ class Garbage(CartPole):
 class Leaking(CartPole):
     """Keeps `megabytes` for ever with every episode."""
 
-    def __init__(self, megabytes: float = 5.0) -> None:
-        super().__init__()
+    def __init__(self, megabytes: float = 5.0, slow: float = 0.0) -> None:
+        super().__init__(slow=slow)
         self.megabytes = megabytes
 
     def reset(self, **options: Any) -> Any:
         _leaked.append(np.ones(int(self.megabytes * 1e6 / 8)))
         return super().reset(**options)
+
+
+class Trapped(CartPole):
+    """Its episodes never end; the first that comes to `place`, make or reset, while there is a file `trap` removes it
+    and hangs."""
+
+    def __init__(self, trap: str, place: str) -> None:
+        super().__init__(slow=0.002)
+        self.trap, self.place = Path(trap), place
+        self._come_to("make")
+
+    def reset(self, **options: Any) -> Any:
+        self._come_to("reset")
+        return super().reset(**options)
+
+    def _come_to(self, place: str) -> None:
+        if place == self.place and self.trap.exists():
+            self.trap.unlink(missing_ok=True)
+            time.sleep(600)
+
+    def step(self, action: Any) -> Any:
+        self.unwrapped.state = np.zeros(4)  # type: ignore[attr-defined]
+        obs, reward, *_ = super().step(action)
+        return obs, reward, False, False, {}
 
 
 class Passing(CartPole):
@@ -103,8 +127,10 @@ class Sudden(Passing):
     path of a file, the first that gets there makes the file, and nobody does it again.
     """
 
-    def __init__(self, what: str, where: str = "step", at: int = 1, spared: int = 0, once: str = "") -> None:
-        super().__init__()
+    def __init__(
+        self, what: str, where: str = "step", at: int = 1, spared: int = 0, once: str = "", slow: float = 0.0
+    ) -> None:
+        super().__init__(slow=slow)
         self.what, self.where, self.at, self.spared, self.once = what, where, at, spared, once
         self.count = 0
         self._come_to("make")

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ from gymnasium import spaces
 
 import raynforce
 from raynforce import auto
+from raynforce.algos import algorithm_class
 from raynforce.algos.ppo import PPO
-from raynforce.auto import COSTLY, SHARED, SLOW, Facts, choose, settle
+from raynforce.auto import COSTLY, HANDLING, SHARED, SLOW, Facts, Plan, choose, duration, settle
 from raynforce.cli import main
 from raynforce.config import Config, RayConfig, SamplingConfig
-from raynforce.envs.cost import probe_cost
+from raynforce.envs.cost import Cost, probe_cost
 from raynforce.envs.vector import probe
 from raynforce.errors import UsageError
+from raynforce.policies.cost import PolicyCost
 
 CHEAP = 14e-6
 SMALL = {"sampling.envs": 2, "sampling.fragment": 8, "eval.episodes": 1, "eval.final_episodes": 1, "eval.every": 0}
@@ -38,8 +41,8 @@ class Timed(gymnasium.Env[np.ndarray, int]):
     closed: list[str] = []  # noqa: RUF012  (by which thread)
     resets = 0
 
-    def __init__(self, step: float = 0.0, reset: float = 0.0, fault: str = "") -> None:
-        self.seconds, self.reset_seconds, self.fault = step, reset, fault
+    def __init__(self, step: float = 0.0, reset: float = 0.0, fault: str = "", uneven: float = 0.0) -> None:
+        self.seconds, self.reset_seconds, self.fault, self.uneven = step, reset, fault, uneven
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
@@ -54,7 +57,13 @@ class Timed(gymnasium.Env[np.ndarray, int]):
 
     def step(self, action: int) -> Any:
         self.t += 1
-        time.sleep(self.seconds) if self.seconds else None
+        seconds = self.seconds + (self.uneven if self.t % 2 else 0.0)
+        if self.fault == "computes":
+            until = time.thread_time() + seconds
+            while time.thread_time() < until:
+                pass
+        elif seconds:
+            time.sleep(seconds)
         if self.fault == "raises":
             raise RuntimeError("no licence")
         if self.fault == "hangs":
@@ -84,49 +93,132 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # -- the choice -------------------------------------------------------------------------------------------
 
 
+def taking(seconds: float | None, **more: Any) -> Facts:
+    """Even steps that compute, and what else there is to know."""
+    cost = {"computing": 1.0, "spread": (seconds or 0.0,) * 2} | {k: more.pop(k) for k in COST & set(more)}
+    return Facts(Cost(seconds, **cost), **more)
+
+
+COST = {"computing", "spread"}
+LATER = PolicyCost(one=1e-3, all=10e-3, envs=8)
+
+
 @pytest.mark.parametrize(
-    ("facts", "expected"),
+    ("facts", "samplers", "expected"),
     [
-        (Facts(CHEAP), ("inline", "sync")),
-        (Facts(None), ("inline", "sync")),
-        (Facts(COSTLY * 0.99), ("inline", "sync")),
-        (Facts(COSTLY), ("process", "overlap")),
-        (Facts(SLOW * 0.99), ("process", "overlap")),
-        (Facts(SLOW), ("process", "sync")),
-        (Facts(SLOW, samplers=2), ("process", "overlap")),
-        (Facts(math.inf, samplers=16), ("process", "sync")),
-        (Facts(COSTLY, obstacle="one core"), ("inline", "overlap")),
-        (Facts(SLOW, obstacle="one core"), ("inline", "sync")),
-        (Facts(COSTLY, tolerates_lag=False), ("process", "sync")),
-        (Facts(CHEAP, samplers=4), ("inline", "sync")),
-        (Facts(SHARED), ("inline", "sync")),
-        (Facts(SHARED, samplers=4), ("process", "sync")),
-        (Facts(SHARED, samplers=4, obstacle="one core"), ("inline", "sync")),
-        (Facts(CHEAP, wants_ray=True), ("ray", "sync")),
-        (Facts(COSTLY, wants_ray=True, obstacle="one core"), ("ray", "overlap")),
+        (taking(CHEAP), 1, ("inline", "sync")),
+        (taking(None, computing=None), 1, ("inline", "sync")),
+        (taking(COSTLY * 0.99), 1, ("inline", "sync")),
+        (taking(COSTLY), 1, ("process", "overlap")),
+        (taking(SLOW * 0.99), 1, ("process", "overlap")),
+        (taking(SLOW), 1, ("process", "sync")),
+        (taking(SLOW), 2, ("process", "overlap")),
+        (taking(math.inf, computing=None), 16, ("process", "sync")),
+        (taking(COSTLY, obstacle="one core"), 1, ("inline", "overlap")),
+        (taking(SLOW, obstacle="one core"), 1, ("inline", "sync")),
+        (taking(COSTLY, tolerates_lag=False), 1, ("process", "sync")),
+        (taking(CHEAP), 4, ("inline", "sync")),
+        (taking(SHARED), 1, ("inline", "sync")),
+        (taking(SHARED), 4, ("process", "sync")),
+        (taking(SHARED, obstacle="one core"), 4, ("inline", "sync")),
+        (taking(CHEAP, wants_ray=True), 1, ("ray", "sync")),
+        (taking(COSTLY, wants_ray=True, obstacle="one core"), 1, ("ray", "overlap")),
     ],
 )
-def test_both_are_chosen(facts: Facts, expected: tuple[str, str]) -> None:
-    assert choose("auto", "auto", facts) == expected
+def test_both_are_chosen(facts: Facts, samplers: int, expected: tuple[str, str]) -> None:
+    assert choose(Plan(samplers=samplers), facts) == Plan(*expected, "no", samplers)
 
 
 @pytest.mark.parametrize(
     ("runtime", "topology", "facts", "expected"),
     [
-        ("auto", "sync", Facts(CHEAP), ("inline", "sync")),
-        ("auto", "sync", Facts(COSTLY), ("process", "sync")),
-        ("auto", "sync", Facts(COSTLY, samplers=2), ("process", "sync")),
-        ("auto", "overlap", Facts(CHEAP), ("process", "overlap")),
-        ("auto", "async", Facts(CHEAP), ("process", "async")),
-        ("auto", "async", Facts(CHEAP, obstacle="one core"), ("inline", "async")),
-        ("inline", "auto", Facts(COSTLY), ("inline", "overlap")),
-        ("ray", "auto", Facts(CHEAP), ("ray", "sync")),
-        ("process", "auto", Facts(CHEAP), ("process", "sync")),
-        ("inline", "async", Facts(COSTLY, wants_ray=True), ("inline", "async")),
+        ("auto", "sync", taking(CHEAP), ("inline", "sync", "no")),
+        ("auto", "sync", taking(COSTLY), ("process", "sync", "no")),
+        ("auto", "sync", taking(1.0, computing=0.0), ("process", "sync", "no")),
+        ("auto", "overlap", taking(CHEAP), ("process", "overlap", "no")),
+        ("auto", "async", taking(CHEAP), ("process", "async", "no")),
+        ("auto", "async", taking(CHEAP, obstacle="one core"), ("inline", "async", "no")),
+        ("inline", "auto", taking(COSTLY), ("inline", "overlap", "no")),
+        ("inline", "auto", taking(1.0, computing=0.0), ("inline", "central", "threads")),
+        ("ray", "auto", taking(CHEAP), ("ray", "sync", "no")),
+        ("process", "auto", taking(CHEAP), ("process", "sync", "no")),
+        ("inline", "async", taking(COSTLY, wants_ray=True), ("inline", "async", "no")),
+        ("auto", "central", taking(CHEAP), ("process", "central", "processes")),
+        ("auto", "central", taking(CHEAP, computing=0.49), ("process", "central", "threads")),
+        ("auto", "central", taking(None, computing=None), ("process", "central", "threads")),
+        ("auto", "central", taking(1.0, obstacle="one core"), ("inline", "central", "threads")),
     ],
 )
-def test_what_is_given_stays(runtime: Any, topology: Any, facts: Facts, expected: tuple[str, str]) -> None:
-    assert choose(runtime, topology, facts) == expected
+def test_what_is_given_stays(runtime: Any, topology: Any, facts: Facts, expected: tuple[str, str, str]) -> None:
+    assert choose(Plan(runtime, topology), facts) == Plan(*expected)
+
+
+UNEVEN = (10e-3, 50e-3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "facts", "expected"),
+    [
+        # slow, and waits: threads, whether even or not
+        (Plan(), taking(30e-3, computing=0.01, spread=UNEVEN), ("process", "central", "threads")),
+        (Plan(), taking(30e-3, computing=0.0), ("process", "central", "threads")),
+        (Plan(), taking(SLOW, computing=0.0), ("process", "central", "threads")),
+        (Plan(), taking(SLOW * 0.99, computing=0.0), ("process", "overlap", "no")),
+        (Plan(), taking(math.inf, computing=0.0), ("process", "central", "threads")),
+        (Plan(), taking(30e-3, computing=0.0, obstacle="one core"), ("inline", "central", "threads")),
+        (Plan(), taking(30e-3, computing=0.0, wants_ray=True), ("ray", "central", "threads")),
+        (Plan(samplers=4, envs=1), taking(30e-3, computing=0.0), ("process", "central", "threads")),
+        # slow, and computes: processes, where they are uneven and there are cores for them
+        (Plan(), taking(30e-3, computing=0.5, spread=UNEVEN), ("process", "central", "processes")),
+        (Plan(), taking(30e-3, spread=(20e-3, 30e-3)), ("process", "sync", "no")),
+        (Plan(), taking(30e-3, spread=UNEVEN, obstacle="one core"), ("inline", "sync", "no")),
+        (Plan(), taking(CHEAP, spread=(1e-6, 1.0)), ("inline", "sync", "no")),
+        # nobody to share a policy with; an algorithm that could not learn from it; but environments that wait
+        (Plan(envs=1), taking(30e-3, computing=0.0), ("process", "sync", "no")),
+        (Plan(), taking(30e-3, computing=0.0, streams=False), ("process", "sync", "threads")),
+        (Plan(envs=16), taking(30e-3, computing=0.0, streams=False), ("process", "overlap", "threads")),
+        (Plan(), taking(30e-3, computing=0.0, tolerates_lag=False), ("process", "sync", "threads")),
+        (Plan(), taking(30e-3, spread=UNEVEN, tolerates_lag=False), ("process", "sync", "no")),
+        # a policy that takes longer for all of them than they for a step
+        (Plan(), taking(11e-3, computing=0.0, policy=LATER), ("process", "central", "threads")),
+        (Plan(), taking(10e-3, computing=0.0, policy=LATER), ("process", "overlap", "threads")),
+        (Plan(samplers=3), taking(30e-3, computing=0.0, policy=LATER), ("process", "overlap", "threads")),
+        (Plan(envs=1000), taking(999 * HANDLING, computing=0.0), ("process", "overlap", "threads")),
+        # how they are stepped is given
+        (Plan(parallel="no"), taking(30e-3, computing=0.0), ("process", "sync", "no")),
+        (Plan(parallel="processes"), taking(30e-3, computing=0.0), ("process", "central", "processes")),
+        (Plan(parallel="threads"), taking(CHEAP), ("inline", "sync", "threads")),
+    ],
+)
+def test_where_inference_happens(asked: Plan, facts: Facts, expected: tuple[str, str, str]) -> None:
+    assert choose(asked, facts) == Plan(*expected, asked.samplers, asked.envs)
+
+
+@pytest.mark.parametrize(
+    ("asked", "computing", "hosts"),
+    [
+        (Plan(envs=128), 0.0, (1, 128)),
+        (Plan(envs=256), 0.0, (2, 128)),
+        (Plan(envs=512), 0.0, (4, 128)),
+        (Plan(envs=1024), 0.0, (4, 256)),  # cores
+        (Plan(envs=8), 0.2, (2, 4)),  # threads of one process compute one at a time
+        (Plan(envs=6), 0.4, (3, 2)),
+        (Plan(envs=7), 0.4, (1, 7)),  # as many as were asked for
+        (Plan(samplers=2, envs=256), 0.0, (2, 256)),  # as it was asked for
+        (Plan("ray", envs=256), 0.0, (1, 256)),
+        (Plan(topology="central", envs=256), 0.0, (1, 256)),
+    ],
+)
+def test_environments_of_a_single_host_are_divided(asked: Plan, computing: float, hosts: tuple[int, int]) -> None:
+    chosen = choose(asked, taking(1.0, computing=computing, cores=4))
+    assert (chosen.topology, chosen.parallel) == ("central", "threads")
+    assert (chosen.samplers, chosen.envs) == hosts
+
+
+@pytest.mark.parametrize(("seconds", "hosts"), [(0.03, 1), (0.01, 2), (0.004, 4)])
+def test_faster_environments_need_more_hosts(seconds: float, hosts: int) -> None:
+    chosen = choose(Plan(envs=64, topology="auto"), taking(seconds, computing=0.0, cores=4))
+    assert (chosen.topology, chosen.samplers, chosen.envs) == ("central", hosts, 64 // hosts)
 
 
 # -- the facts --------------------------------------------------------------------------------------------
@@ -135,34 +227,68 @@ def test_what_is_given_stays(runtime: Any, topology: Any, facts: Facts, expected
 def test_the_cost_of_a_step() -> None:
     spec, cheap = probe_cost("CartPole-v1")
     assert spec == probe("CartPole-v1")
-    assert cheap is not None
-    assert 1e-6 < cheap < COSTLY
+    assert cheap.seconds is not None
+    assert 1e-6 < cheap.seconds < COSTLY
     spec, costly = probe_cost("test_auto:Timed", {"step": 2e-3})
     assert spec == probe("test_auto:Timed", {"step": 2e-3})
-    assert costly is not None
-    assert 2e-3 < costly < 50e-3
+    assert costly.seconds is not None
+    assert 2e-3 < costly.seconds < 50e-3
 
 
 def test_resets_have_their_share() -> None:
-    _, seconds = probe_cost("test_auto:Timed", {"reset": 2e-3})
-    assert seconds is not None
-    assert 0.2e-3 < seconds < 20e-3, "one reset in five steps"
+    _, cost = probe_cost("test_auto:Timed", {"reset": 2e-3})
+    assert cost.seconds is not None
+    assert 0.2e-3 < cost.seconds < 20e-3, "one reset in five steps"
+
+
+def test_a_step_that_waits() -> None:
+    began = time.monotonic()
+    _, cost = probe_cost("test_auto:Timed", {"step": 10e-3, "uneven": 30e-3})
+    assert time.monotonic() - began < 2
+    assert cost.seconds is not None
+    assert 10e-3 < cost.seconds < 60e-3
+    low, high = cost.spread
+    assert 10e-3 < low < 20e-3
+    assert 40e-3 < high < 60e-3
+    assert cost.uneven
+    assert cost.steps >= 5
+    assert cost.computing is not None
+    assert cost.computing < 0.3
+
+
+def test_a_step_that_computes() -> None:
+    _, cost = probe_cost("test_auto:Timed", {"step": 3e-3, "fault": "computes"})
+    assert cost.computing is not None
+    assert cost.computing > 0.7, "however busy the machine is"
+    assert cost.steps >= 5
+    _, uneven = probe_cost("test_auto:Timed", {"step": 2e-3, "uneven": 6e-3, "fault": "computes"})
+    assert uneven.uneven
+
+
+def test_one_step_that_was_held_up_changes_little() -> None:
+    cost = Cost.of([1.0] * 49 + [1000.0], [0.5] * 50, [7.0])
+    assert (cost.seconds, cost.spread, cost.uneven, cost.steps) == (1.0, (1.0, 1.0), False, 50)
+    cost = Cost.of([1.0, 2.0, 3.0, 4.0], [0.1, 0.2, 0.3, 0.4], [9.0, 2.0, 4.0])
+    assert cost.seconds == 2.5 + 2 * 2.0 / 4
+    assert cost.mean == (10 + 6) / 4
+    assert cost.computing == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("fault", ["raises", "exits", "old"])
 def test_an_environment_that_breaks_has_no_cost(fault: str) -> None:
-    spec, seconds = probe_cost("test_auto:Timed", {"fault": fault})
-    assert seconds is None
+    spec, cost = probe_cost("test_auto:Timed", {"fault": fault})
+    assert cost == Cost(None)
     assert spec.args == {"fault": fault}
     assert Timed.closed == ["MainThread"]
 
 
-@pytest.mark.parametrize("fault", ["hangs", "hangs in reset"])
-def test_an_environment_that_hangs_is_left_to_itself(fault: str) -> None:
+@pytest.mark.parametrize(("fault", "known"), [("hangs", True), ("hangs in reset", False)])
+def test_an_environment_that_hangs_is_left_to_itself(fault: str, known: bool) -> None:
     began = time.monotonic()
-    _, seconds = probe_cost("test_auto:Timed", {"fault": fault})
+    _, cost = probe_cost("test_auto:Timed", {"fault": fault})
     assert 0.09 < time.monotonic() - began < 5
-    assert seconds == math.inf
+    assert cost.seconds == math.inf
+    assert (cost.computing is not None and cost.computing < 0.3) == known, "whether it was the step that took so long"
     assert Timed.closed == []
     Timed.waiting.set()
     until = time.monotonic() + 5
@@ -190,7 +316,8 @@ def test_spaces_that_are_refused_close_the_environment(monkeypatch: pytest.Monke
 
 
 def chosen(**settings: Any) -> tuple[str, str, str]:
-    config, _, line = settle(Config(**({"env": "test_auto:Timed"} | settings)))
+    config = Config(**({"env": "test_auto:Timed"} | settings))
+    config, _, line = settle(replace(config, algorithm=algorithm_class(config.algo).Settings()))
     return config.runtime, config.topology, line
 
 
@@ -200,9 +327,12 @@ def test_what_was_chosen_is_said() -> None:
     assert line.startswith("auto: inline and sync, because a step of CartPole-v1 takes ")
     assert line.endswith(" µs")
     runtime, topology, line = chosen(env_args={"step": 5e-3})
-    assert (runtime, topology) == ("process", "sync")
-    assert line.startswith("auto: process and sync, because a step of test_auto:Timed takes ")
-    assert line.endswith(" ms")
+    assert (runtime, topology) == ("process", "central")
+    assert line.startswith("auto: process and central with threads, because a step of test_auto:Timed takes ")
+    assert line.endswith("%")
+    runtime, topology, line = chosen(env_args={"step": 2e-3, "uneven": 6e-3, "fault": "computes"})
+    assert (runtime, topology) == ("process", "central")
+    assert line.startswith("auto: process and central with processes, because a step of test_auto:Timed takes ")
 
 
 @pytest.mark.parametrize(
@@ -211,8 +341,8 @@ def test_what_was_chosen_is_said() -> None:
         ({"topology": "async"}, "auto: process, because async samples while it learns"),
         ({"env_args": {"fault": "raises"}}, "auto: inline and sync, because test_auto:Timed could not be timed"),
         (
-            {"env_args": {"fault": "hangs"}},
-            "auto: process and sync, because test_auto:Timed was not through its first step in 100 ms",
+            {"env_args": {"fault": "hangs in reset"}},
+            "auto: process and sync, because test_auto:Timed was not through its first step in 500 ms",
         ),
         (
             {"algo": "test_auto:NewestOnly", "runtime": "inline"},
@@ -244,6 +374,35 @@ def test_the_reason_fits(settings: dict[str, Any], line: str) -> None:
             "process and sync, because a step of test_auto:Timed takes 50 µs and there are 3 samplers",
         ),
         (
+            Cost(31e-3, spread=(10e-3, 50e-3), computing=0.012),
+            {},
+            "process and central with threads, because a step of test_auto:Timed takes 31 ms (10–50 ms), of which it "
+            "computes 1%",
+        ),
+        (
+            Cost(31e-3, spread=(30.9e-3, 31.1e-3), computing=0.0),
+            {"sampling": SamplingConfig(envs=256)},
+            "process and central with threads in 2 hosts of 128 environments, because a step of test_auto:Timed takes "
+            "31 ms, of which it computes 0%",
+        ),
+        (
+            Cost(3e-3, spread=(0.9e-3, 1.2), computing=1.0),
+            {"topology": "central", "runtime": "process"},
+            "processes, because a step of test_auto:Timed takes 3 ms (900 µs–1.2 s), of which it computes 100%",
+        ),
+        (
+            Cost(3e-3, spread=(3e-3, 3e-3), computing=0.0),
+            {"sampling": SamplingConfig(envs=100), "runtime": "process"},
+            "overlap with threads, because a step of test_auto:Timed takes 3 ms, of which it computes 0% and one "
+            "policy would take 5 ms to choose for all 100 environments",
+        ),
+        (
+            Cost(31e-3, spread=(31e-3, 31e-3), computing=0.0),
+            {"algo": "test_auto:NewestOnly"},
+            "process and sync with threads, because test_auto:NewestOnly learns from the newest policy version alone "
+            "and a step of test_auto:Timed takes 31 ms, of which it computes 0%",
+        ),
+        (
             0.5e-3,
             {"algo": "test_auto:NewestOnly"},
             "process and sync, because test_auto:NewestOnly learns from the newest policy version alone and a step of "
@@ -251,13 +410,28 @@ def test_the_reason_fits(settings: dict[str, Any], line: str) -> None:
         ),
     ],
 )
-def test_the_whole_line(seconds: float, settings: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "probe_cost", lambda env, args: (probe(env, args), seconds))
+def test_the_whole_line(
+    seconds: float | Cost, settings: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = seconds if isinstance(seconds, Cost) else Cost(seconds)
+    monkeypatch.setattr(auto, "probe_cost", lambda env, args: (probe(env, args), cost))
+    monkeypatch.setattr(auto, "policy_cost", lambda spec, envs: PolicyCost(0.0, 0.0, envs))
     assert chosen(**settings)[2] == f"auto: {line}"
 
 
+def test_durations() -> None:
+    seconds = (14e-6, 1.25e-3, 2e-3, 9.4e-3, 31.4e-3, 0.177, 2.0, 120.0)
+    expected = ["14 µs", "1.2 ms", "2 ms", "9.4 ms", "31 ms", "177 ms", "2 s", "120 s"]
+    assert [duration(s) for s in seconds] == expected
+
+
+@pytest.mark.parametrize(("env", "runs"), [("CartPole-v1", 20), ("Pendulum-v1", 5)])
+def test_cheap_environments_are_never_central(env: str, runs: int) -> None:
+    assert {chosen(env=env)[1] for _ in range(runs)} <= {"sync", "overlap"}
+
+
 def test_one_core_keeps_the_topology(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "probe_cost", lambda env, args: (probe(env, args), 0.5e-3))
+    monkeypatch.setattr(auto, "probe_cost", lambda env, args: (probe(env, args), Cost(0.5e-3)))
     monkeypatch.setattr(auto, "cores", lambda: 1)
     expected = "auto: inline and overlap, because a step of test_auto:Timed takes 500 µs and there is one core"
     assert chosen() == ("inline", "overlap", expected)
@@ -266,8 +440,12 @@ def test_one_core_keeps_the_topology(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_what_depends_on_it_tries_the_environment() -> None:
     chosen(runtime="inline", topology="sync")
     chosen(topology="overlap")
-    chosen(algo="test_auto:NewestOnly", runtime="inline")
+    chosen(algo="test_auto:NewestOnly", runtime="inline", sampling=SamplingConfig(parallel="no"))
+    chosen(runtime="inline", topology="central", sampling=SamplingConfig(parallel="threads"))
     assert Timed.resets == 0
+    chosen(runtime="inline", topology="central")
+    assert Timed.resets > 0
+    Timed.resets = 0
     chosen(runtime="inline")
     assert Timed.resets > 0
 
@@ -315,6 +493,18 @@ def test_a_resumed_run_may_choose_anew(tmp_path: Path, capsys: pytest.CaptureFix
     run = raynforce.resume(tmp_path / "run", steps=32, runtime="auto", topology="auto", progress="plain")
     assert (run.result.runtime, run.result.topology) == ("process", "overlap")
     assert "auto: process and overlap, because" in capsys.readouterr().out
+
+
+def test_a_run_from_before_there_was_a_choice_goes_on_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = raynforce.train("CartPole-v1", steps=16, settings=SMALL, out=tmp_path / "run", progress="quiet")
+    file = run.path / "config.yaml"
+    assert "  parallel: no\n" in file.read_text() or "  parallel: 'no'\n" in file.read_text()
+    file.write_text("".join(line for line in file.read_text().splitlines(True) if "parallel" not in line))
+    again = raynforce.resume(run.path, steps=32, progress="plain")
+    assert again.config.sampling.parallel == "no"
+    assert "changed" not in capsys.readouterr().out
 
 
 def test_the_defaults_give_equal_weights_wherever_it_runs(tmp_path: Path) -> None:

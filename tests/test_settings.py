@@ -500,3 +500,21 @@ def test_a_topology_has_defaults_of_its_own_below_the_preset() -> None:
     assert resolved({"algo": "dqn", "topology": "shared-agent", "sampling": {"fragment": 3}}).sampling.fragment == 3
     tuned = [resolved({"algo": "dqn", "preset": "auto", "topology": t}) for t in ("sync", "shared-agent")]
     assert [config.to_dict()["algorithm"]["epsilon_fraction"] for config in tuned] == [0.1, 0.04]
+
+
+def test_central_batches() -> None:
+    assert resolved({"central": {"batch_min": 8, "batch_max": 8}}).central.batch_wait == 0.002
+    wrong = complaint({"central": {"batch_min": 9, "batch_max": 8}})
+    assert "central.batch_min = 9 is more than central.batch_max = 8" in wrong
+    for wait in (0, -1):
+        assert "central.batch_wait" in complaint({"central": {"batch_wait": wait}})
+
+
+def test_no_is_a_choice_where_it_is_one(tmp_path: Path) -> None:
+    assert resolved(settings.parse_assignments(["sampling.parallel=no"])).sampling.parallel == "no"
+    assert resolved({"sampling": {"parallel": "no"}}).sampling.parallel == "no"
+    saved = resolved({"sampling": {"parallel": "no"}})
+    (tmp_path / "config.yaml").write_text(saved.to_yaml())
+    assert resolved(settings.read_yaml(str(tmp_path / "config.yaml"))) == saved
+    assert "sampling.parallel = True is not one of" in complaint({"sampling": {"parallel": True}})
+    assert "topology = False is not one of" in complaint({"topology": False})

@@ -207,22 +207,27 @@ def doctor(arguments: argparse.Namespace) -> int:
     if arguments.env is None:
         from raynforce.cli.machine import check_machine
 
-        report = check_machine()
+        report, how = check_machine(), []
     else:
+        from raynforce.cli.advice import how_to_run
         from raynforce.envs.doctor import check_env
 
         extra = settings.parse_assignments(arguments.set)
         wrong = sorted(set(extra) - {"env_args"})
         if wrong:
             raise UsageError(f"doctor takes --set env_args.KEY=VALUE only, not {wrong[0]!r}")
-        report = check_env(arguments.env, settings.coerce(extra.get("env_args", {}), dict[str, Any], "env_args"))
+        env_args = settings.coerce(extra.get("env_args", {}), dict[str, Any], "env_args")
+        report = check_env(arguments.env, env_args)
+        how = how_to_run(report, env_args, me=_me())
     if arguments.json:
         found = [{"level": f.level, "title": f.title, "detail": f.detail} for f in report.findings]
-        print(json.dumps({"ok": report.ok, "findings": found}))
+        print(json.dumps({"ok": report.ok, "findings": found} | ({"how_to_run": how} if how else {})))
     else:
         marks = {"ok": "ok     ", "warning": "warning", "error": "error  "}
         for finding in report.findings:
             print(f"{marks[finding.level]}  {finding.title}" + (f": {finding.detail}" if finding.detail else ""))
+        if how:
+            print("\nhow to run it:", *how, sep="\n  ")
         print("\nready to train" if report.ok else "\nfix the errors above, then ask the doctor again")
     return 0 if report.ok else 1
 

@@ -29,12 +29,11 @@ from raynforce.envs.describe import describe, flatten_obs, misfit, wrong_reset, 
 from raynforce.envs.faults import MOST_BYTES
 from raynforce.envs.make import Env, close_env, make
 from raynforce.envs.vector import probe
-from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
+from raynforce.errors import CheckpointError, RaynforceError, UsageError, how_it_ended, summary
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import FOLDER, evidence_of
 from raynforce.runtimes.host import hung
-from raynforce.runtimes.process import how_it_ended
 from raynforce.spaces import ObsLeaf
 
 if TYPE_CHECKING:

@@ -12,19 +12,21 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from raynforce.envs.cost import Cost, Stopwatch
 from raynforce.envs.describe import describe, flatten_obs, is_flag, is_scalar, leaf_spaces, misfit, short
 from raynforce.envs.make import Env, close_env, locate, make
 from raynforce.envs.native import NativeVector
+from raynforce.envs.patience import patience
 from raynforce.envs.vector import Step, VectorEnv, make_vector, same
-from raynforce.errors import RaynforceError, UsageError, summary
-from raynforce.spaces import ObsLeaf
+from raynforce.errors import EnvError, RaynforceError, UsageError, summary
+from raynforce.spaces import EnvSpec, ObsLeaf
 from raynforce.trees import Tree, join, split
 
 Level = Literal["ok", "warning", "error"]
 
 _SECONDS = 10.0
+_HANGS = 120.0  # seconds after which it is given up: it hangs, or is too slow to be tried
 _SHARE = 0.1  # of that time, to save and load it
-_CHEAP, _SLOW = 0.0003, 0.003  # seconds a step: below, more processes cost more than they bring; above, they pay
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ class Report:
 
     env: str
     findings: list[Finding] = field(default_factory=list)
+    spec: EnvSpec | None = None
+    """What it takes and gives, once that is known."""
+    cost: Cost | None = None
+    """Of its steps, one environment at a time."""
+    native: bool = False
+    """Whether it has a vector implementation of its own."""
 
     @property
     def ok(self) -> bool:
@@ -70,9 +78,14 @@ def check_env(env: str, env_args: Mapping[str, Any] | None = None, *, steps: int
         report.add("error", "cannot be made", str(error))
         return report
     seconds = time.monotonic() - started
+    checkup = _Checkup(env, made, report, steps)
     try:
-        rollout = _Checkup(env, made, report, steps).run()
+        with patience(_HANGS, "the doctor"):
+            rollout = checkup.run()
     except _GiveUp:
+        return report
+    except EnvError:
+        report.add("error", "hangs", f"{checkup.doing} was not through {_HANGS:g} seconds after the first reset began")
         return report
     finally:
         close_env(made)  # before the next one is made: some simulators can only be had once
@@ -96,6 +109,8 @@ class _Rollout:
     """Per reset and step the leaves, then `[reward, terminated, truncated]` for a step."""
     step_seconds: list[float] = field(default_factory=list)
     reset_seconds: list[float] = field(default_factory=list)
+    computed_seconds: list[float] = field(default_factory=list)
+    """Of the steps."""
     terminated: list[int] = field(default_factory=list)
     """Lengths of the episodes that ended by themselves."""
     truncated: list[int] = field(default_factory=list)
@@ -108,7 +123,8 @@ class _Checkup:
         self.name, self.env, self.report = name, env, report
         # One stretch, the same again to compare, and two steps for the reset in mid-episode.
         self.stretch = (steps - 2) // 2
-        self.seconds = 0.0  # the last call of the env alone took
+        self.seconds = self.computed = 0.0  # that the last call of the env alone took, and computed
+        self.doing = ""
         self.leaves: tuple[ObsLeaf, ...] = ()
         self.boxes: dict[str, spaces.Box] = {}
 
@@ -137,7 +153,7 @@ class _Checkup:
         except Exception as error:
             detail = f"{summary(error)}; set self.observation_space and self.action_space in __init__"
             raise self.stop("spaces are missing", detail) from error
-        self.leaves = spec.obs
+        self.report.spec, self.leaves = spec, spec.obs
         for path, space in leaf_spaces(self.name, self.env.observation_space):
             if isinstance(space, spaces.Box):
                 self.boxes[path] = space
@@ -182,6 +198,7 @@ class _Checkup:
             out.actions.append(action)
             new, leaves, reward, terminated, truncated = self.step(action, f"step {length + 1} of episode {episode}")
             out.step_seconds.append(self.seconds)
+            out.computed_seconds.append(self.computed)
             out.trace.append((*leaves, np.array([reward, terminated, truncated], np.float64)))
             self.check_aliasing(raw, new)
             raw, length = new, length + 1
@@ -199,7 +216,8 @@ class _Checkup:
 
     def reset(self, seed: int) -> tuple[Any, tuple[np.ndarray, ...]]:
         """Reset the env; gives the observation as it came, and copies of its leaves."""
-        started = time.monotonic()
+        self.doing = f"reset(seed={seed})"
+        watch = Stopwatch()
         try:
             result: Any = self.env.reset(seed=seed)
         except (Exception, SystemExit) as error:
@@ -207,19 +225,20 @@ class _Checkup:
             if isinstance(error, TypeError) and "seed" in str(error):
                 detail += "; declare it as def reset(self, *, seed=None, options=None)"
             raise self.stop("reset raises", detail) from error
-        self.seconds = time.monotonic() - started
+        self.seconds, self.computed = watch.stop()
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             detail = f"it returned {_kinds(result)}; return (obs, info), where info is a dict and may be empty"
             raise self.stop("reset does not return (obs, info)", detail)
         return result[0], self.check_obs(result[0], "reset")
 
     def step(self, action: Any, where: str) -> tuple[Any, tuple[np.ndarray, ...], float, bool, bool]:
-        started = time.monotonic()
+        self.doing = where
+        watch = Stopwatch()
         try:
             result: Any = self.env.step(action)
         except (Exception, SystemExit) as error:
             raise self.stop("step raises", f"{where}, action {short(action)}: {summary(error)}") from error
-        self.seconds = time.monotonic() - started
+        self.seconds, self.computed = watch.stop()
         if not isinstance(result, tuple) or len(result) != 5:
             detail = f"it returned {_kinds(result)}; return (obs, reward, terminated, truncated, info)"
             raise self.stop("step does not return 5 values", detail)
@@ -344,20 +363,11 @@ class _Checkup:
                 self.report.add("ok", "observation bounds are very large", detail)
 
     def check_speed(self, rollout: _Rollout) -> None:
-        times = np.array(rollout.step_seconds)
-        mean, reset = float(times.mean()), float(np.mean(rollout.reset_seconds))
-        p50, p99 = (float(x) for x in np.percentile(times, [50, 99]))
-        if mean < _CHEAP:
-            advice = "cheap: --runtime inline is fine, and more --envs make each forward pass pay better"
-        elif mean < _SLOW:
-            advice = "middling: --runtime process --topology overlap steps it while the learner learns"
-        else:
-            advice = "slow: it takes nearly all of the time; --runtime process with more --samplers steps side by side"
-        if p99 > 10 * p50 and p99 > _SLOW:
-            advice += "; uneven: with --topology async a slow step holds up nobody else"
+        self.report.cost = cost = Cost.of(rollout.step_seconds, rollout.computed_seconds, rollout.reset_seconds)
+        p50, p99 = (float(x) for x in np.percentile(rollout.step_seconds, [50, 99]))
         detail = (
-            f"{1 / max(mean, 1e-9):,.0f} steps/s; step p50 {p50 * 1e3:.3g} ms, p99 {p99 * 1e3:.3g} ms "
-            f"({p99 / max(p50, 1e-9):.1f} times), reset {reset * 1e3:.3g} ms; {advice}"
+            f"{1 / max(cost.mean or 0.0, 1e-9):,.0f} steps/s; step p50 {p50 * 1e3:.3g} ms, p99 {p99 * 1e3:.3g} ms "
+            f"({p99 / max(p50, 1e-9):.1f} times), reset {float(np.mean(rollout.reset_seconds)) * 1e3:.3g} ms"
         )
         self.report.add("ok", "speed", detail)
 
@@ -406,7 +416,8 @@ def _check_resume(
 
 
 def _say_vectorised(vector: VectorEnv, report: Report) -> None:
-    if isinstance(vector, NativeVector):
+    report.native = isinstance(vector, NativeVector)
+    if report.native:
         report.add("ok", "vectorised by its own implementation", "all lanes are stepped in one call")
     else:
         report.add("ok", "vectorised by a loop", vector.note or "single envs are stepped one after the other")

@@ -21,7 +21,8 @@ class EnvFault:
     env: str
     args: Mapping[str, Any]
     kind: str
-    """`raised`, or `garbage`: a wrong shape, a wrong type, NaN or infinity."""
+    """`raised`, or `garbage`: a wrong shape, a wrong type, NaN or infinity. Where environments are stepped side by
+    side also `hung`, or `died`: its process has ended."""
     lane: int | None
     seed: int | None
     """Of the episode. An env's own vector implementation has one random stream: there it is None, as the lane is."""

@@ -21,9 +21,11 @@ from raynforce.trees import Tree
 BREAKS_IN_A_ROW = 3
 """How often an environment may break and be made anew with no more than `STEPS_BETWEEN` steps in between."""
 STEPS_BETWEEN = 10
+Lost = dict[str, list[str]]
+"""Why running episodes could not be brought back: by reason, an example for each lane."""
 
 
-class _Broken(Exception):
+class Broke(Exception):
     """An env broke; what it raised, if anything, is the cause."""
 
     def __init__(self, kind: str, what: str) -> None:
@@ -41,9 +43,9 @@ class _Lost(NamedTuple):
 class LocalVector:
     """Single environments stepped in a plain loop, each reset in the step in which its episode ends.
 
-    Episode seeds derive from (seed, sampler, lane, episode). With `record`, running episodes are saved by the
-    environment's `save_state` and loaded by its `load_state`; where there is no such pair, their actions are kept, so
-    that `load` can replay them. Without `record` it starts new episodes.
+    Episode seeds derive from (seed, sampler, lane, episode); lanes count from `first`. With `record`, running episodes
+    are saved by the environment's `save_state` and loaded by its `load_state`; where there is no such pair, their
+    actions are kept, so that `load` can replay them. Without `record` it starts new episodes.
 
     An env that raises, or returns what is no observation or reward, is closed; a new one takes its place and begins
     the lane's next episode, while the other lanes go on. `faults` tells of it. It is an `EnvError` if a lane does
@@ -58,6 +60,7 @@ class LocalVector:
         *,
         seed: int,
         sampler: int = 0,
+        first: int = 0,
         record: bool = True,
         note: str = "",
     ) -> None:
@@ -65,6 +68,7 @@ class LocalVector:
         self.restarted: list[int] = []
         self.faults: list[EnvFault] = []
         self._env, self._args, self._seed, self._sampler = env, dict(env_args or {}), seed, sampler
+        self._first = first
         self._envs: list[Env] = []
         try:
             self.spec = self._make_all()
@@ -91,7 +95,7 @@ class LocalVector:
         self._pairs: list[Pair | None] = list(pairs)
         self._saves = record and None not in pairs
         self._saved = False  # whether any lane could be saved yet
-        self._unsaved: dict[int, _Broken] = {}  # lanes that broke when they were to be saved: seen in their next step
+        self._unsaved: dict[int, Broke] = {}  # lanes that broke when they were to be saved: seen in their next step
         # Actions of the running episodes: lane b's are [b, :steps[b]].
         replays = record and not self._saves
         self._actions = np.empty((num_envs, 64, *self.spec.action.shape), self.spec.action.dtype) if replays else None
@@ -127,7 +131,7 @@ class LocalVector:
         for lane in range(self.num_envs):
             try:
                 self._begin(lane, int(self._episodes[lane]) + 1, obs)
-            except _Broken as broken:
+            except Broke as broken:
                 if not self._proven:
                     raise self._error(broken, self._fault(lane, broken)) from broken.__cause__
                 self._restart(lane, broken, obs)
@@ -170,7 +174,7 @@ class LocalVector:
                 if not (end or cut):
                     continue
                 self._require_finite(lane, obs, reward)  # here, because the row will show the next episode
-            except _Broken as broken:
+            except Broke as broken:
                 broke.append(lane)
                 self._restart(lane, broken, obs)
                 reward[lane], terminated[lane], truncated[lane] = 0.0, False, False
@@ -180,7 +184,7 @@ class LocalVector:
                 rows.append(array[lane].copy())
             try:
                 self._begin(lane, int(self._episodes[lane]) + 1, obs)
-            except _Broken as broken:
+            except Broke as broken:
                 self._restart(lane, broken, obs)
         if not (finite(reward) and all(finite(obs[i]) for i in self._floats)):
             broke = sorted(broke + self._restart_not_finite(obs, reward))
@@ -219,30 +223,30 @@ class LocalVector:
         return tree
 
     def load(self, tree: Tree) -> list[str]:
-        saved = self._fitting(tree)
+        return lost_episodes(self._env, self.num_envs, self.bring_back(tree))
+
+    def bring_back(self, tree: Tree) -> Lost:
+        """Go on from a saved state; what could not be brought back begins anew."""
+        saved = saved_obs(self.spec, self.num_envs, tree)
         obs = self._new_obs()
         self.restarted, self.faults = [], []
         self._proven = bool(tree.get("proven", True))
         self._breaks[:], self._broke_at[:] = tree.get("breaks", 0), np.negative(tree.get("unbroken", 0))
         self._clock = 0
-        lost: dict[str, list[str]] = {}  # by reason, an example for each lane
+        lost: Lost = {}
         for lane in range(self.num_envs):
             try:
                 why = self._bring_back(lane, tree, obs, saved)
                 if why is None:
                     continue
                 self._begin(lane, int(tree["episodes"][lane]) + 1, obs)
-            except _Broken as broken:
+            except Broke as broken:
                 why = _Lost("it broke on the way there", broken.what)
                 self._restart(lane, broken, obs)
             self.restarted.append(lane)
-            lost.setdefault(why.reason, []).append(why.example and f" (lane {lane}: {why.example})")
+            lost.setdefault(why.reason, []).append(why.example and f" (lane {self._first + lane}: {why.example})")
         self._obs = obs
-        return [
-            f"{len(examples)} of {self.num_envs} running episodes of env {self._env!r} begin anew: "
-            f"{reason}{examples[0]}"
-            for reason, examples in lost.items()
-        ]
+        return lost
 
     def close(self) -> None:
         while self._envs:
@@ -255,9 +259,9 @@ class LocalVector:
         try:
             result: Any = self._envs[lane].reset(seed=self._episode_seed(lane))
         except (Exception, SystemExit) as error:
-            raise _Broken("raised", f"reset raised {summary(error)}") from error
+            raise Broke("raised", f"reset raised {summary(error)}") from error
         if wrong := wrong_reset(result):
-            raise _Broken("garbage", wrong)
+            raise Broke("garbage", wrong)
         self._put(lane, result[0], obs)
         self._require_finite(lane, obs)
 
@@ -266,9 +270,9 @@ class LocalVector:
         try:
             result: Any = self._envs[lane].step(choice)
         except (Exception, SystemExit) as error:
-            raise _Broken("raised", f"step raised {summary(error)}") from error
+            raise Broke("raised", f"step raised {summary(error)}") from error
         if wrong := wrong_step(result):
-            raise _Broken("garbage", wrong)
+            raise Broke("garbage", wrong)
         raw, reward, terminated, truncated, _ = result
         self._put(lane, raw, obs)
         return float(reward), bool(terminated), bool(truncated)
@@ -278,7 +282,7 @@ class LocalVector:
         try:
             values = (raw,) if self._plain else flatten_obs(raw, self._leaves).values()
         except UsageError as error:
-            raise _Broken("garbage", str(error)) from None
+            raise Broke("garbage", str(error)) from None
         for leaf, array, value in zip(self._leaves, obs, values, strict=True):
             try:
                 one = np.asarray(value)
@@ -289,17 +293,17 @@ class LocalVector:
             except Exception:  # it may be anything
                 fits = False
             if not fits:
-                raise _Broken("garbage", f"the observation {misfit(value, leaf)}")
+                raise Broke("garbage", f"the observation {misfit(value, leaf)}")
 
     def _require_finite(self, lane: int, obs: list[np.ndarray], reward: np.ndarray | None = None) -> None:
         """Refuse NaN and infinity in one lane."""
         if reward is not None and not math.isfinite(reward[lane]):
-            raise _Broken("garbage", f"reward = {reward[lane]}; {FINITE}")
+            raise Broke("garbage", f"reward = {reward[lane]}; {FINITE}")
         for i in self._floats:
             row = obs[i][lane]
             if not finite(row):
                 bad = row[~np.isfinite(row)][0]
-                raise _Broken("garbage", f"{self._leaves[i].path} = {bad}; {FINITE}")
+                raise Broke("garbage", f"{self._leaves[i].path} = {bad}; {FINITE}")
 
     def _restart_not_finite(self, obs: list[np.ndarray], reward: np.ndarray) -> list[int]:
         """Restart the lanes whose step gave NaN or infinity, and return them."""
@@ -307,13 +311,13 @@ class LocalVector:
         for lane in range(self.num_envs):
             try:
                 self._require_finite(lane, obs, reward)
-            except _Broken as broken:
+            except Broke as broken:
                 found.append(lane)
                 self._restart(lane, broken, obs)
                 reward[lane] = 0.0
         return found
 
-    def _restart(self, lane: int, broken: _Broken, obs: list[np.ndarray]) -> None:
+    def _restart(self, lane: int, broken: Broke, obs: list[np.ndarray]) -> None:
         """Put a new env in the place of one that broke, and begin the lane's next episode in it."""
         while True:
             self._note(lane, broken)
@@ -325,20 +329,20 @@ class LocalVector:
                 self._pairs[lane], _ = pair_of(self._envs[lane])
                 self._begin(lane, episode, obs)
                 return
-            except _Broken as again:
+            except Broke as again:
                 broken = again
 
     def _made_again(self) -> Env:
         try:
             made, spec = make_described(self._env, self._args)
         except (Exception, SystemExit) as error:
-            raise _Broken("raised", f"it could not be made again: {summary(error)}") from error
+            raise Broke("raised", f"it could not be made again: {summary(error)}") from error
         if spec != self.spec:
             close_env(made)
-            raise _Broken("garbage", "made again, it has other spaces")
+            raise Broke("garbage", "made again, it has other spaces")
         return made
 
-    def _note(self, lane: int, broken: _Broken) -> None:
+    def _note(self, lane: int, broken: Broke) -> None:
         """Add to the faults; an error if going on is of no use."""
         fault = self._fault(lane, broken)
         if broken.kind == "garbage" and not self._proven and self._breaks[lane]:
@@ -351,7 +355,7 @@ class LocalVector:
             raise self._error(broken, fault, often) from broken.__cause__
         self.faults.append(fault)
 
-    def _fault(self, lane: int, broken: _Broken) -> EnvFault:
+    def _fault(self, lane: int, broken: Broke) -> EnvFault:
         step = int(self._steps[lane])
         past = None if self._actions is None else self._actions[lane, :step]
         too_long = past is not None and past.nbytes > MOST_BYTES
@@ -359,7 +363,7 @@ class LocalVector:
             env=self._env,
             args=self._args,
             kind=broken.kind,
-            lane=lane,
+            lane=self._first + lane,
             seed=self._episode_seed(lane),
             step=step,
             cause=broken.what,
@@ -368,7 +372,7 @@ class LocalVector:
             too_long=too_long,
         )
 
-    def _error(self, broken: _Broken, fault: EnvFault, often: str = "") -> EnvError:
+    def _error(self, broken: Broke, fault: EnvFault, often: str = "") -> EnvError:
         kind = ContractError if broken.kind == "garbage" and not self._proven else EnvError
         where = f"in lane {fault.lane}{often} (episode seed {fault.seed}, step {fault.step})"
         error = kind(f"env {self._env!r} broke {where}: {broken.what}")
@@ -395,7 +399,7 @@ class LocalVector:
                 continue
             try:
                 states[str(lane)] = self._save_lane(lane)
-            except _Broken as broken:
+            except Broke as broken:
                 if not self._saved:
                     raise self._error(broken, self._fault(lane, broken)) from broken.__cause__
                 self._unsaved[lane] = broken
@@ -404,13 +408,13 @@ class LocalVector:
     def _save_lane(self, lane: int) -> Tree:
         pair = self._pairs[lane]
         if pair is None:
-            raise _Broken("garbage", "made again, it has no save_state and load_state any more")
+            raise Broke("garbage", "made again, it has no save_state and load_state any more")
         try:
             state = pair.save()
         except NoTree as error:
             raise ContractError(f"env {self._env!r} cannot be saved: {error}") from None
         except (Exception, SystemExit) as error:
-            raise _Broken("raised", f"{pair.saver} raised {summary(error)}") from error
+            raise Broke("raised", f"{pair.saver} raised {summary(error)}") from error
         self._saved = True
         return state
 
@@ -437,7 +441,7 @@ class LocalVector:
         try:
             pair.load(state)
         except (Exception, SystemExit) as error:
-            raise _Broken("raised", f"{pair.loader} raised {summary(error)}") from error
+            raise Broke("raised", f"{pair.loader} raised {summary(error)}") from error
         where = difference(state, self._save_lane(lane))
         if where:
             reason = f"what its {pair.loader} was given is not what its {pair.saver} gives afterwards"
@@ -472,28 +476,35 @@ class LocalVector:
             return _Lost(reason, f"after {len(past)} steps the return is {self._returns[lane]:.9g}, not {was}")
         return None
 
-    def _fitting(self, tree: Tree) -> list[np.ndarray]:
-        """The saved observations, once the saved state is known to fit this vector environment."""
-        if tree.get("kind") != "local":
-            raise CheckpointError(
-                f"env {self._env!r} was saved by another vector implementation; resume with the same one"
-            )
-        saved = [np.asarray(tree["obs"][str(i)]) for i in range(len(tree["obs"]))]
-        shapes = [array.shape for array in saved]
-        expected = [(self.num_envs, *leaf.shape) for leaf in self._leaves]
-        if shapes != expected:
-            raise CheckpointError(f"env {self._env!r} was saved with observations {shapes}, now they are {expected}")
-        return saved
-
     def _new_obs(self) -> list[np.ndarray]:
         return [np.empty((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self._leaves]
 
     def _episode_seed(self, lane: int) -> int:
-        return derive_seed(self._seed, self._sampler, lane, int(self._episodes[lane]))
+        return derive_seed(self._seed, self._sampler, self._first + lane, int(self._episodes[lane]))
 
     def _must_be_reset(self) -> None:
         if not self._obs:
             raise UsageError(f"env {self._env!r} has no running episodes yet; call reset() or load() first")
+
+
+def saved_obs(spec: EnvSpec, num_envs: int, tree: Tree) -> list[np.ndarray]:
+    """The saved observations, once the saved state is known to fit a vector of single environments."""
+    if tree.get("kind") != "local":
+        raise CheckpointError(f"env {spec.env!r} was saved by another vector implementation; resume with the same one")
+    saved = [np.asarray(tree["obs"][str(i)]) for i in range(len(tree["obs"]))]
+    shapes = [array.shape for array in saved]
+    expected = [(num_envs, *leaf.shape) for leaf in spec.obs]
+    if shapes != expected:
+        raise CheckpointError(f"env {spec.env!r} was saved with observations {shapes}, now they are {expected}")
+    return saved
+
+
+def lost_episodes(env: str, lanes: int, lost: Lost) -> list[str]:
+    """What could not be brought back, in a sentence for each reason."""
+    return [
+        f"{len(examples)} of {lanes} running episodes of env {env!r} begin anew: {reason}{examples[0]}"
+        for reason, examples in lost.items()
+    ]
 
 
 def _with_room(actions: np.ndarray, steps: int) -> np.ndarray:

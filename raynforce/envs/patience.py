@@ -24,6 +24,9 @@ def patience(seconds: float, what: str) -> Iterator[None]:
 
     timer = threading.Timer(seconds, interrupt)
     timer.daemon = True
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as shells have it for what runs in the background
+    if ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         timer.start()
         try:
@@ -35,3 +38,6 @@ def patience(seconds: float, what: str) -> Iterator[None]:
         if not late.is_set():
             raise
         raise EnvError(f"{what} takes longer than faults.start_seconds = {seconds:g}; raise it if need be") from None
+    finally:
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)

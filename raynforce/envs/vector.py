@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -82,19 +82,25 @@ def make_vector(
     sampler: int = 0,
     exact_resume: bool = True,
     record: bool = True,
+    parallel: Literal["no", "threads", "processes"] = "no",
 ) -> VectorEnv:
     """Make `num_envs` environments: the env's own vector implementation if it serves, otherwise a loop.
 
+    With `parallel` they are single ones in any case, stepped side by side in threads or processes.
     Exact resume needs a snapshot of the implementation's state (`raynforce.register_snapshot`); the loop needs none,
     because without one it replays the actions of the running episodes, unless `record` is off.
     """
-    from raynforce.envs.local import LocalVector  # both implement this module's contract, so they import it
+    from raynforce.envs.local import LocalVector  # all implement this module's contract, so they import it
     from raynforce.envs.native import native_vector
+    from raynforce.envs.parallel import ParallelVector
 
     if num_envs < 1:
         raise UsageError(f"num_envs is {num_envs}; it must be 1 or more")
     if seed < 0:
         raise UsageError(f"seed is {seed}; it must be 0 or more")
+    if parallel != "no":
+        how: dict[str, Any] = {"parallel": parallel, "record": exact_resume and record}
+        return ParallelVector(env, env_args, num_envs, seed=seed, sampler=sampler, **how)
     vector, note = native_vector(env, env_args, num_envs, seed=seed, sampler=sampler, exact_resume=exact_resume)
     if vector is not None:
         return vector

@@ -34,6 +34,11 @@ class Fragment:
     `truncated`. If it broke in row 0, the row before is in the fragment before, already gone; then row 0 itself is
     `truncated`, with `obs[0, b]` in `final/obs`. A cut episode is not among `episode/return`.
 
+    Where every environment goes its own pace, `version` `[T, B]` int64 tells which policy version chose each action
+    (the fragment's own is the oldest of them) and `lane` `[B]` int64 whose steps they are, of all environments; one
+    may come more than once, in the order of time. A lane that has fewer than T steps is truncated, as if it ended
+    there, and the rows after that are not valid.
+
     Columns that an algorithm may ask for: `logp` `[T, B]`, the behaviour log-probability; `priority` `[T, B]`
     float32, the absolute one-step error by the acting network, 0 where not valid. Reserved: `first`, `state0/*`,
     `action_mask`.

@@ -27,11 +27,13 @@ def available_bytes() -> int | None:
     return min(limits, default=None)
 
 
-def require_memory(needed: int, fraction: float, what: str, hint: str = "") -> None:
-    """Refuse `what` if it needs more than this fraction of the memory that is left; the `hint` ends the message."""
+def require_memory(
+    needed: int, fraction: float, what: str, hint: str = "", fix: str = "lower algorithm.buffer_size"
+) -> None:
+    """Refuse `what` if it needs more than this fraction of the free memory; `fix` and `hint` end the message."""
     available = available_bytes()
     if available is not None and needed > fraction * available:
         raise UsageError(
             f"{what} needs {needed / 1e9:.2f} GB, available are {fraction * available / 1e9:.2f} GB "
-            f"({fraction:.0%} of {available / 1e9:.2f} GB free memory); lower algorithm.buffer_size{hint}"
+            f"({fraction:.0%} of {available / 1e9:.2f} GB free memory); {fix}{hint}"
         )

@@ -54,6 +54,15 @@ class Receipt(NamedTuple):
     """Their lengths `[E]`."""
     kept: int = 0
     """Transitions in the sampler's own replay buffer, if it has one."""
+    envs: Mapping[str, float] = {}
+    """Where the time of all environments went, in seconds, if they go their own pace: `busy` stepping, and what they
+    waited for: `policy`, `wire`, `learner`, `restart`."""
+    served: Sequence[int] = ()
+    """Env hosts whose environments took steps since the last one."""
+    silent: Sequence[int] = ()
+    """Env hosts that do not answer any more."""
+    flying: int = 0
+    """Environment steps that are still to become part of a fragment."""
 
     @property
     def arrival(self) -> Arrival:

@@ -55,7 +55,10 @@ class Categorical:
         return out["policy"].argmax(axis=1)
 
     def logp(self, out: Mapping[str, np.ndarray], action: np.ndarray) -> np.ndarray:
-        return np.take_along_axis(_log_softmax(out["policy"]), action[:, None], axis=1)[:, 0]
+        x = out["policy"]
+        x = x - x.max(axis=1, keepdims=True)
+        logs: np.ndarray = x[np.arange(len(x)), action] - np.log(np.exp(x).sum(axis=1))
+        return logs
 
 
 class MultiCategorical:

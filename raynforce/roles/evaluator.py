@@ -123,6 +123,7 @@ class Evaluator:
                 sampler=EVALUATION_STREAM,
                 exact_resume=a.exact_resume,  # the same implementation as the samplers'
                 record=False,
+                parallel=a.parallel,
             )
         return self._envs
 

@@ -17,8 +17,10 @@ from raynforce.config import Config
 from raynforce.errors import CheckpointError, RaynforceError, UsageError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import discounted
+from raynforce.experience.lag import lag_metrics
 from raynforce.experience.receipt import Arrival
 from raynforce.experience.sharding import joint_metrics, minibatches
+from raynforce.experience.trajectories import in_turn
 from raynforce.policies.acting import PolicyVersion
 from raynforce.policies.normalizer import ObservationNormalizer, RunningStats
 from raynforce.policies.torch_net import Network, build, tensor
@@ -75,10 +77,10 @@ class Learner:
         began = time.perf_counter()
         algo, net = self._algo, self._net
         fragments = sorted(received, key=lambda f: (f.sampler, f.sequence))  # statistics depend on the order
-        lags = [self._number - f.version for f in fragments]
-        if algo.max_lag is not None and max(lags) > algo.max_lag:
+        lag = max((self._number - f.version for f in fragments), default=0)
+        if algo.max_lag is not None and lag > algo.max_lag:
             raise RaynforceError(
-                f"{self._config.algo} learns from fragments at most {algo.max_lag} versions old, not {max(lags)}"
+                f"{self._config.algo} learns from fragments at most {algo.max_lag} versions old, not {lag}"
             )
         self._begin_round()
         if self._config.learner.scale_rewards:
@@ -90,8 +92,8 @@ class Learner:
             for fragment in fragments:
                 self._normalizer.update(fragment.seen(self._normalizer.paths))
             net.normalize_with(*self._normalizer.affine())
-        if lags:
-            trained.metrics.update({"lag/mean": sum(lags) / len(lags), "lag/max": float(max(lags))})
+        if fragments:
+            trained.metrics.update(lag_metrics(self._number, fragments))
         return self._end_round(trained, [Arrival.of(f) for f in fragments], began, prepared)
 
     def learn_some(self, most: int, *received: Fragment) -> Learned:
@@ -195,15 +197,20 @@ class Learner:
     def _updated_reward_scale(self, fragments: Sequence[Fragment]) -> float:
         """One over the deviation of running discounted returns, these fragments included."""
         for f in fragments:
-            carry = self._running_returns.get(f.sampler, np.zeros(f.lanes))
+            lanes = f.columns.get("lane", np.arange(f.lanes))  # of all that the sampler has, those in it
+            running = self._running_returns.get(f.sampler, np.zeros(0))
             if f.sequence != self._sequences.get(f.sampler, f.sequence - 1) + 1:  # a gap: other episodes have begun
-                carry = np.zeros(f.lanes)
+                running = np.zeros(0)
+            running = np.pad(running, (0, max(0, int(lanes.max()) + 1 - len(running))))
             self._sequences[f.sampler] = f.sequence
-            done = f["terminated"] | f["truncated"]
-            returns, self._running_returns[f.sampler] = discounted(
-                f["reward"] * f["valid"], done, self._config.algorithm.gamma, carry
-            )
+            done, reward = f["terminated"] | f["truncated"], f["reward"] * f["valid"]
+            returns, gamma = np.empty(reward.shape), self._config.algorithm.gamma
+            for some in in_turn(lanes):
+                returns[:, some], running[lanes[some]] = discounted(
+                    reward[:, some], done[:, some], gamma, running[lanes[some]]
+                )
             self._return_stats.update(returns[f["valid"]][:, None])
+            self._running_returns[f.sampler] = running
         deviation = float(np.sqrt(self._return_stats.variance[0]))
         return 1.0 / deviation if deviation > 1e-4 else 1.0  # returns that never vary have no scale
 

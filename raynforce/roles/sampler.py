@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class EnvArgs:
     seed: int
     args: dict[str, Any] = field(default_factory=dict)
     exact_resume: bool = True
+    parallel: Literal["no", "threads", "processes"] = "no"
 
 
 class Sampler:
@@ -36,7 +37,13 @@ class Sampler:
         self.index = index
         self._length = length
         self._envs = make_vector(
-            envs.env, envs.args, envs.num_envs, seed=envs.seed, sampler=index, exact_resume=envs.exact_resume
+            envs.env,
+            envs.args,
+            envs.num_envs,
+            seed=envs.seed,
+            sampler=index,
+            exact_resume=envs.exact_resume,
+            parallel=envs.parallel,
         )
         self._args = envs
         lanes = np.arange(envs.num_envs) * samplers + index  # of all: each sampler has some of every kind

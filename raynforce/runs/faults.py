@@ -65,7 +65,7 @@ class FaultHistory:
     def env_fault(self, role: str, facts: Mapping[str, Any], steps: int) -> None:
         """Note an environment that broke and was made anew: `facts` are those of an `EnvFault`."""
         kind, cause = str(facts.get("kind", "raised")), _one_line(facts.get("cause", ""))
-        did = "raised" if kind == "raised" else "returned garbage"
+        did = {"raised": "raised", "hung": "hung", "died": "died"}.get(kind, "returned garbage")
         self.last = f"an environment of {role} {did}, restarted"
         line = {"steps": steps, "role": role, "kind": kind, "cause": cause, "action": ENV_RESTARTED}
         line |= {k: facts[k] for k in ("env", "lane", "seed", "step") if k in facts}

@@ -11,8 +11,9 @@ from raynforce.config import Config
 WIDTH = 80
 BAR = 12
 SHADES = {"env": "█", "learn": "█", "policy": "▓", "prepare": "▓", "other": "▒", "transport": "░", "waiting": "·"}
-SHADES |= {"gradients": "▓"}
+SHADES |= {"gradients": "▓", "busy": "█", "wire": "░", "learner": "▒", "restart": "·"}
 STANDS_OUT = 0.4  # of the time; less, and no single change helps much
+SLIGHT = 0.05  # of the time; less is not worth a change
 SUBSTANTIAL = 0.25  # of the time; from here on it pays to do it beside something else
 
 
@@ -23,7 +24,8 @@ class TimeTree:
     fragment together), `transport` (receiving versions, handing over fragments) and `waiting` (for anybody else); a
     worker of a shared agent also has `gradients`. A learner has `learn` (losses, gradients, optimiser), `prepare`
     (advantages, replay, minibatches), `transport` and `waiting`. Samplers are added up: two of them have two seconds in
-    each second.
+    each second. Where environments go their own pace, so are they, as `env`: `busy` (stepping), and what they waited
+    for: `policy`, `wire` (hosts and messages), `learner`, `restart`.
     """
 
     def __init__(self) -> None:
@@ -64,8 +66,9 @@ class TimeTree:
             parts = ", ".join(f"{name} {share * 100:.0f}" for name, share in shares.items() if share >= 0.005)
             lines.append(f"  {role:<{width}}  {_bar(shares)}  {parts}")
         if {"sampler", "learner"} <= set(roles):
-            run = Seen(wall_shares(self._total, config), config, cores, tolerates_lag)
-            lines += textwrap.wrap(verdict(run), WIDTH, break_long_words=False, break_on_hyphens=False)
+            run = Seen(roles.get("env") or wall_shares(self._total, config), config, cores, tolerates_lag)
+            told = _own_pace(run) if "env" in roles else verdict(run)
+            lines += textwrap.wrap(told, WIDTH, break_long_words=False, break_on_hyphens=False)
         return "\n".join(lines)
 
 
@@ -134,6 +137,28 @@ def verdict(run: Seen) -> str:
         return "nothing stands out: this run was balanced"
     what, advice = _BOUNDS[name]
     return f"{what} bound this run: it took {_percent(run.shares[name])} of the time. {advice(run)}"
+
+
+def _own_pace(run: Seen) -> str:
+    """What environments that go their own pace waited for, and which setting to change."""
+    sampling = run.config.sampling
+    told = f"environments were busy {_percent(run.shares['busy'])} of the time"
+    waits = {name: share for name, share in run.shares.items() if name != "busy"}
+    name = max(waits, key=lambda part: waits[part])
+    more = f"--envs {2 * sampling.envs} runs more of them side by side"
+    if waits[name] < SLIGHT:
+        return f"{told}: {more}"
+    if run.shares["busy"] < SUBSTANTIAL and name in ("policy", "wire"):
+        return f"{told}: they are too quick to be waited for one by one, and --topology overlap costs less"
+    told += f"; most of the rest they waited for {_WAITS[name]}, {_percent(waits[name])}"
+    if name == "learner":
+        return f"{told}. {_learner(run)}"
+    advice = {
+        "policy": "smaller layers (network.hidden) make it cheaper, and central.batch_min=1 waits for nobody",
+        "wire": f"--samplers {2 * sampling.samplers} --envs {max(1, sampling.envs // 2)} spreads them over more hosts",
+        "restart": "`raynforce show RUN` tells what broke",
+    }
+    return f"{told}: {advice[name]}"
 
 
 def _environment(run: Seen) -> str:
@@ -217,6 +242,14 @@ _BOUNDS: Mapping[str, tuple[str, Callable[[Seen], str]]] = {
     "gradients": ("computing gradients", _gradients),
     "transport": ("transport between roles", _transport),
     "waiting": ("waiting for each other", _waiting),
+}
+
+
+_WAITS = {
+    "policy": "the policy",
+    "wire": "their hosts and messages",
+    "learner": "the learner",
+    "restart": "being started or replaced",
 }
 
 

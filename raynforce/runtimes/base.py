@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from raynforce.errors import RaynforceError
 
@@ -82,6 +82,8 @@ class Runtime(ABC):
     """What the roles of this run ask for, by kind: `sampler`, `learner`, `evaluator`."""
     apart: bool = True
     """Whether roles have processes of their own, and so can work at the same time, die and be killed."""
+    channel: Literal["direct", "unix", "tcp"] = "unix"
+    """What roles talk to each other through that have much to say: in one process, on one machine, between machines."""
 
     @abstractmethod
     def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> Handle:

@@ -128,6 +128,7 @@ class InlineRuntime(Runtime):
     """Roles are objects of this process."""
 
     apart = False
+    channel = "direct"
 
     def __init__(self, places: Mapping[str, Place], say: Callable[[str], None] = lambda _: None) -> None:
         self.places = places

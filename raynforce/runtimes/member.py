@@ -129,6 +129,7 @@ class Member:
         self.logged = 0  # bytes that these hold on to, at most
         self.open: list[Job] = []  # of those, not answered yet, or to be answered again
         self.loading: Pending | None = None
+        self.greeted: Pending | None = None  # what it answered when it was made again
         self.saving: Saving | None = None  # the next border
         self.fresh = True  # this process has not answered anything yet
         self.proven = False

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
+from typing import Literal
 
 from raynforce.config import Config
 from raynforce.errors import UsageError
@@ -20,6 +21,7 @@ BESIDE = 15  # the evaluator steps back for everybody: nobody waits for it
 SMALLER = (0.5, 0.25, 0.1, 0.05, 0.01)  # CPUs to try where one does not fit
 MEGABYTES = {"process": 45, "ray": 130}  # measured for a process with numpy and gymnasium
 TORCH_MEGABYTES = 300
+CHILD_MEGABYTES = 12  # of an environment's own process, beside what it shares with the others
 
 
 def place_roles(
@@ -56,16 +58,32 @@ def require_room(config: Config, torch: bool = False) -> None:
     if each is None or available is None:
         return
     each += TORCH_MEGABYTES * torch
-    samplers = config.sampling.samplers
+    samplers, free, bare, envs = config.sampling.samplers, available / 1e6, each, 0
+    if stepping(config) == "processes":
+        each += CHILD_MEGABYTES * config.sampling.envs
+        envs = int(((free - TORCH_MEGABYTES) / samplers - bare) / CHILD_MEGABYTES)  # that would fit
     needed = samplers * each + TORCH_MEGABYTES
-    free = available / 1e6
     if needed > free:
         fit = int((free - TORCH_MEGABYTES) / each)
-        fix = f"at most {fit} fit here: lower --samplers" if fit > 0 else "not even one fits here: free some memory"
+        fix = "not even one fits here: free some memory"
+        if fit > 0:
+            fix = f"at most {fit} fit here: lower --samplers or --envs"
+        elif envs > 0:
+            fix = f"with --envs {envs} or fewer, a process for each, they would fit"
         raise UsageError(
             f"{samplers} samplers and a learner need about {needed / 1e3:.1f} GB "
             f"({each} MB each and {TORCH_MEGABYTES} MB), {free / 1e3:.1f} GB are free; {fix}"
         )
+
+
+def stepping(config: Config) -> Literal["no", "threads", "processes"]:
+    """How the environments of one sampler, host or evaluator are stepped."""
+    if config.topology == "central" and config.runtime == "inline":
+        return "no"  # the reference: one after another, always in the same order
+    asked = config.sampling.parallel
+    if asked == "auto":
+        return "threads" if config.topology == "central" else "no"
+    return asked
 
 
 def quorum(config: Config) -> int:
@@ -104,22 +122,25 @@ def total_needs(places: Mapping[str, Place], samplers: int) -> dict[str, float]:
 def _asked(config: Config) -> dict[str, Place]:
     ray, faults = config.ray, config.faults
     spare = config.runtime == "process" and config.sampling.samplers + 1 <= cores()  # who waits awake harms nobody then
-    awake = AWAKE if spare else 0.0
+    awake = AWAKE if spare and config.topology != "central" else 0.0
     gpus = ray.learner_gpus or float(config.learner.device.startswith("cuda"))  # Ray hides GPUs nobody asked for
+    central = config.topology == "central"  # there, environments wait for hosts and policy, and nobody for the learner
     return {
         "sampler": Place(
             cpus=1.0 if ray.sampler_cpus is None else ray.sampler_cpus,
             resources=dict(ray.sampler_resources),
-            nice=BACKGROUND,
+            nice=0 if central else BACKGROUND,
             awake=awake,
             start_seconds=faults.start_seconds,
-            call_seconds=faults.sample_seconds,
+            call_seconds=0.0 if central else faults.sample_seconds,  # a host serves for as long as the run lasts
         ),
+        "policy": Place(cpus=0.0, home=False, start_seconds=faults.start_seconds),
         "learner": Place(
             cpus=1.0 if ray.learner_cpus is None else ray.learner_cpus,
             gpus=gpus,
             resources=dict(ray.learner_resources),
             threads=config.learner.threads,
+            nice=BACKGROUND if central else 0,
             awake=awake,
             home=True,
             start_seconds=faults.start_seconds,

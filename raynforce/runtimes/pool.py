@@ -27,7 +27,7 @@ STATE_BYTES = 1_000_000_000  # a larger state is not kept beside its role
 LONGEST_BACKOFF = 60.0
 LONGEST_WAIT = 3600.0  # at once; nobody can wait for ever
 GRACE = 3.0  # seconds that a role has to end itself, with its stack printed, before it is killed
-NUMBERED = ("sampler", "shard")  # kinds of which there may be several
+NUMBERED = ("sampler", "shard", "host")  # kinds of which there may be several
 EXACT_TRIES = 3  # restarts of a role that died before it begins anew instead of where it was
 
 
@@ -118,10 +118,30 @@ class Pool:
         return [None if state is None else state.result() for state in states.values()]
 
     def replace(self, member: Member, fault: Fault) -> None:
-        """Put a new process in the place of one that works, at its next border: nothing is lost or redone."""
-        if member.renew is None and member.handle is not None:
+        """Put a new process in the place of one that works, at its next border: nothing is lost or redone.
+
+        One that has no state is replaced at once, and begins anew.
+        """
+        if not member.rules.has_state:
+            self._watcher.fault(fault, member)
+            self._forget_way(member)
+            self._put_down(member)
+        elif member.renew is None and member.handle is not None:
             member.renew = fault
             self._save(member)
+
+    def works(self, member: Member) -> None:
+        """Take note that a member gets on with a job that may have no end."""
+        if member.handle is not None and member.loading is None:
+            member.proven, member.failures = True, 0
+            self._hear(member)
+            self._recovered(member)
+
+    def fail(self, member: Member, error: RoleDied) -> None:
+        """Treat a member as dead, though its process may not be."""
+        if member.handle is not None and not member.gone:
+            error.role = member.name
+            self._down(member, error)
 
     def remove(self, member: Member) -> None:
         """End a member that is not needed any more, whatever it is doing."""
@@ -243,6 +263,7 @@ class Pool:
             self._down(member, error)
             return
         self._hear(member)
+        member.greeted = loading
         notes = loading.result()
         for note in notes if isinstance(notes, list) else ():  # of what could not be taken back exactly
             self._watcher.note(f"{member.name}: {note}")
@@ -328,7 +349,7 @@ class Pool:
         wait = member.rules.backoff * 2 ** (member.failures - 2) if member.failures > 1 else 0.0
         member.wake = time.monotonic() + min(LONGEST_BACKOFF, wait)
         tries = EXACT_TRIES if kind == "died" else 1  # the same way may lead there again
-        if member.failures > tries or math.isinf(member.border_every):
+        if member.failures > tries or math.isinf(member.border_every) or not member.rules.has_state:
             self._forget_way(member)
         self._put_down(member)
         if not wait:
@@ -359,7 +380,7 @@ class Pool:
     def _put_down(self, member: Member) -> None:
         if member.handle is not None:
             member.handle.end()
-        member.handle = member.loading = member.saving = None
+        member.handle = member.loading = member.saving = member.greeted = None
         member.renew = None
         now = time.monotonic()
         member.down_since = now if member.down_since is None else member.down_since
@@ -468,7 +489,7 @@ class Pool:
         rules = member.rules
         when = f"has not started within {rules.start_seconds:g} s"
         if not self._is_starting(member):
-            when = f"has not answered for {rules.job_seconds:g} s"
+            when = f"has not answered for {rules.job_seconds:g} s" if rules.job_seconds < math.inf else "does not go on"
         where = re.sub(r"it hung for \S+", "it hangs", what)
         hangs = RoleDied(f"{member.name} {when}: {where}{rules.hint}")
         hangs.role, hangs.said, hangs.trace = member.name, error.said, error.trace

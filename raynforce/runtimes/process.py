@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import raynforce
-from raynforce.errors import UsageError
+from raynforce.errors import UsageError, how_it_ended
 from raynforce.runtimes import host
 from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime
 from raynforce.runtimes.wire import Packed, pack, receive, send
@@ -323,13 +323,6 @@ class ProcessRuntime(Runtime):
 def _fail(answers: Sequence[_Answer], error: Exception) -> None:
     for answer in answers:
         answer.error = error
-
-
-def how_it_ended(code: int) -> str:
-    """A process, by its exit code."""
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}" if code else "ended before it had answered"
 
 
 def _first_on_path(directory: Path) -> str:

@@ -14,6 +14,7 @@ from raynforce.errors import UsageError
 from raynforce.experience.memory import require_memory
 from raynforce.experience.storage import observation_bytes
 from raynforce.spaces import EnvSpec
+from raynforce.topologies.central import Central
 from raynforce.topologies.loop import Loop, Roles, Start
 from raynforce.topologies.replay import Pace, Replay, Sharded
 from raynforce.topologies.shared import SharedAgent
@@ -23,6 +24,7 @@ from raynforce.trees import Tree
 LONGEST = 64  # updates between two policy versions at most
 LARGEST = 32_000_000  # bytes that shards draw for them at once
 REST = 48  # bytes of a transition beside its observations
+COPIES = 4  # of all rows that are gathered: filling, complete, cut to a fragment, on the way
 MEMORY = 0.8  # share of this machine's free memory that shards may take together
 
 
@@ -44,6 +46,8 @@ def make_loop(
     if config.topology == "shared-agent":
         return SharedAgent(crew, start)
     max_lag = _max_lag(config, algorithm_class(config.algo))
+    if config.topology == "central":
+        return Central(crew, start, max_lag=max_lag)
     return Stream(crew, start, preset=config.topology, batch=config.stream.batch, max_lag=max_lag)
 
 
@@ -71,6 +75,8 @@ def require_topology(config: Config, algorithm: type[Algorithm[Any]], env: EnvSp
         _check_shared(config, env)
     else:
         _max_lag(config, algorithm)
+        if topology == "central":
+            _check_central(config, algorithm, env)
 
 
 def _which(trait: str) -> str:
@@ -157,6 +163,25 @@ def _check_shared(config: Config, env: EnvSpec) -> None:
         if _all_here(config):
             size = samplers * replay_bytes(own, own.algorithm, env)
             require_memory(size, MEMORY, f"replay: a buffer of {hp.buffer_size:,} transitions in {samplers} workers")
+
+
+def _check_central(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
+    if algorithm.consumes != "stream":
+        raise UsageError(
+            f"topology = 'central' needs an algorithm that learns from each step once, such as ppo or impala, and "
+            f"{config.algo} learns from replay: use --topology replay"
+        )
+    sampling = config.sampling
+    lanes = sampling.samplers * sampling.envs
+    least = config.central.batch_min
+    if least > lanes:
+        raise UsageError(
+            f"central.batch_min = {least} is more than there are environments ({lanes}): lower it, or raise --envs"
+        )
+    row = observation_bytes(env.obs) + REST
+    needed = COPIES * lanes * (sampling.fragment + 1) * row
+    what = f"central: gathering {sampling.fragment} steps of each of {lanes:,} environments"
+    require_memory(needed, MEMORY, what, fix="lower --envs or sampling.fragment")
 
 
 def _all_here(config: Config) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from bad_envs import Bad
 
 from raynforce.envs.doctor import Report, check_env
 from raynforce.errors import UsageError
@@ -79,12 +80,29 @@ def test_ends() -> None:
     assert pendulum["episodes"].detail == "none ended in 24 steps; the time limit ends them"
 
 
-def test_speed_and_advice() -> None:
-    cheap = next(f.detail for f in check("").findings if f.title == "speed")
-    slow = next(f.detail for f in check("slow", steps=20).findings if f.title == "speed")
-    assert "steps/s; step p50 " in cheap
-    assert "; cheap: " in cheap
-    assert "; slow: " in slow
+def test_speed() -> None:
+    cheap, slow = check(""), check("slow", steps=20)
+    assert "steps/s; step p50 " in next(f.detail for f in cheap.findings if f.title == "speed")
+    assert cheap.cost is not None
+    assert slow.cost is not None
+    assert (cheap.cost.steps, slow.cost.steps) == (29, 9)
+    assert cheap.cost.seconds is not None
+    assert slow.cost.seconds is not None
+    assert cheap.cost.seconds < 4e-3 < slow.cost.seconds < 50e-3
+    assert cheap.cost.computing is not None
+    assert slow.cost.computing is not None
+    assert slow.cost.computing < 0.5 < cheap.cost.computing, "it sleeps"
+    assert check("step raises").cost is None
+
+
+def test_one_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raynforce.envs.doctor._HANGS", 0.3)
+    monkeypatch.setattr(Bad, "step", lambda self, action: time.sleep(20))
+    started = time.monotonic()
+    found = check("").findings[-1]
+    assert time.monotonic() - started < 10
+    assert (found.level, found.title) == ("error", "hangs")
+    assert found.detail.startswith("step 1 of episode 0 was not through 0.3 seconds after")
 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

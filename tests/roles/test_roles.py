@@ -313,3 +313,20 @@ class Slow(Lottery):
 
         time.sleep(0.05)
         return super().step(action)
+
+
+def test_a_lane_that_is_twice_in_a_fragment_goes_on_in_it() -> None:
+    """As where environments go their own pace."""
+
+    def part(lanes: list[int], sequence: int) -> Fragment:
+        zeros = np.zeros((1, len(lanes)), bool)
+        rewards = np.array([[2.0**lane for lane in lanes]], np.float32)
+        columns = {"reward": rewards, "terminated": zeros, "truncated": zeros, "valid": ~zeros}
+        return Fragment({**columns, "lane": np.array(lanes)}, 0, 0, sequence)
+
+    settings: dict[str, Any] = {"learner": {"scale_rewards": True}, "algorithm": {"gamma": 0.5}}
+    (one, _), (two, _) = (roles("CartPole-v1", **settings) for _ in range(2))
+    together = one._updated_reward_scale([part([2, 0, 2, 2], 0)])
+    apart = two._updated_reward_scale([part([2, 0], 0), part([2], 1), part([2], 2)])
+    assert together == apart
+    assert one._running_returns[0].tolist() == two._running_returns[0].tolist() == [1.0, 0.0, 7.0]

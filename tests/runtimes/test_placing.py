@@ -109,7 +109,8 @@ def test_roles_have_the_limits_of_the_config() -> None:
     faults = FaultsConfig(start_seconds=1, sample_seconds=2, learn_seconds=3)
     places, _ = place_roles(replace(config(), faults=faults), None)
     limits = {role: (place.start_seconds, place.call_seconds) for role, place in places.items()}
-    assert limits == {"sampler": (1, 2), "learner": (1, 3), "shard": (1, 3), "evaluator": (1, 2)}
+    others = {"shard": (1, 3), "evaluator": (1, 2), "policy": (1, 0)}  # 0: it is the pool's to notice
+    assert limits == {"sampler": (1, 2), "learner": (1, 3), **others}
     assert [role for role, place in places.items() if place.home] == ["learner"]
 
 

@@ -145,8 +145,8 @@ def test_the_placing_of_a_run() -> None:
         nice = {kind: role.call("nice").result() for kind, role in roles.items()}
         threads = {kind: role.call("environ").result()["OMP_NUM_THREADS"] for kind, role in roles.items()}
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert nice == {"learner": own, "sampler": BACKGROUND, "shard": own, "evaluator": BESIDE}
-    assert threads == {"learner": "2", "sampler": "1", "shard": "1", "evaluator": "1"}
+    assert nice == {"learner": own, "sampler": BACKGROUND, "shard": own, "evaluator": BESIDE, "policy": own}
+    assert threads == {"learner": "2", "sampler": "1", "shard": "1", "evaluator": "1", "policy": "1"}
 
 
 RUN = """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 from raynforce.runtimes.host import Host
 
 
@@ -11,6 +14,10 @@ class RayHost(Host):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
+        import ray
+
+        node: Any = ray.util
+        os.environ["RAYNFORCE_NODE"] = node.get_node_ip_address()  # where roles on other nodes find this one
 
     def __repr__(self) -> str:
         return self.name

@@ -87,6 +87,8 @@ class RayHandle(Handle):
 class RayRuntime(Runtime):
     """Roles as Ray actors, on a Ray of our own or on one that runs already."""
 
+    channel = "tcp"
+
     def __init__(self, config: Config, say: Callable[[str], None] = lambda _: None, torch: bool = False) -> None:
         """`torch` if samplers will import it."""
         self._cluster = connect(config, say, torch)

@@ -1,0 +1,198 @@
+"""A process for each lane: for environments that compute, that must not be in a thread, or that crash."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from raynforce.envs.lane import Plan
+from raynforce.envs.nursery import CALL, GRACE, MEMORY, STEP, TOLD, Birth
+from raynforce.envs.rows import Rows, row_bytes
+from raynforce.envs.workers import Crew, Doorbell, Report
+from raynforce.errors import EnvError, UsageError, how_it_ended
+from raynforce.spaces import EnvSpec
+
+_BEGIN = """
+import signal, sys
+for number in (signal.SIGINT, signal.SIGTERM):  # those are for the process that started this one to answer
+    signal.signal(number, lambda *_: None)
+sys.path[:] = {path!r}
+from raynforce.envs.nursery import main
+main()
+"""
+_AT_ONCE = 4096  # lanes told of by one read
+
+
+class Processes(Crew):
+    """Rows are in memory that all share. An order is one byte on a lane's own socket, and all answer on one pipe."""
+
+    def __init__(self, plan: Plan, count: int) -> None:
+        super().__init__(plan, count)
+        self._memory = -1
+        self._lines: dict[int, socket.socket] = {}
+        self._generations = np.zeros(count, np.uint32)
+        self._ending: set[int] = set()  # lanes that were given up, and whose processes have not ended yet
+        with contextlib.ExitStack() as stack:
+            self._bell = Doorbell()
+            stack.callback(self._bell.close)
+            self._epoll = stack.enter_context(select.epoll())
+            self._told, told = os.pipe()
+            stack.callback(os.close, self._told)
+            os.set_blocking(self._told, False)
+            with open(told, "wb"):
+                self._nursery, self._line = _nursery()
+                stack.callback(self._end_nursery)
+                self._orders = stack.enter_context(Connection(os.dup(self._line.fileno())))
+                socket.send_fds(self._line, [b"t"], [told])
+            for fd in (self._told, self._line.fileno(), self._bell.fileno()):
+                self._epoll.register(fd, select.EPOLLIN)
+            self._open = stack.pop_all()
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def ring(self) -> None:
+        self._bell.ring()
+
+    def make(self, lane: int, episode: int) -> None:
+        ours, theirs = socket.socketpair()
+        if lane in self._lines:
+            self._lines[lane].close()
+        self._lines[lane] = ours
+        self._generations[lane] += 1
+        with theirs, self._nursery_lives():
+            self._orders.send(Birth(lane, int(self._generations[lane]), self.plan, episode))
+            socket.send_fds(self._line, [b"b"], [theirs.fileno()])
+
+    def step(self, lanes: Sequence[int]) -> None:
+        for lane in lanes:
+            with contextlib.suppress(ConnectionError):  # it has died: the nursery will tell
+                self._lines[lane].send(STEP)
+
+    def ask(self, lane: int, method: str, args: tuple[Any, ...]) -> None:
+        with contextlib.suppress(ConnectionError), self._connection(lane) as connection:
+            self._lines[lane].send(CALL)
+            connection.send((method, args))
+
+    def take(self) -> tuple[list[int], list[Report]]:
+        ready = [fd for fd, _ in self._epoll.poll(0)]
+        self._bell.clear()
+        deaths = self._deaths() if self._line.fileno() in ready else []
+        done: list[int] = []
+        reports: list[Report] = []
+        for lane, more in self._finished():  # also of those that have died since
+            if lane in self._ending:
+                continue
+            if not more:
+                done.append(lane)
+            elif (report := self._read(lane)) is not None:
+                reports.append(report)
+        return done, reports + deaths
+
+    def hung(self, lane: int) -> bool:
+        self._ending.add(lane)
+        with self._nursery_lives():
+            self._orders.send((lane, int(self._generations[lane])))
+        return False
+
+    def close(self) -> None:
+        for line in self._lines.values():
+            line.close()  # it finishes its step, closes its environment and ends
+        self._open.close()
+
+    def _finished(self) -> list[tuple[int, int]]:
+        """Lanes that have done as they were asked, and whether there is more to read from them."""
+        try:
+            told = np.frombuffer(os.read(self._told, _AT_ONCE * TOLD.size), "<u4").reshape(-1, 3)
+        except BlockingIOError:
+            return []
+        known = self._generations[told[:, 0]] == told[:, 1]
+        return told[known][:, ::2].tolist()
+
+    def _read(self, lane: int) -> Report | None:
+        """What else a lane has to tell."""
+        try:
+            with self._connection(lane) as connection:
+                what, value = connection.recv()
+        except (EOFError, ConnectionError):  # it died over it
+            return None
+        if what == "spaces":
+            wrong = self.fits(lane, value.spec)
+            if wrong is None:
+                with contextlib.suppress(ConnectionError):
+                    self._lines[lane].send(MEMORY)
+                    socket.send_fds(self._lines[lane], [b"m"], [self._memory])
+                return None
+            what, value = "error", wrong
+        return Report(lane, what, value)
+
+    def _deaths(self) -> list[Report]:
+        """Lanes whose processes have ended, or could not be started."""
+        found = []
+        while self._orders.poll():
+            with self._nursery_lives():
+                lane, generation, how = self._orders.recv()
+            if generation != self._generations[lane]:
+                continue
+            if isinstance(how, str):
+                found.append(Report(lane, "error", self._not_started(how)))
+            elif lane in self._ending:
+                self._ending.remove(lane)
+                found.append(Report(lane, "gone", None))
+            else:
+                found.append(Report(lane, "died", f"its process {how_it_ended(how)}"))
+        return found
+
+    @contextlib.contextmanager
+    def _nursery_lives(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, ConnectionError):
+            raise EnvError(f"the process that those of env {self.plan.env!r} come from has died") from None
+
+    def _not_started(self, why: str) -> UsageError:
+        started = f"not all of {self.count} processes for envs can be started ({why})"
+        return UsageError(f"{started}: use fewer --envs, or raise the limit (ulimit -u)")
+
+    def _connection(self, lane: int) -> Connection:
+        return Connection(os.dup(self._lines[lane].fileno()))
+
+    def _make_rows(self, spec: EnvSpec) -> Rows:
+        size = self.count * row_bytes(spec)
+        self._memory = os.memfd_create("raynforce", os.MFD_CLOEXEC)
+        self._open.callback(os.close, self._memory)
+        os.ftruncate(self._memory, size)
+        return Rows(spec, self.count, mmap.mmap(self._memory, size))
+
+    def _end_nursery(self) -> None:
+        with contextlib.suppress(OSError):  # it is gone already
+            self._line.shutdown(socket.SHUT_RDWR)
+        self._line.close()
+        try:
+            self._nursery.wait(GRACE + 1)
+        except subprocess.TimeoutExpired:
+            self._nursery.kill()  # and its children with it
+            self._nursery.wait()
+
+
+def _nursery() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A nursery and the line to it. It is of our process group, and ends with us."""
+    ours, theirs = socket.socketpair()
+    begin = _BEGIN.format(path=[os.path.abspath(path) for path in sys.path])
+    with theirs:
+        try:
+            command = [sys.executable, "-P", "-u", "-c", begin, str(theirs.fileno())]
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)), ours
+        except BaseException:
+            ours.close()
+            raise

@@ -1,0 +1,204 @@
+"""Messages to bytes and back: which buffers a type has, and how long each is, follows from the agreed spaces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from raynforce.protocol.frame import (
+    ENDED_EPISODES,
+    GREETINGS,
+    HEADER,
+    OTHER_META,
+    SEEDS,
+    TIMING,
+    TYPES,
+    UNKNOWN_BODY,
+    Header,
+    Message,
+    ProtocolError,
+    Type,
+    most_meta,
+    open_header,
+    padded,
+    read_meta,
+)
+from raynforce.protocol.spaces import DTYPES, Spaces
+
+AUTORESET = ("same_step", "next_step", "explicit")
+"""What happens where an episode ends: the next begins within the same RESULT, with the next STEP, or with a RESET."""
+TERMINATED, TRUNCATED, RESET = 1, 2, 4
+"""Bits of a RESULT's status; RESET is alone: the row is an episode's first observation, and no env step."""
+ENDED = TERMINATED | TRUNCATED
+
+Data = bytes | bytearray | memoryview
+_U32, _U64, _F32, _F64, _U8 = (np.dtype(d) for d in ("<u4", "<u8", "<f4", "<f8", "u1"))
+
+
+class Column(NamedTuple):
+    """One buffer: a row of `dtype` and `shape` for each env of the message, or only for those that ended."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...] = ()
+    ended: bool = False
+
+
+class Place(NamedTuple):
+    """Where a buffer lies in a body."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+_ID, _REQUEST = Column(_U32), Column(_U64)
+_CONTROL: dict[int, tuple[Column, ...]] = {
+    Type.HELLO: (),
+    Type.WELCOME: (Column(_U64),),
+    Type.REJECT: (),
+    Type.ERROR: (_ID, _REQUEST),
+    Type.PING: (),
+    Type.PONG: (),
+    Type.LOG: (),
+    Type.CLOSE: (),
+}
+_ROWLESS = frozenset((Type.REJECT, Type.PING, Type.PONG, Type.LOG, Type.CLOSE))
+_FULL = frozenset((Type.HELLO, Type.WELCOME, Type.RESET, Type.STEP, Type.RESULT))  # at least one env
+
+
+class Codec:
+    """What one side of a session may receive, and how it is read. `agree` opens it for the hot messages."""
+
+    def __init__(self, takes: Sequence[Type], most_envs: int) -> None:
+        self.takes = frozenset(takes)
+        self.most_envs = most_envs
+        self.minor: int | None = None
+        self.columns: dict[tuple[int, int], tuple[Column, ...]] = {(t, 0): c for t, c in _CONTROL.items()}
+        self.places = lru_cache(maxsize=1024)(self._places)  # a peer chooses the keys, so it is bounded
+
+    def agree(self, spaces: Spaces, autoreset: str, envs: int, minor: int, capabilities: Sequence[str] = ()) -> None:
+        """From here on, messages are of these spaces and this many envs."""
+        obs = tuple(Column(DTYPES[leaf.dtype], leaf.shape) for leaf in spaces.obs)
+        action = Column(DTYPES[spaces.action.dtype], spaces.action.shape)
+        final = tuple(column._replace(ended=True) for column in obs) if autoreset == "same_step" else ()
+        result = (_ID, _REQUEST, Column(_F32), Column(_U8))
+        episodes = (Column(_F64, ended=True), Column(_U32, ended=True))
+        self.columns |= {
+            (Type.RESET, 0): (_ID,),
+            (Type.RESET, SEEDS): (_ID, Column(_U64)),
+            (Type.STEP, 0): (_ID, action),
+        }
+        agreed = result_flags(capabilities)
+        for flags in (flags for flags in range(agreed + 1) if not flags & ~agreed):
+            seconds = (Column(_F32),) if flags & TIMING else ()
+            counts = episodes if flags & ENDED_EPISODES else ()
+            self.columns[Type.RESULT, flags] = (*result, *seconds, *obs, *counts, *final)
+        self.minor, self.most_envs = minor, envs
+        self.places.cache_clear()
+
+    def _places(self, type_: int, flags: int, envs: int, ended: int) -> tuple[tuple[Place, ...], int]:
+        """Every buffer of such a message, and the length of its body; KeyError if there is no such layout."""
+        places, offset = [], 0
+        for column in self.columns[type_, flags]:
+            shape = (ended if column.ended else envs, *column.shape)
+            nbytes = math.prod(shape) * column.dtype.itemsize
+            places.append(Place(column.dtype, shape, offset, nbytes))
+            offset += padded(nbytes)
+        return tuple(places), offset
+
+    def measure(self, head: Data) -> Header:
+        """Read a header and refuse whatever cannot be, before a byte is stored for what it announces."""
+        header = open_header(head)
+        minor, type_, flags, _, _, envs, ended, buffers, meta_bytes, body_bytes = header
+        if type_ not in TYPES:
+            return self._unknown(header)
+        if type_ not in self.takes:
+            raise ProtocolError("type", f"{TYPES[type_].name} is not for this side to receive")
+        most = most_meta(type_)
+        if meta_bytes > most or meta_bytes % 8:
+            raise ProtocolError(
+                "size", f"{TYPES[type_].name}: meta bytes {meta_bytes}; expected a multiple of 8 to {most}"
+            )
+        if envs > self.most_envs:
+            raise ProtocolError("env", f"{TYPES[type_].name}: envs {envs}; at most {self.most_envs} are possible")
+        if (envs and type_ in _ROWLESS) or (not envs and type_ in _FULL):
+            raise ProtocolError("env", f"{TYPES[type_].name}: envs {envs}; expected {'0' if envs else '1 or more'}")
+        if ended and (type_ != Type.RESULT or ended > envs):
+            raise ProtocolError("env", f"{TYPES[type_].name}: ended {ended} of {envs} envs")
+        try:
+            places, body = self.places(type_, flags, envs, ended)
+        except KeyError:
+            raise self._no_layout(header) from None
+        if body_bytes != body or buffers != len(places):
+            found, expected = f"{buffers} buffers of {body_bytes} bytes", f"{len(places)} of {body} bytes"
+            raise ProtocolError(
+                "size", f"{TYPES[type_].name} of {envs} envs has {found}; its spaces make it {expected}"
+            )
+        if minor != self.minor and type_ not in GREETINGS and self.minor is not None:
+            raise ProtocolError("version", f"{TYPES[type_].name}: minor version {minor}; agreed was {self.minor}")
+        return header
+
+    def _unknown(self, header: Header) -> Header:
+        if header.meta_bytes > OTHER_META or header.body_bytes > UNKNOWN_BODY:
+            size = header.meta_bytes + header.body_bytes
+            raise ProtocolError(
+                "size", f"a message of the unknown type {header.type} has {size} bytes; too long to skip"
+            )
+        return header
+
+    def _no_layout(self, header: Header) -> ProtocolError:
+        name = TYPES[header.type].name
+        if (header.type, 0) in self.columns:
+            return ProtocolError("flags", f"{name}: flags {header.flags:#x}; unknown ones are set")
+        return ProtocolError("state", f"{name} came before the handshake was done")
+
+    def decode(self, data: Data, header: Header | None = None) -> Message:
+        """Read a whole message from one piece of memory; its arrays are read-only views of it."""
+        header = header or self.measure(data)
+        if len(data) != header.whole:
+            raise ProtocolError("size", f"the message has {len(data)} bytes; its header says {header.whole}")
+        if header.type not in TYPES:
+            return _message(header, {}, ())
+        start = HEADER.size + header.meta_bytes
+        meta = read_meta(data[HEADER.size : start]) if header.meta_bytes else {}
+        view = data if type(data) is bytes else memoryview(data).toreadonly()
+        places, _ = self.places(header.type, header.flags, header.envs, header.ended)
+        buffers = [np.ndarray(p.shape, p.dtype, view, start + p.offset) for p in places]
+        return _message(header, meta, buffers)
+
+    def decode_frames(self, frames: Sequence[Data]) -> Message:
+        """Read a message that came as one frame, or as a head and one frame for each buffer (unpadded)."""
+        if len(frames) == 1:
+            return self.decode(frames[0])
+        if not frames:
+            raise ProtocolError("size", "the message has no frames")
+        head = frames[0]
+        header = self.measure(head)
+        if header.type not in TYPES:
+            return _message(header, {}, ())
+        places, _ = self.places(header.type, header.flags, header.envs, header.ended)
+        sizes, expected = (
+            [memoryview(f).nbytes for f in frames],
+            [HEADER.size + header.meta_bytes, *(p.nbytes for p in places)],
+        )
+        if sizes != expected:
+            name = TYPES[header.type].name
+            raise ProtocolError("size", f"{name} has frames of {sizes[:8]} bytes; its spaces make them {expected[:8]}")
+        meta = read_meta(head[HEADER.size :]) if header.meta_bytes else {}
+        pairs = zip(places, frames[1:], strict=True)
+        return _message(header, meta, [np.ndarray(p.shape, p.dtype, memoryview(f).toreadonly()) for p, f in pairs])
+
+
+def result_flags(capabilities: Sequence[str]) -> int:
+    """What RESULT may have with these."""
+    return (ENDED_EPISODES if "episodes" in capabilities else 0) | (TIMING if "timing" in capabilities else 0)
+
+
+def _message(header: Header, meta: dict[str, object], buffers: Sequence[np.ndarray]) -> Message:
+    h = header
+    return Message(h.type, h.session, h.sequence, h.envs, h.ended, h.flags, h.minor, meta, buffers)

@@ -1,0 +1,241 @@
+"""The side that has the environments: what it is asked to do, where it writes results, and how it hands them over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raynforce.errors import UsageError
+from raynforce.protocol.codec import ENDED, RESET, result_flags
+from raynforce.protocol.frame import (
+    ENDED_EPISODES,
+    SEEDS,
+    TIMING,
+    Message,
+    ProtocolError,
+    Type,
+    clean,
+    read_meta,
+    write_meta,
+)
+from raynforce.protocol.handshake import Deadlines, Hello, Welcome
+from raynforce.protocol.session import LEVELS, Envs, Outcome, Session
+from raynforce.protocol.spaces import DTYPES, Spaces, misfits
+
+
+class Reset(NamedTuple):
+    """Begin new episodes in these envs."""
+
+    envs: np.ndarray
+    """`[K]` env ids, as an index."""
+    seeds: np.ndarray | None
+    """`[K]` uint64, or None: go on with the random streams."""
+
+
+class Step(NamedTuple):
+    """Step these envs."""
+
+    envs: np.ndarray
+    """`[K]` env ids, as an index."""
+    actions: np.ndarray
+    """`[K, ...]` ready for the environment: start added, clipped to its bounds; read-only."""
+
+
+class Rejected(NamedTuple):
+    """The policy does not take this host in."""
+
+    code: str
+    text: str
+    diff: object
+
+
+class Slots:
+    """Each env's last result, written in place by whoever steps it, and sent again if the request comes again."""
+
+    def __init__(self, spaces: Spaces, envs: int, final: bool) -> None:
+        self.obs = {leaf.path: np.zeros((envs, *leaf.shape), DTYPES[leaf.dtype]) for leaf in spaces.obs}
+        """`[envs, ...]` what the policy sees next."""
+        self.reward = np.zeros(envs, np.float32)
+        self.status = np.zeros(envs, np.uint8)
+        """`TERMINATED`, `TRUNCATED`, both or neither, as when a STEP comes; `results` sets it for what is no step."""
+        self.final = {path: np.zeros_like(leaf) for path, leaf in self.obs.items()} if final else {}
+        """`[envs, ...]` with `same_step`, an ended episode's last observation; `obs` then has the next one's first."""
+        self.episode_return = np.zeros(envs, np.float64)
+        """Of the episode that ended, if the capability `episodes` was agreed upon; so is the next."""
+        self.episode_length = np.zeros(envs, np.uint32)
+        self.seconds = np.zeros(envs, np.float32)
+        """What the env itself took, if the capability `timing` was agreed upon."""
+
+
+class HostSession(Session):
+    """Takes WELCOME, RESET and STEP; `results` and `broken` answer for each env exactly once."""
+
+    def __init__(self, hello: Hello, now: float, deadlines: Deadlines | None = None) -> None:
+        takes = (Type.WELCOME, Type.REJECT, Type.RESET, Type.STEP)
+        super().__init__(takes, hello.envs, deadlines or Deadlines(), now)
+        self.hello = hello
+        self.welcome: Welcome | None = None
+        self._handlers |= {Type.RESET: self._reset, Type.STEP: self._step}
+        self._failures: dict[int, Message] = {}  # of envs that broke, until they are reset
+
+    def start(self) -> Message:
+        """The HELLO, to be sent once there is a connection."""
+        return self.hello.message()
+
+    def _greet(self, message: Message, now: float) -> Outcome:
+        if message.type == Type.REJECT:
+            meta = message.meta
+            code, text = clean(meta.get("code", ""), 40), clean(meta.get("text", ""))
+            self._end("refused", text)
+            return Outcome([Rejected(code, text, meta.get("diff", []))])
+        self.session = message.session
+        if message.type != Type.WELCOME:
+            raise ProtocolError("state", f"type {message.type} came before WELCOME")
+        self.welcome = welcome = Welcome.read(message, self.hello)
+        spaces, envs = self.hello.spaces, self.hello.envs
+        self.codec.agree(spaces, welcome.autoreset, envs, welcome.minor, welcome.capabilities)
+        self.deadlines = welcome.deadlines
+        self.envs = Envs(envs, welcome.autoreset)
+        self.slots = Slots(spaces, envs, final=welcome.autoreset == "same_step")
+        self._unseeded = np.ones(envs, bool)
+        self._flags = result_flags(welcome.capabilities)
+        self.open, self._heard = True, now
+        return Outcome([welcome])
+
+    def _reset(self, message: Message, now: float) -> Outcome:
+        assert self.welcome is not None
+        rows, fresh, again = self._asked_of(message)
+        if not len(fresh):
+            return Outcome(send=again)
+        envs = rows[fresh]
+        self.envs.begin(envs, message.sequence, reset=True)
+        new = self._unseeded[envs]
+        self._unseeded[envs] = False
+        if message.flags & SEEDS:
+            return Outcome([Reset(envs, message.buffers[1][fresh])], again)
+        # The first episode of each env begins with the seed of the WELCOME.
+        events = [Reset(envs[new], self.welcome.seeds[envs[new]]), Reset(envs[~new], None)]
+        return Outcome([event for event in events if len(event.envs)], again)
+
+    def _step(self, message: Message, now: float) -> Outcome:
+        assert self.welcome is not None
+        rows, fresh, again = self._asked_of(message)
+        if not len(fresh):
+            return Outcome(send=again)
+        actions = message.buffers[1]
+        if len(fresh) < len(rows):
+            rows, actions = rows[fresh], actions[fresh]
+        if (bad := misfits(self.hello.spaces.action, actions, self.welcome.finite)) is not None:
+            raise ProtocolError("action", f"STEP: the action of env {rows[bad][0]} is not in its space")
+        self.envs.begin(rows, message.sequence, reset=False)
+        self.slots.status[rows] = 0
+        return Outcome([Step(rows, actions)], again)
+
+    def _asked_of(self, message: Message) -> tuple[np.ndarray, np.ndarray, list[Message]]:
+        """The rows of a request, which of them are asked for the first time, and the answers to the others."""
+        rows = self.envs.rows(message.buffers[0])
+        if self._closing_here:  # it crossed our CLOSE
+            self.refused["closed"] += len(rows)
+            return rows, rows[:0], []
+        order = np.arange(len(rows))
+        last = self.envs.request[rows]
+        fresh = last < message.sequence
+        if fresh.tobytes().count(1) == len(rows):
+            return rows, order, []
+        same = last == message.sequence
+        owed = same & (self.envs.phase[rows] == Envs.BUSY)
+        self._dropped("stale", ~fresh & ~same)
+        self._dropped("duplicate", same)
+        answered = rows[same & ~owed]
+        broken = [env for env in answered.tolist() if env in self._failures]
+        whole = answered[~np.isin(answered, broken)]
+        again = [self._rows(whole)] if len(whole) else []
+        return rows, order[fresh], again + [self._failures[env] for env in broken]
+
+    def results(self, envs: np.ndarray, now: float) -> Message:
+        """Hand over what is in the slots of these envs, each of which must owe a result."""
+        self._speaking()
+        rows = self._owing(envs)
+        first = self.envs.first[rows]
+        if first.tobytes().count(1):
+            self.slots.status[rows[first]], self.slots.reward[rows[first]] = RESET, 0
+        status = self.slots.status[rows]
+        if max(status.tobytes()) > RESET:
+            raise UsageError(f"status {status.max()} of env {rows[status.argmax()]}; it must be 0 to 3")
+        try:
+            self.envs.finish(rows, status)
+        except ProtocolError as error:
+            raise UsageError(str(error)) from error
+        for env in rows.tolist() if self._failures else ():
+            self._failures.pop(env, None)
+        self._progressed = now
+        return self._rows(rows)
+
+    def _rows(self, rows: np.ndarray) -> Message:
+        slots = self.slots
+        status = slots.status[rows]
+        over = rows[(status & ENDED) != 0] if status.tobytes().strip(b"\0") else rows[:0]
+        columns = [rows.astype(np.uint32), self.envs.request[rows], slots.reward[rows], status]
+        if self._flags & TIMING:
+            columns.append(slots.seconds[rows])
+        columns += [leaf.take(rows, 0) for leaf in slots.obs.values()]
+        if self._flags & ENDED_EPISODES:
+            columns += [slots.episode_return[over], slots.episode_length[over]]
+        columns += [leaf.take(over, 0) for leaf in slots.final.values()]
+        return self._message(Type.RESULT, None, columns, len(rows), len(over), self._flags)
+
+    def broken(
+        self,
+        env: int,
+        code: str,
+        text: str,
+        now: float,
+        recoverable: bool = True,
+        facts: Mapping[str, Any] | None = None,
+    ) -> Message:
+        """Say that an env broke over what it was asked: its episode is cut; it can be reset if it is `recoverable`.
+
+        `facts` are more details as JSON; they are left out if they are too many, or are not JSON.
+        """
+        self._speaking()
+        rows = self._owing(np.array([env]))
+        meta: dict[str, Any] = {
+            "scope": "env",
+            "recoverable": recoverable,
+            "code": clean(code, 40),
+            "text": clean(text),
+        }
+        if facts and _may_be_sent(meta | {"facts": facts}):
+            meta["facts"] = facts
+        ids, requests = rows.astype(np.uint32), self.envs.request[rows]
+        self.envs.fail(rows, recoverable)
+        self._failures[env] = message = self._message(Type.ERROR, meta, (ids, requests), 1)
+        self._progressed = now
+        return message
+
+    def log(self, level: str, text: str) -> Message:
+        """A line for the run's log."""
+        self._speaking()
+        if level not in LEVELS:
+            raise UsageError(f"level is {level!r}; it must be one of {', '.join(LEVELS)}")
+        return self._message(Type.LOG, {"level": level, "text": clean(text)})
+
+    def _owing(self, envs: np.ndarray) -> np.ndarray:
+        try:
+            rows = self.envs.rows(np.asarray(envs))
+        except ProtocolError as error:
+            raise UsageError(str(error)) from error
+        if not len(rows) or self.envs.phase[rows].tobytes().count(Envs.BUSY) < len(rows):
+            idle = self.envs.phase[rows] != Envs.BUSY
+            raise UsageError(f"env {rows[idle][0]} owes no result" if len(rows) else "there are no envs to answer for")
+        return rows
+
+
+def _may_be_sent(meta: Mapping[str, Any]) -> bool:
+    try:
+        read_meta(write_meta(meta, Type.ERROR))
+    except (UsageError, ProtocolError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,285 @@
+"""The side that chooses actions: it takes a host in, asks its envs to step, and is given whatever is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raynforce.errors import UsageError
+from raynforce.protocol.codec import ENDED, RESET, TERMINATED, TRUNCATED
+from raynforce.protocol.fields import flag, mapping, one_of, take
+from raynforce.protocol.frame import ENDED_EPISODES, SEEDS, TIMING, Message, ProtocolError, Type, clean
+from raynforce.protocol.handshake import Hello, Offer, Welcome, reject
+from raynforce.protocol.session import LEVELS, NOTHING, Envs, Note, Outcome, Session
+from raynforce.protocol.spaces import DTYPES, misfits
+
+_DAY = int(np.float32(86_400).view(np.uint32))
+
+
+class Joined(NamedTuple):
+    """A host was taken in."""
+
+    hello: Hello
+    welcome: Welcome
+
+
+class Results(NamedTuple):
+    """Some envs are ready, in any order and of any requests. Arrays are read-only views of what came."""
+
+    envs: np.ndarray
+    """`[K]` env ids, as an index."""
+    obs: dict[str, np.ndarray]
+    """`[K, ...]` what the policy sees next; without `same_step`, where an episode ended, its last observation."""
+    reward: np.ndarray
+    """`[K]` float32."""
+    terminated: np.ndarray
+    """`[K]` bool."""
+    truncated: np.ndarray
+    """`[K]` bool."""
+    valid: np.ndarray
+    """`[K]` bool, False where this is only the first observation of an episode, and no env step."""
+    ended: np.ndarray
+    """`[E]` rows above whose episode has ended."""
+    final_obs: dict[str, np.ndarray]
+    """`[E, ...]` with `same_step`, their last observations."""
+    episode_return: np.ndarray | None
+    """`[E]` float64, as the host counts it, if the capability `episodes` was agreed upon; so is the next."""
+    episode_length: np.ndarray | None
+    seconds: np.ndarray | None = None
+    """`[K]` float32, what each env itself took, if the capability `timing` was agreed upon."""
+
+    def some(self, keep: np.ndarray) -> Results:
+        """Those rows alone where `keep` `[K]` is True."""
+        stays = keep[self.ended]
+        ended = (np.cumsum(keep) - 1)[self.ended[stays]]
+        total, length = (None if c is None else c[stays] for c in (self.episode_return, self.episode_length))
+        return Results(
+            self.envs[keep],
+            {path: column[keep] for path, column in self.obs.items()},
+            self.reward[keep],
+            self.terminated[keep],
+            self.truncated[keep],
+            self.valid[keep],
+            ended,
+            {path: column[stays] for path, column in self.final_obs.items()},
+            total,
+            length,
+            None if self.seconds is None else self.seconds[keep],
+        )
+
+
+class Broken(NamedTuple):
+    """Envs that broke: their episodes are cut. They can be reset, unless they are gone."""
+
+    envs: np.ndarray
+    recoverable: bool
+    code: str
+    text: str
+    facts: Mapping[str, Any] = {}
+    """More details, as the host gave them: any JSON, of any text."""
+
+
+class Overdue(NamedTuple):
+    """Envs whose result has not come within the deadline; told once for each request."""
+
+    envs: np.ndarray
+
+
+class PolicySession(Session):
+    """Takes HELLO, RESULT, ERROR and LOG; `reset` and `step` ask each env for one thing at a time."""
+
+    def __init__(self, offer: Offer, now: float) -> None:
+        super().__init__((Type.HELLO, Type.RESULT, Type.LOG), offer.most_envs, offer.deadlines, now)
+        self.offer = offer
+        self._handlers |= {Type.RESULT: self._result, Type.LOG: self._log}
+
+    def _greet(self, message: Message, now: float) -> Outcome:
+        if message.type != Type.HELLO:
+            raise ProtocolError("state", f"type {message.type} came before HELLO")
+        hello = Hello.read(message)
+        self.welcome = welcome = self.offer.answer(hello)
+        self.hello, self.session = hello, welcome.session
+        self.envs = Envs(hello.envs, welcome.autoreset)
+        self.codec.agree(hello.spaces, welcome.autoreset, hello.envs, welcome.minor, welcome.capabilities)
+        action = hello.spaces.action
+        self._actions = np.zeros((hello.envs, *action.shape), DTYPES[action.dtype])  # the last of each env, for `retry`
+        self._seeds = np.zeros(hello.envs, np.uint64)
+        self._stepped = np.zeros(hello.envs, bool)  # whether the last request was a STEP, or else
+        self._seeded = np.zeros(hello.envs, bool)  # a RESET with seeds
+        self._due = np.full(hello.envs, np.inf)
+        self._none = np.zeros(0, np.intp)
+        self.open, self._heard = True, now
+        return Outcome([Joined(hello, welcome)], [welcome.message()])
+
+    def _last_word(self, error: ProtocolError) -> Message:
+        return super()._last_word(error) if self.open else reject(error)
+
+    def reset(self, envs: np.ndarray, now: float, seeds: np.ndarray | None = None) -> Message:
+        """Begin new episodes. Without seeds, the first of an env begins with its WELCOME's, and later ones go on."""
+        rows = self._begin(envs, True, now, self.deadlines.reset_ms)
+        self._stepped[rows], self._seeded[rows] = False, seeds is not None
+        columns = [rows.astype(np.uint32)]
+        if seeds is not None:
+            self._seeds[rows] = seeds
+            columns.append(self._seeds[rows])
+        return self._message(Type.RESET, None, columns, len(rows), flags=SEEDS if seeds is not None else 0)
+
+    def step(self, envs: np.ndarray, actions: np.ndarray, now: float) -> Message:
+        """Step these envs with actions `[K, ...]` that are ready for them: start added, clipped to their bounds."""
+        self._speaking()
+        shape = (len(envs), *self._actions.shape[1:])
+        if np.shape(actions) != shape:
+            raise UsageError(f"actions have shape {np.shape(actions)}; expected {shape}")
+        rows = self._begin(envs, False, now, self.deadlines.step_ms)
+        self._stepped[rows] = True
+        self._actions[rows] = actions
+        return self._message(Type.STEP, None, (rows.astype(np.uint32), self._actions.take(rows, 0)), len(rows))
+
+    @property
+    def asks(self) -> bool:
+        """Whether envs may still be asked for something."""
+        return self.open and not (self.ended or self._closing_here or self._closing_there)
+
+    def _begin(self, envs: np.ndarray, reset: bool, now: float, deadline_ms: int) -> np.ndarray:
+        self._speaking()
+        if self._closing_there:
+            raise UsageError("the host is closing; its envs take no more requests")
+        try:
+            rows = self.envs.rows(np.asarray(envs))
+            if not len(rows):
+                raise ProtocolError("env", "there are no envs to ask")
+            self.envs.begin(rows, self._sequence + 1, reset)
+        except ProtocolError as error:
+            raise UsageError(str(error)) from error
+        self._due[rows] = now + deadline_ms / 1000
+        return rows
+
+    def retry(self, envs: np.ndarray) -> list[Message]:
+        """Ask again for what these envs owe, in case it was lost: no env does anything twice."""
+        self._speaking()
+        rows = self.envs.rows(np.asarray(envs))
+        rows = rows[self.envs.phase[rows] == Envs.BUSY]
+        messages = []
+        for sequence in np.unique(self.envs.request[rows]):
+            some = rows[self.envs.request[rows] == sequence]
+            step, seeded = bool(self._stepped[some[0]]), bool(self._seeded[some[0]])
+            type_, flags = (Type.STEP, 0) if step else (Type.RESET, SEEDS if seeded else 0)
+            columns = [some.astype(np.uint32)]
+            if step or seeded:
+                columns.append((self._actions if step else self._seeds)[some])
+            message = Message(type_, self.session, int(sequence), len(some), 0, flags, self.welcome.minor, {}, columns)
+            messages.append(message)
+        return messages
+
+    def poll(self, now: float) -> Outcome:
+        """As every session's; also the envs that are overdue."""
+        outcome = super().poll(now)
+        if self.ended or not self.open:
+            return outcome
+        late = np.flatnonzero(self._due < now)
+        if not len(late):
+            return outcome
+        self._due[late] = np.inf
+        return Outcome([*outcome.events, Overdue(late)], outcome.send)
+
+    def _result(self, message: Message, now: float) -> Outcome:
+        ids, request, reward, status, *rest = message.buffers
+        rows, envs = self.envs.rows(ids), self.envs
+        told = status.tobytes()
+        ended = np.flatnonzero(status & ENDED) if told.strip(b"\0") else self._none
+        if max(told) > RESET or len(ended) != message.ended:
+            found = f"RESULT: status up to {status.max()}, {len(ended)} rows ended of {message.ended}"
+            raise ProtocolError(
+                "status", f"{found}; known bits are 1 and 2, or 4 alone, and ended rows must be as many as said"
+            )
+        results = self._results(rows, reward, status, ended, rest, message.flags)
+        if (owed := envs.owed(rows, request)) is not None:
+            self._dropped("late", ~owed)
+            results, status = results.some(owed), status[owed]
+            if not len(results.envs):
+                return NOTHING
+        envs.finish(results.envs, status)
+        self._due[results.envs] = np.inf
+        bad, where = self._misfits(results)
+        if bad is None:
+            return Outcome([results])
+        self._dropped("value", bad)
+        broken = results.envs[bad]
+        envs.fail(broken, True)
+        fault = Broken(broken, True, "value", f"{where} has a value that its space does not have")
+        kept = results.some(~bad)
+        return Outcome([kept, fault] if len(kept.envs) else [fault])
+
+    def _results(
+        self,
+        rows: np.ndarray,
+        reward: np.ndarray,
+        status: np.ndarray,
+        ended: np.ndarray,
+        rest: list[np.ndarray],
+        flags: int,
+    ) -> Results:
+        leaves = self.hello.spaces.obs
+        seconds = None
+        if flags & TIMING:
+            seconds, rest = self._possible(rest[0]), rest[1:]
+        obs = {leaf.path: column for leaf, column in zip(leaves, rest, strict=False)}
+        rest = rest[len(leaves) :]
+        episodes: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
+        if flags & ENDED_EPISODES:
+            episodes, rest = (rest[0], rest[1]), rest[2:]
+        final = {leaf.path: column for leaf, column in zip(leaves, rest, strict=False)}
+        if status.tobytes().strip(b"\0"):
+            bits = (status & TERMINATED).astype(bool), (status & TRUNCATED).astype(bool), status != RESET
+        else:
+            bits = np.zeros(len(rows), bool), np.zeros(len(rows), bool), np.ones(len(rows), bool)
+        return Results(rows, obs, reward, *bits, ended, final, *episodes, seconds)
+
+    def _possible(self, seconds: np.ndarray) -> np.ndarray:
+        """Times that cannot be are worth no env: they become 0."""
+        wrong = seconds.view(np.uint32) > _DAY  # negative ones, infinity and NaN are all larger
+        if not np.count_nonzero(wrong):
+            return seconds
+        self._dropped("seconds", wrong)
+        return np.where(wrong, np.float32(0), seconds)
+
+    def _misfits(self, results: Results) -> tuple[np.ndarray | None, str]:
+        """`[K]` rows with values that cannot be, and where the last of them were found."""
+        bad, where, finite = None, "", self.welcome.finite
+        nothing = np.zeros(len(results.envs), bool)
+        if finite and (good := np.isfinite(results.reward)).tobytes().count(1) < len(good):
+            bad, where = ~good, "reward"
+        for leaf in self.hello.spaces.obs:
+            found = misfits(leaf, results.obs[leaf.path], finite)
+            if found is not None:
+                bad, where = (nothing if bad is None else bad) | found, leaf.path
+            if len(results.ended) and results.final_obs:
+                found = misfits(leaf, results.final_obs[leaf.path], finite)
+                if found is not None:
+                    bad = (nothing if bad is None else bad).copy()
+                    bad[results.ended[found]], where = True, f"the final {leaf.path}"
+        return bad, where
+
+    def _error(self, message: Message, now: float) -> Outcome:
+        scope = one_of(take(message.meta, "scope", "ERROR"), "scope", ("env", "session"))
+        if scope == "session":
+            return super()._error(message, now)
+        if not message.envs:
+            raise ProtocolError("env", "ERROR: scope 'env' without envs")
+        recoverable = flag(take(message.meta, "recoverable", "ERROR"), "recoverable")
+        code, text = clean(take(message.meta, "code", "ERROR"), 40), clean(take(message.meta, "text", "ERROR"))
+        facts = mapping(take(message.meta, "facts", "ERROR", {}), "facts")
+        ids, request = message.buffers
+        rows = self.envs.rows(ids)
+        if (owed := self.envs.owed(rows, request)) is not None:
+            self._dropped("late", ~owed)
+            rows = rows[owed]
+        self.envs.fail(rows, recoverable)
+        self._due[rows] = np.inf
+        return Outcome([Broken(rows, recoverable, code, text, facts)]) if len(rows) else NOTHING
+
+    def _log(self, message: Message, now: float) -> Outcome:
+        level = one_of(take(message.meta, "level", "LOG"), "level", LEVELS)
+        return Outcome([Note(level, clean(take(message.meta, "text", "LOG")))])

@@ -1,0 +1,432 @@
+"""One policy for all environments: hosts send whoever is ready, actions go back at once, fragments come out."""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from raynforce.config import Config
+from raynforce.envs.vector import derive_seed
+from raynforce.envs.workers import Doorbell
+from raynforce.errors import RaynforceError
+from raynforce.experience.fragment import Fragment
+from raynforce.experience.receipt import Arrival, Receipt, resident_bytes
+from raynforce.experience.trajectories import Trajectories
+from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
+from raynforce.protocol.channel import Address, Link, Listener
+from raynforce.protocol.frame import Message
+from raynforce.protocol.handshake import Deadlines, Hello, Offer, Refusal
+from raynforce.protocol.policy import Broken, Overdue, Results
+from raynforce.protocol.session import Closing, Ended, Envs, Note
+from raynforce.protocol.spaces import Spaces
+from raynforce.roles.batching import BatchFormer
+
+LOOK = 0.25  # seconds between two looks at who is silent
+PATIENCE = 0.05  # seconds that a call waits for a fragment
+ROOM = 2  # rows for each lane, in fragments: one that is faster than that fills several
+NOISE = 4096  # rows of randomness drawn at once
+Channel = Literal["direct", "unix", "tcp"]
+
+
+class Central:
+    """The policy's side of `central`. Where hosts are in processes of their own, it serves them in a thread of its own,
+    whether or not anybody asks for fragments; when two of them are there, environments have to wait.
+    """
+
+    def __init__(self, config: Config, acting: ActingSpec, channel: Channel) -> None:
+        sampling, central = config.sampling, config.central
+        self._config, self._acting = config, acting
+        self._envs = sampling.envs
+        self._lanes = sampling.samplers * sampling.envs
+        self._steps = (config.stream.batch or sampling.samplers) * sampling.envs * sampling.fragment  # of a fragment
+        rows = ROOM * sampling.fragment
+        self._trajectories = Trajectories(acting.env.obs, acting.env.action, rows, self._lanes)
+        self._former = BatchFormer(self._lanes, central.batch_min, central.batch_max, central.batch_wait)
+        self._actor = Actor(acting)
+        self._rng = np.random.default_rng([config.seed, 0, 1])
+        self._noise, self._drawn = np.zeros(0), NOISE
+        self._version: PolicyVersion | None = None
+        self._loaded: PolicyVersion | None = None
+        self._links: dict[int, Link] = {}
+        self._coming = 0  # lanes that were asked to step or to reset, and have not answered
+        self._times = EnvTimes(self._lanes)
+        self._done: deque[Fragment] = deque()
+        self._faults: deque[Mapping[str, Any]] = deque()
+        self._silent: list[int] = []
+        self._served: set[int] = set()
+        self._failure: BaseException | None = None
+        self._look_at = 0.0
+        self._closed = False
+        self._memory, self._measured = 0, -math.inf
+        self._selector = selectors.DefaultSelector()
+        hang = _ms(1.5 * config.faults.sample_seconds + 5)  # a host that works notices and replaces it before
+        silence = max(hang, Deadlines().silence_ms)  # a step may keep its host from answering
+        deadlines = Deadlines(step_ms=hang, silence_ms=silence, reset_ms=_ms(config.faults.start_seconds))
+        offer = Offer(spaces=Spaces.of(acting.env), autoreset=("same_step",), deadlines=deadlines, each=self._offer)
+        home = os.environ.get("RAYNFORCE_NODE", "127.0.0.1")  # where other machines find this one
+        self._listener = Listener(channel, offer, bind_host=home)
+        self._changed = threading.Condition()
+        self._bell = Doorbell()  # wakes the thread that serves
+        self._thread: threading.Thread | None = None
+        if channel != "direct":
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._selector.register(self._bell, selectors.EVENT_READ)
+            self._thread = threading.Thread(target=self._serve, name="policy", daemon=True)
+            self._thread.start()
+
+    def note(self) -> str:
+        """What a user should know of how it acts; most often nothing."""
+        return self._actor.note
+
+    def address(self) -> Address:
+        """Where hosts find it."""
+        return self._listener.address
+
+    def begin_anew(self, sequence: int, attempt: int) -> Address:
+        """In place of one that is gone: the next fragment is number `sequence`, the random stream another.
+
+        Returns where hosts find it, who are sent there before anything else is asked of it.
+        """
+        self._rng = np.random.default_rng([self._config.seed, 0, 1, attempt])
+        self._trajectories.sequence = sequence
+        return self.address()
+
+    def produce(self, version: PolicyVersion) -> tuple[Fragment | None, Receipt]:
+        """The next fragment; from now on actions are chosen with this version.
+
+        If it takes longer than `PATIENCE` the answer is none, so that the next call may bring a newer version.
+        """
+        began = time.perf_counter()
+        self._version = version
+        fragment = self._next_here() if self._thread is None else self._next_served()
+        faults = [self._faults.popleft() for _ in range(len(self._faults))]
+        silent, self._silent = self._silent, []
+        served, self._served = sorted(self._served), set()
+        if began > self._measured + 0.1:
+            self._memory, self._measured = resident_bytes(), began
+        seconds, envs = self._times.take(time.perf_counter() - began)
+        receipt = Receipt(0, self._trajectories.sequence - 1, 0, seconds, faults, 0, self._memory)
+        if fragment is not None:
+            size, arrival = sum(column.nbytes for column in fragment.columns.values()), Arrival.of(fragment)
+            receipt = Receipt(*arrival[:3], seconds, faults, size, self._memory, *arrival[3:])
+        return fragment, receipt._replace(envs=envs, served=served, silent=silent, flying=self._trajectories.steps)
+
+    def _next_here(self) -> Fragment:
+        while not self._done:
+            self._turn(LOOK)
+            if not self._links:
+                raise RaynforceError("no env host is there")
+        return self._done.popleft()
+
+    def _next_served(self) -> Fragment | None:
+        with self._changed:
+            if self._loaded is None:
+                self._bell.ring()
+            self._changed.wait_for(lambda: self._done or self._failure is not None, PATIENCE)
+            if self._failure is not None:
+                raise self._failure
+            if not self._done:
+                return None
+            fragment = self._done.popleft()
+        self._bell.ring()  # those who wait because there was enough can go on
+        return fragment
+
+    def close(self) -> None:
+        self._closed = True
+        if self._thread is not None:
+            self._thread.join(2.0)
+        for link in self._links.values():
+            link.close("the run has ended")
+        self._listener.close()
+        self._selector.close()
+        self._bell.close()
+
+    # -- serving ------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            while not self._closed:
+                self._turn(LOOK)
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify()
+
+    def _turn(self, patience: float) -> None:
+        """Hear whoever has something to say, then choose for whoever waits."""
+        self._hear(patience)
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK
+            for link in tuple(self._links.values()):
+                self._take(link, link.poll(now), now)
+        if self._version is not None and self._version is not self._loaded:
+            self._load(self._version)
+        if self._loaded is not None and not self._is_full(now):
+            while self._former.due_in(now, self._coming) == 0.0:
+                self._choose(self._loaded)
+                now = time.monotonic()
+
+    def _load(self, version: PolicyVersion) -> None:
+        self._actor.load(version)
+        self._loaded = version
+
+    def _is_full(self, now: float) -> bool:
+        """Whether enough waits to be learned from."""
+        full = bool(self._done) and self._trajectories.steps >= self._steps
+        self._times.pause(full, now)
+        return full
+
+    def _hear(self, patience: float) -> None:
+        if self._thread is None:
+            self._accept()
+            for link in tuple(self._links.values()):
+                now = time.monotonic()
+                self._take(link, link.receive(now), now)
+            return
+        due = self._former.due_in(time.monotonic(), self._coming)
+        rests = self._times.paused or self._loaded is None  # until the bell rings
+        ready = self._selector.select(patience if rests else min(patience, due))
+        for key, events in ready:
+            if key.fileobj is self._listener:
+                self._accept()
+                continue
+            if key.fileobj is self._bell:
+                self._bell.clear()
+                self._hand_over()
+                continue
+            now = time.monotonic()
+            link = key.data
+            if events & selectors.EVENT_WRITE:
+                link.flush()
+                self._watch(link)
+            if events & selectors.EVENT_READ:
+                self._take(link, link.receive(now), now)
+
+    def _choose(self, version: PolicyVersion) -> None:
+        """One batch through the policy, and the actions back to where the observations came from."""
+        began = time.monotonic()
+        lanes, since = self._former.take()
+        actor, trajectories = self._actor, self._trajectories
+        out = actor.outputs(trajectories.newest(lanes))
+        chosen = actor.sample(out, self._draw(len(lanes)))
+        actions = actor.to_env(chosen)
+        now = time.monotonic()
+        hosts = lanes // self._envs
+        self._coming += len(lanes)
+        self._times.chosen(lanes, since, now, now - began)
+        for host in sorted(set(hosts.tolist())):
+            mine = hosts == host
+            link = self._links[host]
+            self._send(link, link.session.step(lanes[mine] - host * self._envs, actions[mine], now))
+        sent = time.monotonic()
+        trajectories.act(lanes, chosen, actor.distribution.logp(out, chosen), version.number)  # when all are at it
+        self._times.wired(sent - now, time.monotonic() - sent)
+
+    def _draw(self, count: int) -> np.ndarray:
+        """Randomness for so many rows."""
+        if self._drawn + count > len(self._noise):
+            self._noise = np.asarray(self._actor.distribution.noise(self._rng, 1, max(NOISE, count))[0])
+            self._drawn = 0
+        self._drawn += count
+        return self._noise[self._drawn - count : self._drawn]
+
+    # -- what hosts say -----------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        """Let hosts that have come begin."""
+        now = time.monotonic()
+        while (link := self._listener.accept(now)) is not None:
+            if (older := self._links.get(_host(link))) is not None:  # it has not been missed yet
+                self._gone(older)
+            if self._thread is not None:
+                self._selector.register(link, selectors.EVENT_READ, link)
+            self._links[_host(link)] = link
+            self._coming += self._envs
+            self._times.begin(now)
+            self._send(link, link.session.reset(np.arange(self._envs), now))
+
+    def _send(self, link: Link, message: Message) -> None:
+        link.send(message)
+        if link.wants_write:
+            self._watch(link)
+
+    def _watch(self, link: Link) -> None:
+        """Be told when a link that could not take everything can take more."""
+        if self._thread is not None and link.fileno() >= 0:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_write else 0)
+            if self._selector.get_key(link).events != wanted:
+                self._selector.modify(link, wanted, link)
+
+    def _take(self, link: Link, events: list[Any], now: float) -> None:
+        for event in events:
+            if isinstance(event, Results):
+                self._results(link, event, now)
+            elif isinstance(event, Broken):
+                self._broken(link, event, now)
+            elif isinstance(event, Note) and event.level == "error":
+                self._fault(link, {"kind": "raised", "cause": event.text})
+            elif isinstance(event, Overdue):
+                self._gone(link, f"{len(event.envs)} environments are overdue", silent=True)
+            elif isinstance(event, Closing):
+                self._gone(link, "bye")
+            elif isinstance(event, Ended):
+                self._gone(link, silent=event.code == "silence")
+        self._times.wired(time.monotonic() - now)
+
+    def _results(self, link: Link, results: Results, now: float) -> None:
+        lanes = results.envs + _host(link) * self._envs
+        self._coming -= len(lanes)
+        self._former.add(lanes, now)
+        if results.valid.tobytes().count(1) < len(lanes):
+            first = ~results.valid  # these follow no action
+            self._times.begun(lanes[first])
+            self._trajectories.begin(lanes[first], {path: array[first] for path, array in results.obs.items()})
+            if first.all():
+                return
+            lanes, results = lanes[results.valid], results.some(results.valid)
+        self._trajectories.step(lanes, *results[1:5], results.ended, results.final_obs)
+        self._times.answered(lanes, results.seconds, now)
+        self._served.add(_host(link))
+        self._hand_over()
+
+    def _broken(self, link: Link, broken: Broken, now: float) -> None:
+        lanes = broken.envs + _host(link) * self._envs
+        self._trajectories.cut(lanes)
+        self._fault(link, {"kind": broken.code, "cause": broken.text, **broken.facts})
+        if broken.recoverable and link.session.asks:  # else it says in the same breath that it goes
+            self._send(link, link.session.reset(broken.envs, now))
+        elif not broken.recoverable:
+            self._coming -= len(lanes)
+
+    def _fault(self, link: Link, facts: Mapping[str, Any]) -> None:
+        self._faults.append({"env": self._config.env, **facts, "host": _host(link)})
+
+    def _gone(self, link: Link, reason: str = "", *, silent: bool = False) -> None:
+        """A host is gone, with the episodes of its environments; what they gave before is kept."""
+        if self._thread is not None and link.fileno() >= 0:
+            self._selector.unregister(link)
+        link.close(reason)
+        if self._links.get(_host(link)) is not link:
+            return
+        del self._links[_host(link)]
+        lanes = self._all_of(link)
+        self._coming -= (
+            self._envs - self._former.remove(lanes) - int(np.count_nonzero(link.session.envs.phase == Envs.GONE))
+        )
+        self._trajectories.cut(lanes)
+        if silent:
+            self._silent.append(_host(link))
+
+    def _hand_over(self) -> None:
+        """Cut a fragment if enough steps are there, and nobody has still to take the one before."""
+        if self._done or self._trajectories.steps < self._steps:
+            return
+        fragment = self._trajectories.take(self._steps)
+        assert fragment is not None
+        with self._changed:
+            self._done.append(fragment)
+            self._changed.notify()
+
+    def _all_of(self, link: Link) -> np.ndarray:
+        return np.arange(_host(link) * self._envs, (_host(link) + 1) * self._envs)
+
+    def _offer(self, offer: Offer, hello: Hello) -> Offer:
+        """For one host: the seeds of its first episodes."""
+        if hello.host is None or hello.host * self._envs >= self._lanes or hello.envs != self._envs:
+            here = f"hosts 0 to {self._lanes // self._envs - 1} with {self._envs} envs each are expected"
+            raise Refusal("capacity", f"host {hello.host} with {hello.envs} envs; {here}")
+        lanes = range(hello.host * self._envs, (hello.host + 1) * self._envs)
+        seeds = np.array([derive_seed(self._config.seed, 0, lane, 0) for lane in lanes], np.uint64)
+        return replace(offer, seeds=lambda envs: seeds)
+
+
+class EnvTimes:
+    """How busy environments are, and what they wait for."""
+
+    def __init__(self, lanes: int) -> None:
+        self.paused = False
+        self._lanes = lanes
+        self._since: float | None = None
+        self._sent = np.zeros(lanes)  # when each was asked to step
+        self._paused_at = 0.0
+        self._paused = 0.0  # seconds so far in which nobody was given an action
+        self._paused_before = np.zeros(lanes)  # the same when each became ready
+        self._policy = self._wire = 0.0  # of this process
+        self._busy = self._for_policy = self._for_wire = self._for_learner = 0.0  # of environments
+        self._rest = 0.0  # what is not known of, below zero while more is known of than time has passed
+
+    def begin(self, now: float) -> None:
+        """Environments are there."""
+        if self._since is None:
+            self._since = now
+
+    def pause(self, full: bool, now: float) -> None:
+        """Whether nobody is given an action, because enough waits to be learned from."""
+        if full and not self.paused:
+            self._paused_at = now
+        elif self.paused and not full:
+            self._paused += now - self._paused_at
+        self.paused = full
+
+    def wired(self, seconds: float, policy: float = 0.0) -> None:
+        """What messages took, and then the policy."""
+        self._wire += seconds
+        self._policy += policy
+
+    def answered(self, lanes: np.ndarray, seconds: np.ndarray | None, now: float) -> None:
+        away = len(lanes) * now - float(self._sent[lanes].sum())
+        busy = away if seconds is None else min(float(seconds.sum()), away)
+        self._busy += busy
+        self._for_wire += away - busy
+        self._paused_before[lanes] = self._paused
+
+    def begun(self, lanes: np.ndarray) -> None:
+        """They show the first observation of an episode; how long that took is told by nobody."""
+        self._paused_before[lanes] = self._paused
+
+    def chosen(self, lanes: np.ndarray, since: np.ndarray, now: float, seconds: float) -> None:
+        waited = len(lanes) * now - float(since.sum())
+        learner = len(lanes) * self._paused - float(self._paused_before[lanes].sum()) if self._paused else 0.0
+        self._for_learner += learner
+        self._for_policy += max(0.0, waited - learner)
+        self._sent[lanes] = now
+        self._policy += seconds
+
+    def take(self, call: float) -> tuple[dict[str, float], dict[str, float]]:
+        """Where the time of a call of so many seconds went, and that of all environments since the last one."""
+        now = time.monotonic()
+        wall, self._since = max(now - (self._since or now), 1e-9), now
+        policy, wire = self._policy / wall, self._wire / wall
+        rest = max(0.0, 1 - policy - wire)
+        seconds = {"env": rest * call, "policy": policy * call, "other": wire * call}
+        known = {
+            "busy": self._busy,
+            "policy": self._for_policy,
+            "wire": self._for_wire,
+            "learner": self._for_learner,
+        }
+        self._policy = self._wire = 0.0
+        self._busy = self._for_policy = self._for_wire = self._for_learner = 0.0
+        self._rest += wall * self._lanes - sum(known.values())  # of what is known much began before: it is made up for
+        known["restart"] = max(0.0, self._rest)
+        self._rest -= known["restart"]
+        return seconds, known
+
+
+def _host(link: Link) -> int:
+    assert link.host is not None  # others are refused
+    return link.host
+
+
+def _ms(seconds: float) -> int:
+    return int(min(1000 * seconds, 86_400_000))

@@ -1,0 +1,117 @@
+"""Threads that take turns for Python's lock anyway, kept on one core: there they wake one another at less cost."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+FITS, FULL = 0.7, 0.95
+"""How busy a core may be for the threads to be kept on it, and to stay there."""
+WINDOW = 1.0  # seconds over which that is measured
+_SPAWNS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"))
+
+
+class OneCore:
+    """Keeps the calling thread and some others, which `threads` names, on one core as long as they fit there.
+
+    They are let go for good if they do not: environments may compute without the lock. And when one of them starts a
+    process, which would stay there with them: before it does if Python sees it, or else soon after.
+    """
+
+    def __init__(self, threads: Callable[[], Iterable[int]], number: int) -> None:
+        self.kept = False
+        self._threads, self._main = threads, threading.get_native_id()
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+        self._all, self._core = cores, cores[number % len(cores)] if cores else 0
+        self._over = len(cores) < 2
+        self._since, self._busy = time.monotonic(), time.process_time()
+        self._changing = threading.RLock()
+
+    def look(self, now: float) -> None:
+        """To be called now and then by the thread that made this."""
+        if self._over or now - self._since < WINDOW:
+            return
+        busy = time.process_time()
+        load = (busy - self._busy) / (now - self._since)
+        self._since, self._busy = now, busy
+        with self._changing:
+            if self.kept and (load > FULL or self._has_children()):
+                self.close()
+            elif not self.kept and not self._over and load < FITS:
+                _watch(self)
+                self.kept = True
+                for thread in (self._main, *self._threads()):  # nobody who wakes up interrupts whoever has the lock
+                    _put(thread, [self._core], os.SCHED_BATCH)
+
+    def close(self) -> None:
+        """Let them go, for good, and whatever else they have started there."""
+        with self._changing:
+            self._over = True
+            if not self.kept:
+                return
+            self.kept = False
+            for thread in _tasks("self"):
+                self._release(thread)
+            for process in self._children():
+                for thread in _tasks(process):
+                    self._release(thread)
+
+    def _release(self, thread: int) -> None:
+        with suppress(OSError):  # it has ended
+            if os.sched_getaffinity(thread) == {self._core}:
+                _put(thread, self._all, os.SCHED_OTHER)
+
+    def _has_children(self) -> bool:
+        """Whether processes were started here since: those that were there before are not on this core alone."""
+        for process in self._children():
+            with suppress(OSError):
+                if os.sched_getaffinity(process) == {self._core}:
+                    return True
+        return False
+
+    def _children(self) -> list[int]:
+        found: list[int] = []
+        for thread in _tasks("self"):
+            with suppress(OSError):  # it has ended, or the system does not tell
+                found += map(int, Path(f"/proc/self/task/{thread}/children").read_text().split())
+        return found
+
+
+def _tasks(process: int | str) -> list[int]:
+    """The threads of a process."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{process}/task")]
+    except OSError:
+        return []
+
+
+def _put(thread: int, cores: list[int], policy: int) -> None:
+    with suppress(OSError):  # it has ended, or this is not allowed
+        os.sched_setaffinity(thread, cores)
+        os.sched_setscheduler(thread, policy, os.sched_param(0))
+
+
+_keepers: weakref.WeakSet[OneCore] = weakref.WeakSet()
+_hooked = False
+
+
+def _watch(keeper: OneCore) -> None:
+    """Let it be told before a process is started."""
+    global _hooked
+    _keepers.add(keeper)
+    if not _hooked:
+        _hooked = True
+        sys.addaudithook(_before)
+
+
+def _before(event: str, _: tuple[Any, ...]) -> None:
+    if event in _SPAWNS:
+        for keeper in tuple(_keepers):
+            keeper.close()

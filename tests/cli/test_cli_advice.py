@@ -1,0 +1,91 @@
+"""`doctor ENV` says how to run it: from what was measured to the command to type."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from raynforce.cli import main
+from raynforce.cli.advice import how_to_run
+from raynforce.envs.cost import Cost
+from raynforce.envs.doctor import Report
+from raynforce.envs.vector import probe
+from raynforce.policies.cost import PolicyCost
+
+CARTPOLE = "CartPole-v1"
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raynforce.auto.cores", lambda: 4)
+    monkeypatch.setattr("raynforce.auto.policy_cost", lambda spec, envs: PolicyCost(20e-6, 40e-6, envs))
+
+
+def advice(seconds: float, spread: tuple[float, float], computing: float, **env_args: Any) -> dict[str, str]:
+    report = Report(CARTPOLE, spec=probe(CARTPOLE), cost=Cost(seconds, seconds, spread, computing, 100))
+    rows = [line.split(maxsplit=1) for line in how_to_run(report, env_args, me="raynforce")]
+    assert all("\n" not in text for _, text in rows)
+    return {name: text for name, text in rows}  # noqa: C416  (rows are lists)
+
+
+def test_one_that_waits() -> None:
+    rows = advice(0.032, (0.014, 0.046), 0.01, joints=3, name="arm 2", id="7")
+    assert rows["step"].startswith(
+        "takes 32 ms with its share of the resets, most of them 14 ms to 46 ms, of which it "
+    )
+    assert rows["step"].endswith("computes 1%: it waits, which many can do side by side in threads")
+    assert rows["policy"] == "takes 20 µs to choose for one environment, 40 µs for 8 at once"
+    assert "at most 31 steps/s" in rows["sync"]
+    assert rows["central"].endswith("8 environments would give at most 250 steps/s, 64 (--envs 64) 2,000")
+    assert rows["chosen"].startswith("process and central with threads, because a step of CartPole-v1 takes 32 ms")
+    assert rows["type"] == (
+        "raynforce train ppo CartPole-v1 --runtime process --topology central --samplers 1 --envs 8 "
+        """--set env_args.joints=3 --set 'env_args.name=arm 2' --set 'env_args.id="7"' """
+        "--set sampling.parallel=threads"
+    )
+
+
+def test_one_that_computes() -> None:
+    uneven = advice(0.040, (0.01, 0.07), 1.0)
+    assert "at most 100 steps/s on 4 cores" in uneven["central"]
+    assert "--topology central" in uneven["type"]
+    assert uneven["type"].endswith("--set sampling.parallel=processes")
+    even = advice(0.040, (0.039, 0.041), 1.0)
+    assert "--samplers 4 does as well" in even["central"]
+    assert "--runtime process --topology sync" in even["type"]
+
+
+def test_one_that_is_cheap() -> None:
+    rows = advice(10e-6, (9e-6, 12e-6), 1.0)
+    assert "at most 66,667 steps/s" in rows["sync"]
+    assert "would not pay" in rows["central"]
+    assert rows["chosen"] == "inline and sync, because a step of CartPole-v1 takes 10 µs"
+    assert rows["type"].endswith("--runtime inline --topology sync --samplers 1 --envs 8")
+
+
+def test_a_policy_that_acts_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raynforce.auto.policy_cost", lambda spec, envs: None)
+    assert "not measured" in advice(0.032, (0.014, 0.046), 0.01)["policy"]
+
+
+def test_nothing_is_said_of_what_is_broken() -> None:
+    report = Report(CARTPOLE, spec=probe(CARTPOLE), cost=Cost(1.0, 1.0, (1.0, 1.0), 0.0, 9))
+    report.add("error", "the reward is not finite", "")
+    assert how_to_run(report, {}, me="raynforce") == []
+    assert how_to_run(Report(CARTPOLE), {}, me="raynforce") == []
+
+
+def test_the_command_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", CARTPOLE]) == 0
+    text = capsys.readouterr().out
+    assert "\nhow to run it:\n  step     takes " in text
+    assert main(["doctor", CARTPOLE, "--json"]) == 0
+    lines = json.loads(capsys.readouterr().out)["how_to_run"]
+    name, _, command = lines[-1].partition("  ")
+    assert name == "type"
+    words = shlex.split(command)
+    assert main([*words[words.index("train") :], "--print-config"]) == 0
+    assert "topology: sync" in capsys.readouterr().out
