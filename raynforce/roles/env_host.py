@@ -23,6 +23,7 @@ from raynforce.protocol.session import Closing, Ended
 from raynforce.protocol.spaces import Spaces
 from raynforce.roles.one_core import OneCore
 from raynforce.roles.sampler import EnvArgs
+from raynforce.roles.served import GROWN, JOINED
 from raynforce.threads import exact_timers
 
 LOOK = 0.25  # seconds between two looks at who is silent, or hangs
@@ -32,9 +33,6 @@ GAP, LARGEST_GAP = 3e-10, 0.03
 several cost hardly more than for one, but only where a host has much to do is that worth a delay. And the share of a
 step's mean time that this may take."""
 FEW_FILES = 1024  # that `select` can name
-JOINED = "joined"
-"""What `serve` returns where the policy lives in the same process, and asks for what it wants."""
-GROWN = "has grown to "
 CALM, GROWTH = 1.0, 1.25
 """Seconds after which a host's memory is looked at, and how much larger it may become whatever the limit: environments
 that are large from the start are no reason to make them anew."""
@@ -62,7 +60,6 @@ class EnvHost:
         self._tries = 0
         self._untold: list[str] = []  # what broke while there was nobody to tell
         self._fresh = np.zeros(envs.num_envs, np.bool_)  # shows the first observation of an episode
-        self._gap = 0.0
 
     def note(self) -> str:
         """What a user should know of these environments; most often nothing."""
@@ -119,9 +116,9 @@ class EnvHost:
         if address.kind == "direct":
             link.work_when_asked(self._work)
             return JOINED
-        core = OneCore(lanes.threads, zlib.crc32(address.launch.encode()) + self.index)
+        core = OneCore(lanes.threads, zlib.crc32(address.launch.encode()) + self.index, self._one_core)
         with self._watched(self._hang_seconds), closing(core):
-            self._turn(link, lanes, core if self._one_core else None)
+            self._turn(link, lanes, core)
         assert link.session.ended is not None
         reason = link.session.ended.reason
         link.close()
@@ -141,19 +138,19 @@ class EnvHost:
             if seconds < math.inf:
                 faulthandler.cancel_dump_traceback_later()
 
-    def _turn(self, link: HostLink, lanes: Lanes, core: OneCore | None) -> None:
+    def _turn(self, link: HostLink, lanes: Lanes, core: OneCore) -> None:
         """Do what is asked for, and hand over what is ready, until the session ends."""
         poll = select.poll()
         poll.register(link.fileno(), select.POLLIN)
         poll.register(lanes.fileno(), select.POLLIN)
-        look_at, calm, writing = 0.0, time.monotonic() + CALM, False
+        look_at, calm, gap, writing = 0.0, time.monotonic() + CALM, 0.0, False
         most_bytes = math.inf  # until it is seen how large it is
         while link.session.ended is None:
             ready = poll.poll(1000 * LOOK)
             now = time.monotonic()
             for fd, events in ready:
                 if fd != link.fileno():
-                    self._gather(link, lanes, now + self._gap)
+                    self._gather(link, lanes, now + gap)
                     continue
                 if events & select.POLLOUT:
                     link.flush()
@@ -161,12 +158,11 @@ class EnvHost:
                     self._do(link, lanes, link.receive(now), now)
             if now >= look_at:
                 look_at = now + LOOK
-                self._gap = min(GAP * lanes.count**3, LARGEST_GAP * float(lanes.seconds.mean()))
+                gap = min(GAP * lanes.count**3, LARGEST_GAP * float(lanes.seconds.mean()))
                 _still_there(self._hang_seconds)
                 self._do(link, lanes, link.poll(now), now)
                 lanes.overdue(now)
-                if core is not None:
-                    core.look(now)
+                core.look(now)
                 if now > calm and (size := resident_bytes()) > most_bytes:
                     link.close(f"{GROWN}{size / 1e6:,.0f} MB")
                 elif now > calm and most_bytes == math.inf:

@@ -25,12 +25,12 @@ class OneCore:
     process, which would stay there with them: before it does if Python sees it, or else soon after.
     """
 
-    def __init__(self, threads: Callable[[], Iterable[int]], number: int) -> None:
+    def __init__(self, threads: Callable[[], Iterable[int]], number: int, wanted: bool = True) -> None:
         self.kept = False
         self._threads, self._main = threads, threading.get_native_id()
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
         self._all, self._core = cores, cores[number % len(cores)] if cores else 0
-        self._over = len(cores) < 2
+        self._over = not wanted or len(cores) < 2
         self._since, self._busy = time.monotonic(), time.process_time()
         self._changing = threading.RLock()
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raynforce.experience.receipt import Receipt
+from raynforce.roles.served import GROWN, JOINED
 from raynforce.runtimes.base import Pending, RoleDied
 from raynforce.runtimes.member import Fault, Job, Member
 from raynforce.topologies.loop import AWAY, PATIENCE, Roles, Sample, Start
 from raynforce.topologies.stream import Stream
-
-JOINED, GROWN = "joined", "has grown to "  # what hosts that serve no more may say
 
 
 class Central(Stream):
