@@ -13,7 +13,7 @@ A run that has not solved it after `--steps` counts with what it took until then
 
 RLlib is measured beside, with the same number of environments and the same settings, in the faster of its ways to step
 them: `--runners` runners with a process for each environment (see `central_vs_rllib`). It is evaluated in the same way,
-while its clock stands still. `--runners 0` leaves it out.
+while its clock stands still. `--beside nobody` leaves it out.
 
 The sides take turns, with another seed in each.
 """
@@ -53,14 +53,16 @@ class Solved(NamedTuple):
     """Seconds to the first update, which are part of those that it took."""
 
 
-def measure(seeds: int = 5, fragment: int = 64, hosts: int = 2, steps: int = 400_000, runners: int = 2) -> list[Table]:
+def measure(
+    seeds: int = 5, fragment: int = 64, hosts: int = 2, steps: int = 400_000, runners: int = 2, beside: str = "rllib"
+) -> list[Table]:
     """Train each way in turn, with one seed after the other."""
     sides = {CENTRAL: hosts, SYNC: 8, LOCKSTEP: hosts}
     next_seed = {name: iter(range(seeds)) for name in sides}
     turns: list[Callable[[], Solved]] = [
         partial(_turn, name, samplers, next_seed[name], fragment, steps) for name, samplers in sides.items()
     ]
-    if runners:
+    if beside == "rllib":
         sides[RLLIB_ASYNC] = runners
         turns.append(partial(_theirs, runners, iter(range(seeds)), fragment, steps))
     found = dict(zip(sides, take_turns(seeds, *turns, label=" / ".join(sides)), strict=True))
@@ -73,7 +75,7 @@ def measure(seeds: int = 5, fragment: int = 64, hosts: int = 2, steps: int = 400
     rows.append(ratio(f"steps, {CENTRAL} / sync", taken[CENTRAL], taken[SYNC], bar=STEPS_BAR))
     rows.append(ratio(f"seconds, sync / {CENTRAL}", lasted[SYNC], lasted[CENTRAL], bar=SYNC_BAR))
     rows.append(ratio(f"seconds, lockstep / {CENTRAL}", lasted[LOCKSTEP], lasted[CENTRAL], bar=LOCKSTEP_BAR))
-    if runners:
+    if beside == "rllib":
         rows.append(ratio(f"seconds, RLlib / {CENTRAL}", lasted[RLLIB_ASYNC], lasted[CENTRAL]))
     notes = [f"{name}: {sum(one.solved for one in ones)} of {seeds} runs solved it" for name, ones in found.items()]
     return [Table(f"PPO on CartPole-v1 with steps of 5 to 25 ms, {ENVS} envs, {seeds} seeds each", rows, notes)]
