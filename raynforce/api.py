@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +29,11 @@ from raynforce.runs.store import is_url
 from raynforce.status import Callback, Result, Status
 from raynforce.training import Training
 
+if TYPE_CHECKING:
+    from raynforce.envs.lanes import Parallel
+
 OnRound = Callable[[Status], None]
+PATIENCE = 2.0  # seconds until progress is told for the first time, where nothing else tells it
 
 
 @dataclass(frozen=True)
@@ -207,9 +211,18 @@ class Interrupted(KeyboardInterrupt):
 
 
 def evaluate(
-    path: str | Path, *, episodes: int = 100, which: str = "best", seed: int | None = None
+    path: str | Path,
+    *,
+    episodes: int = 100,
+    which: str = "best",
+    seed: int | None = None,
+    parallel: Parallel = "no",
+    say: Callable[[str], None] | None = None,
 ) -> tuple[np.ndarray, Path]:
     """Play greedy episodes with a run's policy on fresh seeds.
+
+    `parallel` steps environments side by side, in `threads` those that wait for something, in `processes` those that
+    compute. `say` is told how far it is, once that takes longer than two seconds.
 
     Returns the return of each episode, and the path of the checkpoint used.
     """
@@ -219,10 +232,16 @@ def evaluate(
     found = find_policy(local_path(path), which)
     spec, version = read_policy(found)
     fresh = time.time_ns() % 2**63 if seed is None else seed
-    evaluator = Evaluator(spec, EnvArgs(spec.env.env, min(episodes, EvalConfig.envs), fresh, spec.env.args))
+    envs = EnvArgs(spec.env.env, min(episodes, EvalConfig.envs), fresh, spec.env.args, parallel=parallel)
+    evaluator = Evaluator(spec, envs)
     try:
         evaluator.begin(version, episodes)
-        return evaluator.advance().returns, found
+        patience = PATIENCE
+        while not (so_far := evaluator.advance(patience)).over:
+            if say is not None:
+                say(f"evaluating: {len(so_far.returns)} of {episodes} episodes")
+            patience = min(60.0, 2 * patience)
+        return so_far.returns, found
     finally:
         evaluator.close()
 

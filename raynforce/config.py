@@ -106,6 +106,8 @@ class EvalConfig:
     """Episodes played with the best policy at the end of the run; 0 skips this."""
     envs: Annotated[int, Range(1, 10_000)] = 20
     """Environments that evaluate side by side."""
+    parallel: Literal["auto", "no", "threads", "processes"] = "auto"
+    """How they are stepped, as `sampling.parallel` is for samplers; auto is as there."""
     max_length: Annotated[int, Range(1, 1e12)] = 100_000
     """Longer episodes are cut off here and count with their return so far."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from raynforce.config import Config
@@ -89,7 +90,10 @@ class Crew:
 
     def evaluator(self, _: int) -> Handle:
         """Start an evaluator."""
-        lanes = self._envs(min(self._config.eval.envs, self._config.eval.episodes))
+        how = self._config.eval
+        lanes = self._envs(min(how.envs, how.episodes))
+        if how.parallel != "auto":
+            lanes = replace(lanes, parallel=how.parallel)
         place = self.runtime.places["evaluator"]
         return self.runtime.spawn(EVALUATOR, self._acting, lanes, name="evaluator", place=place)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -270,16 +271,24 @@ class Slow(gymnasium.Env[np.ndarray, Any]):
         return np.zeros(2, np.float32), 1.0, self.count == 10, False, {}
 
 
+class Elsewhere(Slow):
+    """Rewards are 2 in another thread than the main one."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, reward, *rest = super().step(action)
+        return obs, reward + (threading.current_thread() is not threading.main_thread()), *rest
+
+
 def settings(**more: Any) -> dict[str, Any]:
     small = {"sampling.samplers": 1, "sampling.envs": 2, "sampling.fragment": 16, "algorithm.minibatch_size": 32}
     small |= {"algorithm.epochs": 1, "log_every": 32, "eval.every": 64, "eval.episodes": 2, "eval.envs": 1}
     return small | {"eval.final_episodes": 0, "checkpoint.every": 0} | more
 
 
-def start(run: Path, runtime: str, steps: int, **more: Any) -> raynforce.Run:
+def start(run: Path, runtime: str, steps: int, env: str = "Slow", **more: Any) -> raynforce.Run:
     changes = settings(**more)
     where = {"runtime": runtime, "topology": "sync", "progress": "quiet", "out": run}
-    return raynforce.train("test_evaluating:Slow", "ppo", steps=steps, settings=changes, **where)
+    return raynforce.train(f"test_evaluating:{env}", "ppo", steps=steps, settings=changes, **where)
 
 
 def evaluated(run: Path) -> list[tuple[int, float]]:
@@ -294,6 +303,13 @@ def test_training_is_not_held_up(tmp_path: Path) -> None:
     assert found[0] == (64, 10.0)
     assert found[-1] == (640, 10.0)
     assert len(found) < 8
+
+
+def test_evaluation_has_its_own_way_to_step(tmp_path: Path) -> None:
+    own = {"eval.parallel": "threads", "env_args": {"seconds": 0.0}}
+    run = start(tmp_path / "run", "inline", 64, env="Elsewhere", **own)
+    assert run.result.return_mean == 10.0
+    assert evaluated(tmp_path / "run") == [(64, 20.0)]
 
 
 def test_inline_every_version_that_is_due_is_evaluated(tmp_path: Path) -> None:

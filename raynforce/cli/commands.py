@@ -166,7 +166,14 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
     episodes = settings.coerce(arguments.episodes, EPISODES, "--episodes")
     seed = None if arguments.seed is None else settings.coerce(arguments.seed, SEED, "--seed")
-    returns, path = api.evaluate(arguments.run, episodes=episodes, which=arguments.checkpoint, seed=seed)
+    returns, path = api.evaluate(
+        arguments.run,
+        episodes=episodes,
+        which=arguments.checkpoint,
+        seed=seed,
+        parallel=arguments.parallel,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
     facts = {
         "run": arguments.run,
         "checkpoint": str(path),

@@ -109,6 +109,12 @@ def _parser() -> _Parser:
         "--checkpoint", choices=("best", "last"), default="best", help="which checkpoint (default best)"
     )
     evaluate.add_argument("--seed", metavar="S", help="play the same episodes each time")
+    evaluate.add_argument(
+        "--parallel",
+        choices=("no", "threads", "processes"),
+        default="no",
+        help="step slow environments side by side: in threads if they wait, in processes if they compute (default no)",
+    )
     _output(evaluate, progress=False)
 
     runs = _command(commands, "runs", "list runs with their status, steps, return and age, the newest first")

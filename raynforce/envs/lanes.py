@@ -274,7 +274,7 @@ class Lanes:
     def _unfit_error(self, text: str) -> UsageError:
         return UsageError(
             f"env {self._crew.plan.env!r} cannot run in a thread ({text}): give each a process, "
-            "--set sampling.parallel=processes"
+            "--set sampling.parallel=processes (raynforce eval: --parallel processes)"
         )
 
 

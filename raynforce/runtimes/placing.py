@@ -77,7 +77,7 @@ def require_room(config: Config, torch: bool = False) -> None:
 
 
 def stepping(config: Config) -> Literal["no", "threads", "processes"]:
-    """How the environments of one sampler, host or evaluator are stepped."""
+    """How the environments of one sampler or host are stepped."""
     if config.topology == "central" and config.runtime == "inline":
         return "no"  # the reference: one after another, always in the same order
     asked = config.sampling.parallel

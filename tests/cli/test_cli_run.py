@@ -7,14 +7,18 @@ import json
 import math
 import os
 import shlex
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import cli_envs
 import pytest
 import yaml
 from cli_helpers import KEYS, PLAIN, SICK, TINY, Answer, contents
 from running import events, metrics
 
+from raynforce import api
 from raynforce.runs import checkpoint
 
 Cli = Callable[..., Answer]
@@ -227,6 +231,24 @@ def test_eval_of_a_run_and_of_a_checkpoint(cli: Cli, run: Path) -> None:
     assert cli("eval", "run", "--checkpoint", "last") == Answer(0, f"run/last: {expected}", "")
     assert cli("eval", "run/checkpoints/step_000000000032").code == 0
     assert cli("eval", str(run / "best")).code == 0
+
+
+def test_eval_of_slow_environments(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are stepped side by side, and it is told how far it is."""
+
+    def slow(self: cli_envs.Plain, action: int) -> Any:
+        time.sleep(0.05)
+        return fast(self, action)
+
+    fast = cli_envs.Plain.step
+    monkeypatch.setattr(cli_envs.Plain, "step", slow)
+    monkeypatch.setattr(api, "PATIENCE", 0.1)
+    began = time.monotonic()
+    answer = cli("eval", "run", "--parallel", "threads", "--episodes", "40")
+    assert time.monotonic() - began < 0.5 * 40 * 5 * 0.05
+    assert answer.out == "run/best: mean return 5.000 over 40 greedy episodes (deviation 0.0, from 5.000 to 5.000)\n"
+    assert answer.err.startswith("evaluating: 0 of 40 episodes\n")
+    cli("eval", "run", "--parallel", "both").refused(2, "--parallel", "threads")
 
 
 def test_eval_json(cli: Cli, run: Path) -> None:

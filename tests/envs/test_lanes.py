@@ -240,7 +240,7 @@ def test_one_that_cannot_be_in_a_thread_is_sent_to_a_process(place: str) -> None
         lanes = lanes_of("lane_envs:MainThread", {"place": place}, 2, seed=0, parallel="threads")
         step_all(lanes)
 
-    with pytest.raises(UsageError, match=r"cannot run in a thread .*main thread.*--set sampling.parallel=processes$"):
+    with pytest.raises(UsageError, match=r"cannot run in a thread .*main thread.*--set sampling.parallel=processes "):
         play()
 
 
