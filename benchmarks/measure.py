@@ -152,15 +152,17 @@ def command(measure: Callable[..., list[Table]], description: str) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     options = vars(parser.parse_args())
     as_json = options.pop("json")
-    machine = _machine()
+    machine, began, stolen = _machine(), time.monotonic(), _stolen()
     tables = measure(**options)
-    machine["load_after"] = _load()
+    seconds = (time.monotonic() - began) * machine["cores"]
+    machine |= {"load_after": _load(), "stolen": round((_stolen() - stolen) / max(seconds, 0.01), 3)}
     if as_json:
         print(json.dumps({"machine": machine, "tables": [asdict(t) for t in tables]}))
         return
     print("\n\n".join(t.text() for t in tables))
     cores, before, after = machine["cores"], machine["load_before"], machine["load_after"]
-    print(f"\nmachine: {cores} cores, load {before} before and {after} after, Python {machine['python']}")
+    load = f"load {before} before and {after} after, {machine['stolen']:.1%} stolen by other machines"
+    print(f"\nmachine: {cores} cores, {load}, Python {machine['python']}")
 
 
 def _count(text: str) -> int:
@@ -183,6 +185,14 @@ def _machine() -> dict[str, Any]:
 def _load() -> float | None:
     """Processes that wanted a core in the last minute, others' included; it tells how far to trust a figure."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def _stolen() -> float:
+    """Seconds that cores of this virtual machine were somebody else's; 0 where nobody tells."""
+    try:
+        return int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _number(value: float) -> str:
