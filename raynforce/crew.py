@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from raynforce.config import Config
@@ -91,15 +90,13 @@ class Crew:
     def evaluator(self, _: int) -> Handle:
         """Start an evaluator."""
         how = self._config.eval
-        lanes = self._envs(min(how.envs, how.episodes))
-        if how.parallel != "auto":
-            lanes = replace(lanes, parallel=how.parallel)
+        lanes = self._envs(min(how.envs, how.episodes), evaluating=True)
         place = self.runtime.places["evaluator"]
         return self.runtime.spawn(EVALUATOR, self._acting, lanes, name="evaluator", place=place)
 
-    def _envs(self, count: int) -> EnvArgs:
+    def _envs(self, count: int, *, evaluating: bool = False) -> EnvArgs:
         config = self._config
-        exact, parallel = config.sampling.exact_resume, stepping(config)
+        exact, parallel = config.sampling.exact_resume, stepping(config, evaluating=evaluating)
         return EnvArgs(config.env, count, config.seed, config.env_args, exact, parallel)
 
     def wait_for(self, jobs: Sequence[Job]) -> list[Any]:

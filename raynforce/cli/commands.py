@@ -18,7 +18,8 @@ from raynforce.cli.parser import WHERE
 from raynforce.errors import UsageError
 from raynforce.runs.progress import number
 
-if TYPE_CHECKING:  # it imports numpy: not for `--version`
+if TYPE_CHECKING:  # they import numpy: not for `--version`
+    from raynforce.config import Config
     from raynforce.runs.directory import RunDirectory
 
 EPISODES = Annotated[int, settings.Range(1, 1_000_000)]
@@ -120,14 +121,16 @@ def _train(arguments: argparse.Namespace, start: Any) -> int:
         run, code = interrupted.run, 128 + interrupted.number
     result = run.result
     if not arguments.quiet:
-        print(_summary(run.config.target, result, run.where_the_time_went), file=stream)
+        print(_summary(run.config, result, run.where_the_time_went), file=stream)
     if arguments.json:
         print(json.dumps(result.to_json()))
     return code
 
 
-def _summary(target: float | None, result: Any, time_block: str) -> str:
-    lines = [""]
+def _summary(config: Config, result: Any, time_block: str) -> str:
+    from raynforce.runtimes.placing import stepping
+
+    target, parallel, lines = config.target, stepping(config, evaluating=True), [""]
     if result.solved_steps is not None and target is not None:
         lines.append(f"solved: an evaluation met the target of {target:g} after {result.solved_steps:,} steps")
     elif target is not None and result.stopped == "steps done":
@@ -149,7 +152,7 @@ def _summary(target: float | None, result: Any, time_block: str) -> str:
         lines.append(f"  {_me()} resume {run}")
     elif result.solved_steps is None:
         lines.append(f"  {_me()} resume {run} --steps {2 * result.steps}")
-    lines.append(f"  {_me()} eval {run}")
+    lines.append(f"  {_me()} eval {run}" + f" --parallel {parallel}" * (parallel != "no"))
     lines.append(f"  tensorboard --logdir {run}/tensorboard  # pip install tensorboard")
     return "\n".join(lines)
 

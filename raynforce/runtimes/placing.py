@@ -76,8 +76,10 @@ def require_room(config: Config, torch: bool = False) -> None:
         )
 
 
-def stepping(config: Config) -> Literal["no", "threads", "processes"]:
-    """How the environments of one sampler or host are stepped."""
+def stepping(config: Config, *, evaluating: bool = False) -> Literal["no", "threads", "processes"]:
+    """How the environments of one sampler or host are stepped, or those that evaluate."""
+    if evaluating and config.eval.parallel != "auto":
+        return config.eval.parallel
     if config.topology == "central" and config.runtime == "inline":
         return "no"  # the reference: one after another, always in the same order
     asked = config.sampling.parallel

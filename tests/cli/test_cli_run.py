@@ -119,10 +119,10 @@ def test_the_config_of_a_run_can_be_trained_again(cli: Cli) -> None:
     assert again["weights_sha256"] == first["weights_sha256"]
 
 
-@pytest.mark.parametrize("name", ["mine", "my run; ls"])
-def test_what_to_type_next_can_be_typed(cli: Cli, name: str) -> None:
+@pytest.mark.parametrize(("name", "parallel"), [("mine", "threads"), ("my run; ls", "auto")])
+def test_what_to_type_next_can_be_typed(cli: Cli, name: str, parallel: str) -> None:
     loud = [word for word in TINY if word != "--quiet"]
-    answer = cli("train", "ppo", PLAIN, *loud, "--out", name)
+    answer = cli("train", "ppo", PLAIN, *loud, "--out", name, "--set", f"eval.parallel={parallel}")
     lines = [line.strip() for line in answer.out.partition("what to type next:")[2].splitlines()]
     commands = {
         word: line.partition(f" {word} ")[2] for word in ("eval", "resume") for line in lines if f" {word} " in line
@@ -130,6 +130,7 @@ def test_what_to_type_next_can_be_typed(cli: Cli, name: str) -> None:
     for command, rest in commands.items():
         assert cli(command, *shlex.split(rest), "--json").code == 0
     assert len(commands) == 2
+    assert commands["eval"].endswith(" --parallel threads") == (parallel == "threads")
 
 
 def test_a_tilde_is_the_home_directory(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
