@@ -20,6 +20,7 @@ and in the run's own ledger as many produced as were trained on or are in flight
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -30,7 +31,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from benchmarks.measure import Row, Table, command, ratio, row, take_turns
+from benchmarks.measure import Row, Table, command, ratio, row, stolen_seconds, take_turns
 from benchmarks.runs import Trained, apart, held, train, watched
 from benchmarks.runtimes_startup import ray_init
 from benchmarks.slow_envs import Count, Counter
@@ -50,6 +51,8 @@ class Pace(NamedTuple):
     all: float
     marked: float
     """Of those that are marked, which are part of all."""
+    stolen: float
+    """Share of all cores' time that other virtual machines took meanwhile."""
 
 
 class Looks:
@@ -57,12 +60,12 @@ class Looks:
 
     def __init__(self, folder: Path, envs: int) -> None:
         self._folder, self._envs = folder, envs
-        self._looks: list[tuple[float, dict[str, Count]]] = []
+        self._looks: list[tuple[float, float, dict[str, Count]]] = []
 
     def __call__(self, _: int) -> None:
         now, counts = time.monotonic(), Counter.read(self._folder)
         if sum(count.steps > 0 for count in counts.values()) >= self._envs:
-            self._looks.append((now, counts))
+            self._looks.append((now, stolen_seconds(), counts))
 
     def pace(self, seconds: float) -> Pace:
         """From the end of settling on, for so long."""
@@ -72,10 +75,12 @@ class Looks:
         looks = [look for look in self._looks if since <= look[0] <= since + seconds]
         if len(looks) < 2 or self._looks[-1][0] < since + 0.8 * seconds:
             raise SystemExit(f"the environments were not stepped for {SETTLING + seconds:.0f} s")
-        (began, before), (ended, after) = looks[0], looks[-1]
+        (began, stolen, before), (ended, stolen_by_then, after) = looks[0], looks[-1]
         done = {name: count.steps - before[name].steps for name, count in after.items() if name in before}
         marked = sum(steps for name, steps in done.items() if after[name].marked)
-        return Pace(sum(done.values()) / (ended - began), marked / (ended - began))
+        seconds = ended - began
+        cores = os.cpu_count() or 1
+        return Pace(sum(done.values()) / seconds, marked / seconds, (stolen_by_then - stolen) / seconds / cores)
 
 
 class Turn(NamedTuple):
@@ -149,6 +154,7 @@ def _rows(name: str, envs: int, turns: list[Turn], bar: float) -> list[Row]:
         row("  first update", "s", [turn.run.startup for turn in turns]),
         held(up, ("at most", UP_BAR)) if envs == 64 else up,
         row("  environments busy", "share", [turn.run.median("time/env/busy") for turn in turns]),
+        row("  cores' time stolen", "share", [turn.pace.stolen for turn in turns]),
     ]
 
 

@@ -152,10 +152,10 @@ def command(measure: Callable[..., list[Table]], description: str) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     options = vars(parser.parse_args())
     as_json = options.pop("json")
-    machine, began, stolen = _machine(), time.monotonic(), _stolen()
+    machine, began, stolen = _machine(), time.monotonic(), stolen_seconds()
     tables = measure(**options)
     seconds = (time.monotonic() - began) * machine["cores"]
-    machine |= {"load_after": _load(), "stolen": round((_stolen() - stolen) / max(seconds, 0.01), 3)}
+    machine |= {"load_after": _load(), "stolen": round((stolen_seconds() - stolen) / max(seconds, 0.01), 3)}
     if as_json:
         print(json.dumps({"machine": machine, "tables": [asdict(t) for t in tables]}))
         return
@@ -187,8 +187,8 @@ def _load() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
-def _stolen() -> float:
-    """Seconds that cores of this virtual machine were somebody else's; 0 where nobody tells."""
+def stolen_seconds() -> float:
+    """How long cores of this virtual machine were somebody else's; 0 where nobody tells."""
     try:
         return int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
