@@ -20,7 +20,6 @@ and in the run's own ledger as many produced as were trained on or are in flight
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -78,9 +77,8 @@ class Looks:
         (began, stolen, before), (ended, stolen_by_then, after) = looks[0], looks[-1]
         done = {name: count.steps - before[name].steps for name, count in after.items() if name in before}
         marked = sum(steps for name, steps in done.items() if after[name].marked)
-        seconds = ended - began
-        cores = os.cpu_count() or 1
-        return Pace(sum(done.values()) / seconds, marked / seconds, (stolen_by_then - stolen) / seconds / cores)
+        taken = ended - began
+        return Pace(sum(done.values()) / taken, marked / taken, (stolen_by_then - stolen) / taken)
 
 
 class Turn(NamedTuple):

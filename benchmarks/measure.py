@@ -154,8 +154,8 @@ def command(measure: Callable[..., list[Table]], description: str) -> None:
     as_json = options.pop("json")
     machine, began, stolen = _machine(), time.monotonic(), stolen_seconds()
     tables = measure(**options)
-    seconds = (time.monotonic() - began) * machine["cores"]
-    machine |= {"load_after": _load(), "stolen": round((stolen_seconds() - stolen) / max(seconds, 0.01), 3)}
+    share = (stolen_seconds() - stolen) / max(time.monotonic() - began, 0.01)
+    machine |= {"load_after": _load(), "stolen": round(share, 3)}
     if as_json:
         print(json.dumps({"machine": machine, "tables": [asdict(t) for t in tables]}))
         return
@@ -188,9 +188,10 @@ def _load() -> float | None:
 
 
 def stolen_seconds() -> float:
-    """How long cores of this virtual machine were somebody else's; 0 where nobody tells."""
+    """How long a core of this virtual machine was somebody else's, on average; 0 where nobody tells."""
     try:
-        return int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK")
+        ticks = int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
+        return ticks / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
     except (OSError, ValueError, IndexError):
         return 0.0
 

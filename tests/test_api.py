@@ -211,6 +211,8 @@ def test_every_kind_of_space_trains_and_acts(algo: str, env: str, tmp_path: Path
     trained = small(tmp_path / "run", env, algo)
     returns, _ = raynforce.evaluate(trained.path, episodes=2, seed=1)
     again, _ = raynforce.evaluate(trained.path, episodes=2, seed=1)
+    with pytest.raises(raynforce.UsageError, match="parallel = 'thread' is not one of: no, threads, processes"):
+        raynforce.evaluate(trained.path, episodes=2, parallel="thread")  # type: ignore[arg-type]
     assert np.array_equal(returns, again)
     policy = raynforce.load(trained.path)
     if ":" not in env:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from raynforce import settings
 from raynforce.envs.faults import EnvFault
 from raynforce.envs.lane import About, Plan
 from raynforce.envs.limits import require_files, require_tasks
@@ -279,6 +280,7 @@ class Lanes:
 
 
 def _crew(parallel: Parallel, plan: Plan, count: int) -> Crew:
+    parallel = settings.coerce(parallel, Parallel, "parallel")
     if parallel != "no":
         what = f"{count} {parallel} for envs"
         require_tasks(count, what)
