@@ -241,6 +241,8 @@ def evaluate(
             if say is not None:
                 say(f"evaluating: {len(so_far.returns)} of {episodes} episodes")
             patience = min(60.0, 2 * patience)
+        if so_far.failure is not None:
+            raise so_far.failure
         return so_far.returns, found
     finally:
         evaluator.close()

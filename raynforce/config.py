@@ -98,12 +98,14 @@ class LearnerConfig:
 class EvalConfig:
     """Greedy episodes on fresh seeds: what decides the best checkpoint and whether the target is met."""
 
-    every: Annotated[int, Range(0, 1e12)] = 10_000
-    """Environment steps between evaluations; 0 evaluates only at the end."""
+    every: Annotated[int, Range(0, 1e12)] | None = None
+    """Environment steps between evaluations; 0 evaluates only at the end. null evaluates 20 times in a run, or less
+    often where that would take more than a tenth of an inline run."""
     episodes: Annotated[int, Range(1, 100_000)] = 20
     """Episodes of each evaluation during training."""
-    final_episodes: Annotated[int, Range(0, 100_000)] = 100
-    """Episodes played with the best policy at the end of the run; 0 skips this."""
+    final_episodes: Annotated[int, Range(0, 100_000)] | None = None
+    """Episodes played with the best policy at the end of the run; 0 skips this. null plays 100, or fewer where that
+    would take more than a tenth of an inline run, but never fewer than eval.episodes."""
     envs: Annotated[int, Range(1, 10_000)] = 20
     """Environments that evaluate side by side."""
     parallel: Literal["auto", "no", "threads", "processes"] = "auto"

@@ -91,8 +91,9 @@ class Crew:
         """Start an evaluator."""
         how = self._config.eval
         lanes = self._envs(min(how.envs, how.episodes), evaluating=True)
-        place = self.runtime.places["evaluator"]
-        return self.runtime.spawn(EVALUATOR, self._acting, lanes, name="evaluator", place=place)
+        place, faults = self.runtime.places["evaluator"], self._config.faults
+        args = self._acting, lanes, faults.restarts, faults.sample_seconds
+        return self.runtime.spawn(EVALUATOR, *args, name="evaluator", place=place)
 
     def _envs(self, count: int, *, evaluating: bool = False) -> EnvArgs:
         config = self._config

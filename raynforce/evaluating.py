@@ -9,14 +9,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raynforce.config import EvalConfig
+from raynforce.errors import EnvError
 from raynforce.roles.evaluator import Evaluation
 from raynforce.runtimes.base import Handle, Pending
 from raynforce.runtimes.member import Job, Member, Rules
 from raynforce.runtimes.pool import Pool
+from raynforce.trees import Tree
 
 PIECE = 0.25  # seconds of play between two looks at progress and signals, where training waits for it
 BESIDE = 2.0  # the same at least where it does not; longer where rounds take longer
 FINAL = 1  # the purpose of the last evaluation: other episodes than those that chose the best policy
+TIMES = 20  # evaluations in a run, if nothing else is set
+FINAL_EPISODES = 100
+DURING, ALL = 1 / 12, 1 / 10
+"""Steps of evaluation for each step of training: during the run, and with its last evaluation."""
+AHEAD = 0.5  # of the planned steps: what these shares are of from the beginning, so that early evaluations are possible
+LOCKSTEP_COST = 1 / 8
+"""What a step of an environment's own vector implementation costs in evaluation, beside one in training."""
 
 
 class Pinned(NamedTuple):
@@ -27,11 +36,66 @@ class Pinned(NamedTuple):
     steps: int
 
 
+class Played(NamedTuple):
+    """The outcome of an evaluation."""
+
+    pinned: Pinned
+    returns: np.ndarray
+
+
+class Schedule:
+    """When evaluations are due, and how many episodes the last one has.
+
+    By default they are spread evenly, and take about a tenth of an inline run's time at most. Time is counted in steps,
+    so that equal runs are evaluated at equal steps: `spent` is what evaluations have cost so far.
+    """
+
+    def __init__(self, how: EvalConfig, steps: int) -> None:
+        self.spent = 0.0
+        self._how, self._planned = how, steps
+        self._every = max(1, steps // TIMES) if how.every is None else how.every
+        self._per_episode: float | None = None  # of the newest evaluation
+
+    def is_due(self, before: int, after: int, length: float) -> bool:
+        """Whether the round that led from one step count to another has led to one; episodes have this `length`."""
+        if not self._every or before // self._every == after // self._every:
+            return False
+        if self._how.every is not None:
+            return True
+        per_episode = length if self._per_episode is None else self._per_episode
+        return self.spent + self._how.episodes * per_episode <= self._allowed(DURING, after)
+
+    def add(self, played: Evaluation) -> None:
+        """Count an evaluation that has come to its end."""
+        cost = played.steps * (LOCKSTEP_COST if played.lockstep else 1.0)
+        self.spent += cost
+        if len(played.returns):
+            self._per_episode = cost / len(played.returns)
+
+    def final_episodes(self, steps: int) -> int:
+        """Episodes of the last evaluation, after so many steps."""
+        if self._how.final_episodes is not None:
+            return self._how.final_episodes
+        left = self._allowed(ALL, steps) - self.spent
+        fit = left / self._per_episode if self._per_episode else FINAL_EPISODES
+        return int(min(max(fit, self._how.episodes), FINAL_EPISODES))
+
+    def state(self) -> Tree:
+        return {"spent": self.spent, "per_episode": self._per_episode}
+
+    def load(self, tree: Tree) -> None:
+        self.spent, self._per_episode = tree["spent"], tree["per_episode"]
+
+    def _allowed(self, share: float, steps: int) -> float:
+        return share * (steps + AHEAD * self._planned)
+
+
 class Evaluations:
     """Evaluates versions beside training where roles have processes of their own, and between two rounds where not.
 
-    Training never waits: if a version is due while another is being played, it takes its turn after it, unless a newer
-    one is due by then.
+    Beside training, one evaluation is played at a time. If another is due by then, training waits for it in a run with
+    a target (`hold`), which would else go on long after that is met. Otherwise the newest that is due takes its turn
+    after it, and those between are skipped.
     """
 
     def __init__(
@@ -40,22 +104,28 @@ class Evaluations:
         make: Callable[[int], Handle],
         rules: Rules,
         how: EvalConfig,
-        show: Callable[[str], None],
+        schedule: Schedule,
+        show: Callable[[str, float | None], None],
         longest: float,
+        hold: bool,
         stopped: Callable[[], bool],
         broken: Callable[[Mapping[str, Any]], None],
+        gave_up: Callable[[int, EnvError], None],
     ) -> None:
-        """`show` is told of progress, `broken` of environments that broke; `stopped` says whether to give up.
+        """`show` is told of progress and the seconds left, `broken` of environments that broke, `gave_up` of a step
+        whose policy could not be evaluated; `stopped` says whether to end early.
 
         No single answer of the evaluator takes longer than `longest` seconds.
         """
+        self.count = 0
+        """Evaluations that have come to their end."""
         self.skipped = 0
-        """Versions that were due and never played, because newer ones were due before their turn."""
+        """Versions that were due and never played, because newer ones were due before their turn, or in vain."""
         self.waited = 0.0
         """Seconds that training has waited."""
         self._pool, self._make, self._rules, self._how = pool, make, rules, how
-        self._longest = longest
-        self._show, self._stopped, self._broken = show, stopped, broken
+        self._schedule, self._longest, self._hold = schedule, longest, hold
+        self._show, self._stopped, self._broken, self._gave_up = show, stopped, broken, gave_up
         self._looked = time.monotonic()
         self._member: Member | None = None
         self._running: tuple[Pinned, Job] | None = None
@@ -67,17 +137,17 @@ class Evaluations:
         running = [] if self._running is None else [self._running[0]]
         return running + ([] if self._due is None else [self._due])
 
-    def begin(self, pinned: Pinned) -> tuple[Pinned, np.ndarray] | None:
-        """A version is due. The returns of its episodes, if they were played here and now."""
-        if self._pool.runtime.apart:
-            self.skipped += self._due is not None
-            self._due = pinned
-            self._start_due()
-            return None
-        returns = self.play(pinned, self._how.episodes, "evaluating")
-        return None if returns is None else (pinned, returns)
+    def begin(self, pinned: Pinned) -> Played | None:
+        """A version is due. Its outcome, if it was played here and now."""
+        if not self._pool.runtime.apart:
+            returns = self.play(pinned, self._how.episodes, "evaluating")
+            return None if returns is None else Played(pinned, returns)
+        self.skipped += self._due is not None
+        self._due = pinned
+        self._start_due()
+        return None
 
-    def finished(self) -> tuple[Pinned, np.ndarray] | None:
+    def finished(self) -> Played | None:
         """What has been played in the meantime."""
         if self._running is None:
             return None
@@ -86,28 +156,35 @@ class Evaluations:
         self._looked, between = now, now - self._looked
         if not job.settled:
             return None
-        played = self._result(job)
-        if played is None:
-            self._running = None
-            return None
-        if not played.over:
+        played = self._result(pinned, job)
+        if played is not None and not played.over:
             self._running = (pinned, self._submit(pinned, self._how.episodes, 0, max(BESIDE, 2 * between)))
             return None
         self._running = None
         self._start_due()
-        return pinned, played.returns
+        return None if played is None else Played(pinned, played.returns)
 
-    def wait(self) -> tuple[Pinned, np.ndarray] | None:
+    def hold(self) -> Played | None:
+        """Another version is due: in a run with a target, wait for the outcome of the one that is being played."""
+        return self._await_running() if self._hold else None
+
+    def wait(self) -> Played | None:
         """Let what is being played come to its end; what was due after it is not played any more."""
+        self.skipped += self._due is not None
         self._due = None
-        evaluated = self.finished()
-        while self._running is not None and evaluated is None:
-            self._show("waiting for the evaluation to end")
+        return self._await_running()
+
+    def _await_running(self) -> Played | None:
+        began = time.monotonic()
+        outcome = self.finished()
+        while self._running is not None and outcome is None:
+            self._show("waiting for the evaluation to end", None)
             self._pool.next([self._running[1]], PIECE)
-            evaluated = self.finished()
+            outcome = self.finished()
             if self._stopped():
                 self.stop()
-        return evaluated
+        self.waited += time.monotonic() - began
+        return outcome
 
     def stop(self) -> None:
         """Give up what is being played."""
@@ -117,18 +194,20 @@ class Evaluations:
         self._running = self._due = None
 
     def play(self, pinned: Pinned, episodes: int, doing: str, purpose: int = 0) -> np.ndarray | None:
-        """Play to the end, with progress; None if the run was stopped in the meantime."""
+        """Play to the end, with progress; None if the run was stopped in the meantime, or it was in vain."""
         began = time.monotonic()
         try:
             while True:
                 job = self._submit(pinned, episodes, purpose, PIECE)
                 self._pool.wait([job])
-                so_far = self._result(job)
+                so_far = self._result(pinned, job)
                 if so_far is None:
                     return None
                 if so_far.over:
                     return so_far.returns
-                self._show(f"{doing}: {len(so_far.returns)} of {episodes} episodes")
+                done, seconds = len(so_far.returns), time.monotonic() - began
+                left = seconds * (episodes - done) / done if done else None
+                self._show(f"{doing}: {done} of {episodes} episodes", left)
                 if self._stopped():
                     return None
         finally:
@@ -138,9 +217,9 @@ class Evaluations:
         if self._running is None and self._due is not None:
             self._running, self._due = (self._due, self._submit(self._due, self._how.episodes, 0, BESIDE)), None
 
-    def _result(self, job: Job) -> Evaluation | None:
-        """What was played; None if the evaluator failed too often. The next evaluation gets a new one."""
-        if job.fault is not None:
+    def _result(self, pinned: Pinned, job: Job) -> Evaluation | None:
+        """What was played; None if that was in vain, because the environment or the evaluator failed too often."""
+        if job.fault is not None:  # the next evaluation gets a new one
             self.skipped += 1
             self._pool.members.remove(job.member)
             self._member = None
@@ -148,6 +227,13 @@ class Evaluations:
         played: Evaluation = job.result()
         for facts in played.faults:
             self._broken(facts)
+        if played.over:
+            self._schedule.add(played)
+            self.count += played.failure is None
+        if played.failure is not None:
+            self.skipped += 1
+            self._gave_up(pinned.steps, played.failure)
+            return None
         return played
 
     def _submit(self, pinned: Pinned, episodes: int, purpose: int, seconds: float) -> Job:

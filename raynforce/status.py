@@ -79,6 +79,12 @@ class Result:
     """Steps at most of fragments that were lost with a sampler and not redone."""
     abandoned_episodes: int = 0
     """Episodes in flight that resuming could not go on with."""
+    evaluations: int = 0
+    """That came to their end in this process, the last one included."""
+    skipped_evaluations: int = 0
+    """That were due and not played, or in vain."""
+    eval_seconds: float = 0.0
+    """Seconds that this process has waited for evaluations."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

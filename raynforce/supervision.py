@@ -9,13 +9,16 @@ from raynforce.config import Config
 from raynforce.errors import EnvError
 from raynforce.experience.ledger import Ledger
 from raynforce.experience.receipt import Receipt
-from raynforce.runs.faults import FaultHistory
+from raynforce.roles.evaluator import Evaluation
+from raynforce.runs.faults import FaultHistory, same_cause
+from raynforce.runs.repeats import Repeats
 from raynforce.runtimes.base import RoleDied, RoleError
 from raynforce.runtimes.member import Fault, Job, Member, Rules
 from raynforce.runtimes.placing import memory_limit, quorum
 from raynforce.runtimes.pool import Pool
 from raynforce.trees import Tree
 
+REPEATED = 10  # from here on it is said how often something has happened
 MILESTONES = [1, 2, 3, *(10**n for n in range(1, 13))]  # the how-manieth environment that broke is worth a line
 
 
@@ -40,6 +43,7 @@ class Supervision:
         self._sequences: dict[int, int] = {}  # of the next fragment of each sampler
         self._most = memory_limit(config)
         self._lost = 0  # with the fault that is being told
+        self._repeats: Repeats[tuple[str, ...]] = Repeats()  # of what is said
         self.flying = 0
         """Steps that the policy of all environments had in its hands when it was last heard of."""
 
@@ -64,14 +68,16 @@ class Supervision:
         if kind == "policy":
             hint = f"; if a step of {env} needs that long, raise faults.sample_seconds"
             common |= {"job_seconds": faults.sample_seconds + faults.start_seconds, "hint": hint}
+            common["gets_on"] = _has_steps  # it also answers without any, to be told of a newer version
             return Rules(**common, work="produce", has_state=False, anew=self._anew_policy, greeting="note")
         if kind == "host":
             few = quorum(self._config)
             common["hint"] = f"; if a step of {env} needs that long, raise faults.sample_seconds"
             return Rules(**common, work="serve", has_state=False, quorum=few, anew=self._anew_host, greeting="note")
         if kind == "evaluator":
-            hint = f"; if a step of {env} needs that long, raise faults.sample_seconds"
-            return Rules(**common, job_seconds=faults.sample_seconds, work="play", has_state=False, quorum=0, hint=hint)
+            common["hint"] = f"; if a step of {env} needs that long, raise faults.sample_seconds"
+            common["gets_on"] = _is_over  # a restart begins the evaluation again, and may fail at the same place
+            return Rules(**common, job_seconds=faults.sample_seconds, work="play", has_state=False, quorum=0)
         return Rules(
             **common,
             job_seconds=faults.sample_seconds,
@@ -152,7 +158,8 @@ class Supervision:
         error, lost, self._lost = fault.error, self._lost, 0
         if fault.action != "stopped":  # its error ends the run, and is told as that
             attempt = f", attempt {fault.attempt}" if fault.attempt > 1 else ""
-            self._say(f"{fault.cause}; {fault.action}{attempt}")
+            equal = (fault.action, same_cause(fault.role, fault.kind, fault.cause))
+            self._say_if_due(f"{fault.cause}; {fault.action}{attempt}", *equal)
         if self.history is not None:
             self.history.role_fault(
                 fault.role,
@@ -168,22 +175,36 @@ class Supervision:
             )
 
     def recovered(self, role: str, seconds: float) -> None:
-        self._say(f"{role} is back after {seconds:.1f} s")
+        self._say_if_due(f"{role} is back after {seconds:.1f} s", "back", role)
         if self.history is not None:
             self.history.recovered(role, seconds)
 
     def absent(self, role: str, cause: str) -> None:
-        self._say(f"going on without {role}: {cause}")
+        self._say_if_due(f"going on without {role}: {cause}", "absent", role)
         if self.history is not None:
             self.history.absent(role, cause)
 
     def back(self, role: str) -> None:
-        self._say(f"{role} has joined again")
+        self._say_if_due(f"{role} has joined again", "joined", role)
         if self.history is not None:
             self.history.back(role)
 
     def note(self, text: str) -> None:
         self._say(f"note: {text}")
+
+    def evaluation_given_up(self, steps: int, failure: EnvError) -> None:
+        """The policy of this step could not be evaluated."""
+        cause = f"the evaluation of step {steps:,} is given up: {failure}"
+        self._say_if_due(cause, "evaluation", same_cause("evaluator", "failed", cause))
+        if self.history is not None:
+            action = "evaluation given up"
+            self.history.role_fault("evaluator", "failed", cause, action, 1, self.steps, facts=failure.facts)
+
+    def _say_if_due(self, text: str, *equal: str) -> None:
+        """Say it, unless the same was said often: then only now and then, with how often it has happened."""
+        if self._repeats.add(equal):
+            count = self._repeats.total(equal)
+            self._say(text if count < REPEATED else f"{text} ({count:,} times so far)")
 
     def redone(self, job: Job) -> None:
         if job.member.kind == "learner" and job.method == job.member.rules.work:
@@ -212,6 +233,14 @@ class Supervision:
             "health/redone_updates": float(self.redone_updates),
             "health/lost_transitions": float(self.lost_transitions),
         }
+
+
+def _has_steps(receipt: Receipt) -> bool:
+    return receipt.steps > 0
+
+
+def _is_over(evaluation: Evaluation) -> bool:
+    return evaluation.over
 
 
 def _evidence(member: Member) -> Callable[[], dict[str, Tree]] | None:

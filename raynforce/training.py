@@ -8,13 +8,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
-import numpy as np
-
 from raynforce.algos import algorithm_class
 from raynforce.config import Config
 from raynforce.crew import Crew
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
-from raynforce.evaluating import FINAL, Evaluations, Pinned
+from raynforce.evaluating import FINAL, Evaluations, Pinned, Played, Schedule
 from raynforce.experience.ledger import Ledger
 from raynforce.policies.acting import PolicyVersion
 from raynforce.recording import Best, Record
@@ -66,12 +64,14 @@ class Training:
         self._tally = Tally(config, self._began)
         self._status = self._tally.status
         self._number = 0  # of the newest policy version
+        self._schedule = Schedule(config.eval, config.steps)
         self._ledger = Ledger()
         self._times = TimeTree()
         self._best: Pinned | None = None  # the policy version that evaluated best
         self._owed: list[Pinned] = []  # versions whose evaluation a signal has prevented: a resume makes up for it
         self._startup_seconds: float | None = None
-        self._turning_since = self._began
+        self._turning_since = self._turned_until = self._began
+        self._evaluated_while_turning = 0.0
         self._final_speed: float | None = None
         self._resumes = 0  # how often the run was resumed
         self._progress = make_progress(stream, mode=progress)
@@ -111,10 +111,13 @@ class Training:
             crew.evaluator,
             self._supervision.rules("evaluator"),
             config.eval,
+            self._schedule,
             longest=config.faults.sample_seconds / 2,
+            hold=config.target is not None,
             show=self._show,
             stopped=lambda: self.stop_request.number is not None,
             broken=lambda facts: self._supervision.broken("evaluator", [facts]),
+            gave_up=self._supervision.evaluation_given_up,
         )
         if weights is not None:
             self._progress.message(weights.note)
@@ -139,6 +142,7 @@ class Training:
             positions={} if saved is None else saved["run"].get("sinks", {}),
         )
         self._supervision.history = FaultHistory(self._run, self._progress.message)
+        opened.callback(self._supervision.history.close)
         if saved is None:
             self._record.save_now(self._save, self._show)  # from here on there is always something to resume from
         else:
@@ -210,6 +214,7 @@ class Training:
                     self._record.save_now(self._save, self._show)
                 raise
         self._final_speed = self._speed
+        self._turned_until, self._evaluated_while_turning = time.monotonic(), self._evaluations.waited
 
     def _after(self, round_: Round) -> None:
         status, config = self._status, self._config
@@ -221,7 +226,7 @@ class Training:
         if status.steps >= config.steps:
             status.stop_reason = status.stop_reason or "steps done"
         self._judge(self._evaluations.finished())
-        if _crossed(before, status.steps, config.eval.every):
+        if self._schedule.is_due(before, status.steps, status.metrics.get("charts/episodic_length", 0.0)):
             self._evaluate()
         for callback in self._callbacks:  # if one raises, what is then saved lacks nothing of this round
             callback.on_round(status)
@@ -255,6 +260,8 @@ class Training:
                 "time/seconds": self._tally.seconds,
                 "time/sample": round_.sample_seconds,
                 "time/learn": round_.learn_seconds,
+                "time/evaluate": self._evaluations.waited,
+                "eval/skipped": float(self._evaluations.skipped),
                 **self._times.metrics(),
                 **self._ledger.metrics(),
                 **self._turning.metrics(),
@@ -271,7 +278,8 @@ class Training:
         turning = time.monotonic() - self._turning_since - self._evaluations.waited
         return self._final_speed or self._tally.trained_here / max(turning, 1e-9)
 
-    def _show(self, note: str = "") -> None:
+    def _show(self, note: str = "", left: float | None = 0.0) -> None:
+        """Show where the run stands; `left` are the seconds that an evaluation will still take, if that is known."""
         status = self._status
         self._progress.update(
             Snapshot(
@@ -286,6 +294,8 @@ class Training:
                 target=self._config.target,
                 losses={k[7:]: v for k, v in status.metrics.items() if k.startswith("losses/")},
                 note=note,
+                evaluating_left=left,
+                ending=status.stop_reason is not None,
                 faults=self._supervision.faults,
                 last_fault=self._supervision.last,
             )
@@ -304,7 +314,8 @@ class Training:
                 f"note: no episode has ended in {status.steps:,} steps; evaluation cuts them at eval.max_length"
             )
         pinned = self._pinned
-        if self.stop_request.number is None:
+        self._judge(self._evaluations.hold())
+        if self.stop_request.number is None and status.stop_reason != "target met":
             self._judge(self._evaluations.begin(pinned))
         if self.stop_request.number is not None:
             self._owed.append(pinned)
@@ -319,7 +330,7 @@ class Training:
     def _pinned(self) -> Pinned:
         return Pinned(self._version, self._number, self._status.steps)
 
-    def _judge(self, evaluated: tuple[Pinned, np.ndarray] | None) -> None:
+    def _judge(self, evaluated: Played | None) -> None:
         """Take the outcome of an evaluation, if there is one: is it the best, and is the target met?"""
         if evaluated is None:
             return
@@ -355,7 +366,7 @@ class Training:
             and self._tally.evaluated != self._number
         ):
             returns = self._evaluations.play(self._pinned, self._config.eval.episodes, "evaluating")
-            self._judge(None if returns is None else (self._pinned, returns))
+            self._judge(None if returns is None else Played(self._pinned, returns))
         self._evaluations.stop()
         if self.stop_request.number is not None:
             self._owed = unevaluated
@@ -370,9 +381,10 @@ class Training:
     def _result(self) -> Result:
         status, config = self._status, self._config
         eval_return = None
-        if config.eval.final_episodes and self.stop_request.number is None:
+        episodes = self._schedule.final_episodes(status.steps)
+        if episodes and self.stop_request.number is None:
             best, doing = self._best or self._pinned, "evaluating the best policy"
-            returns = self._evaluations.play(best, config.eval.final_episodes, doing, FINAL)
+            returns = self._evaluations.play(best, episodes, doing, FINAL)
             eval_return = None if returns is None else float(returns.mean())
         self._show()
         return Result(
@@ -400,11 +412,25 @@ class Training:
             lost_steps=self._ledger.lost,
             weights_sha256=hashlib.sha256(self._version.result().params.tobytes()).hexdigest(),
             stopped=status.stop_reason or "steps done",
+            evaluations=self._evaluations.count,
+            skipped_evaluations=self._evaluations.skipped,
+            eval_seconds=round(self._evaluations.waited, 3),
         )
 
     def where_the_time_went(self) -> str:
         """A few lines on what bound the run, and which setting to change."""
-        return self._times.report(self._config, cores=cores(), tolerates_lag=self._tolerates_lag)
+        return self._times.report(
+            self._config, cores=cores(), tolerates_lag=self._tolerates_lag, run=self._seconds_of_run
+        )
+
+    @property
+    def _seconds_of_run(self) -> dict[str, float]:
+        """What this process has spent its time on."""
+        evaluation, turning = self._evaluations.waited, self._turned_until - self._turning_since
+        training = turning - self._evaluated_while_turning
+        startup = self._turning_since - self._began
+        rest = time.monotonic() - self._began - startup - training - evaluation
+        return {"start-up": startup, "training": training, "evaluation": evaluation, "saving": rest}
 
     # -- what is saved --------------------------------------------------------------------------------
 
@@ -443,6 +469,7 @@ class Training:
             "restarts": self._crew.pool.restarts,
             "env_restarts": self._supervision.env_restarts,
             "lost_transitions": self._supervision.lost_transitions,
+            "schedule": self._schedule.state(),
             "sinks": self._record.position(),
         }
 
@@ -458,6 +485,8 @@ class Training:
             for fragment in takeover.dropped:
                 self._ledger.drop(fragment.sampler, fragment.sequence, fragment.steps)
             self._supervision.load(counts)
+            if "schedule" in counts:
+                self._schedule.load(counts["schedule"])
             self._supervision.lost_transitions += takeover.lost_transitions
             self._crew.pool.restarts += counts.get("restarts", 0)
             self._tally.load(counts)
@@ -507,7 +536,3 @@ def _books(counts: Tree, held: Sequence[Held]) -> Tree:
     trained, dropped = counts["steps"], counts.get("dropped", 0)
     produced = trained + dropped + sum(f.steps for f in held)
     return {"produced": produced, "trained": trained, "dropped": dropped, "lost": 0}
-
-
-def _crossed(before: int, after: int, every: int) -> bool:
-    return every > 0 and before // every != after // every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -18,9 +19,10 @@ from running import metrics
 import raynforce
 from raynforce.config import EvalConfig
 from raynforce.errors import EnvError
-from raynforce.evaluating import FINAL, Evaluations, Pinned
+from raynforce.evaluating import FINAL, Evaluations, Pinned, Schedule
 from raynforce.roles.evaluator import Evaluation
 from raynforce.runs.checkpoint import load as load_checkpoint
+from raynforce.runs.faults import each_event, summarise
 from raynforce.runtimes.base import Handle, RoleDied, Runtime
 from raynforce.runtimes.inline import InlineRuntime
 from raynforce.runtimes.member import Rules
@@ -51,10 +53,11 @@ class FakeLearner:
 
 
 class FakeEvaluator:
-    """Plays one episode a call, whose return is the version; as slowly as it is told."""
+    """Plays one episode a call, whose return is the version; as slowly as it is told. It may die on the way."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
+    def __init__(self, seconds: float = 0.0, dies_after: int | None = None) -> None:
         self.seconds = seconds
+        self.dies_after = dies_after
         self.playing: tuple[int, int] | None = None
         self.returns: list[float] = []
 
@@ -62,16 +65,25 @@ class FakeEvaluator:
         if self.playing != (version, purpose):
             self.playing, self.returns = (version, purpose), []
         time.sleep(self.seconds)
+        if len(self.returns) == self.dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
         self.returns.append(version + 100.0 * purpose)
         over = len(self.returns) == episodes
         self.playing = None if over else self.playing
-        return Evaluation(over, np.array(self.returns), [{"cause": "broke"}] if over else [])
+        return Evaluation(over, np.array(self.returns), [{"cause": "broke"}] if over else [], steps=10)
 
 
 class Scene:
     """A learner, and evaluations of its versions."""
 
-    def __init__(self, runtime: Runtime, seconds: float = 0.0, episodes: int = 2) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        seconds: float = 0.0,
+        episodes: int = 2,
+        hold: bool = False,
+        dies_after: int | None = None,
+    ) -> None:
         self.witness = Witness()
         self.pool = Pool(runtime, self.witness)
         self.shown: list[str] = []
@@ -81,21 +93,26 @@ class Scene:
 
         def evaluator(_: int) -> Handle:
             self.spawned += 1
-            return runtime.spawn("test_evaluating:FakeEvaluator", seconds, name="evaluator")
+            return runtime.spawn("test_evaluating:FakeEvaluator", seconds, dies_after, name="evaluator")
 
         def learner(_: int) -> Handle:
             return runtime.spawn("test_evaluating:FakeLearner", name="learner")
 
-        rules = Rules(work="play", has_state=False, accidents=(RoleDied, EnvError), backoff=0.0)
+        ours: dict[str, Any] = {"quorum": 0, "gets_on": lambda played: played.over}
+        rules = Rules(work="play", has_state=False, accidents=(RoleDied, EnvError), backoff=0.0, **ours)
+        self.given_up: list[tuple[int, EnvError]] = []
         self.evaluations = Evaluations(
             self.pool,
             evaluator,
             rules,
             EvalConfig(episodes=episodes),
+            Schedule(EvalConfig(episodes=episodes), 1000),
             longest=30.0,
-            show=self.shown.append,
+            hold=hold,
+            show=lambda note, left: self.shown.append(note),
             stopped=lambda: self.stopped,
             broken=self.broken.append,
+            gave_up=lambda steps, failure: self.given_up.append((steps, failure)),
         )
         (self.learner,) = self.pool.add("learner", learner, 1, Rules(work="learn"))
 
@@ -222,6 +239,88 @@ def test_a_killed_learner_does_not_take_a_pinned_version_along(process: Runtime)
     assert scene.learn().number == 2
 
 
+def test_with_a_target_training_waits_before_another_is_due(process: Runtime) -> None:
+    scene = Scene(process, seconds=0.2, episodes=3, hold=True)
+    first, second = scene.learn(), scene.learn()
+    assert scene.evaluations.hold() is None, "nothing is played yet"
+    scene.evaluations.begin(first)
+    found = scene.evaluations.hold()
+    assert found is not None
+    assert (found.pinned, found.returns.tolist()) == (first, [1.0] * 3)
+    assert scene.evaluations.waited > 0.3
+    scene.evaluations.begin(second)
+    assert scene.evaluations.unfinished == [second]
+    assert scene.evaluations.skipped == 0
+
+
+def test_without_a_target_training_goes_on(process: Runtime) -> None:
+    scene = Scene(process, seconds=0.2, episodes=3)
+    scene.evaluations.begin(scene.learn())
+    assert scene.evaluations.hold() is None
+    assert scene.evaluations.waited == 0
+
+
+def test_one_that_always_dies_at_the_same_place_is_given_up(process: Runtime) -> None:
+    """Though it answers in between: a restart begins the evaluation again."""
+    scene = Scene(process, episodes=3, dies_after=2)
+    assert scene.evaluations.play(scene.learn(), 3, "evaluating") is None
+    assert [fault.action for fault in scene.witness.faults] == ["restarted"] * 5 + ["given up"]
+    assert scene.evaluations.skipped == 1
+    assert scene.learn().number == 2, "training goes on"
+
+
+# -- when they are due --------------------------------------------------------------------------------------
+
+
+def due(schedule: Schedule, steps: int, round_: int, length: float, played: Evaluation) -> list[int]:
+    found = []
+    for after in range(round_, steps + 1, round_):
+        if schedule.is_due(after - round_, after, length):
+            found.append(after)
+            schedule.add(played)
+    return found
+
+
+def test_by_default_there_are_twenty_in_a_run() -> None:
+    cheap = Evaluation(True, np.zeros(20), steps=40)
+    assert due(Schedule(EvalConfig(), 10_000), 10_000, 10, 2.0, cheap) == list(range(500, 10_001, 500))
+
+
+def test_by_default_they_take_a_tenth_of_the_steps() -> None:
+    """20 episodes of 500 steps each: 10,000 for each of the 20 evaluations would be a fifth of a million."""
+    schedule, dear = Schedule(EvalConfig(), 1_000_000), Evaluation(True, np.zeros(20), steps=10_000)
+    found = due(schedule, 1_000_000, 1000, 500.0, dear)
+    assert found[0] == 50_000
+    assert schedule.spent == 10_000 * len(found) <= 125_000
+    assert len(found) == 12
+    assert 20 <= schedule.final_episodes(1_000_000) <= 60
+    assert schedule.spent + 500 * schedule.final_episodes(1_000_000) <= 160_000
+
+
+def test_steps_of_an_own_vector_implementation_cost_less() -> None:
+    schedule = Schedule(EvalConfig(), 1_000_000)
+    assert len(due(schedule, 1_000_000, 1000, 500.0, Evaluation(True, np.zeros(20), steps=10_000, lockstep=True))) == 20
+    assert schedule.final_episodes(1_000_000) == 100
+
+
+def test_what_is_set_is_kept() -> None:
+    schedule = Schedule(EvalConfig(every=100, final_episodes=7), 1000)
+    dear = Evaluation(True, np.zeros(20), steps=10_000)
+    assert due(schedule, 1000, 10, 500.0, dear) == list(range(100, 1001, 100))
+    assert schedule.final_episodes(1000) == 7
+    never = Schedule(EvalConfig(every=0), 1000)
+    assert due(never, 1000, 10, 5.0, dear) == []
+
+
+def test_a_schedule_goes_on_where_it_was() -> None:
+    one, dear = Schedule(EvalConfig(), 1_000_000), Evaluation(True, np.zeros(20), steps=9_000)
+    due(one, 500_000, 1000, 450.0, dear)
+    other = Schedule(EvalConfig(), 1_000_000)
+    other.load(one.state())
+    rest = [[s for s in range(501_000, 1_000_001, 1000) if x.is_due(s - 1000, s, 450.0)] for x in (one, other)]
+    assert rest[0] == rest[1]
+
+
 # -- between two rounds -------------------------------------------------------------------------------------
 
 
@@ -251,6 +350,7 @@ class Slow(gymnasium.Env[np.ndarray, Any]):
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
+    last = 10
 
     def __init__(self, seconds: float = 0.05) -> None:
         import sys
@@ -268,7 +368,7 @@ class Slow(gymnasium.Env[np.ndarray, Any]):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         time.sleep(self.seconds)
         self.count += 1
-        return np.zeros(2, np.float32), 1.0, self.count == 10, False, {}
+        return np.zeros(2, np.float32), 1.0, self.count == self.last, False, {}
 
 
 class Elsewhere(Slow):
@@ -353,3 +453,37 @@ def test_an_evaluation_that_a_signal_has_cut_short_is_played_after_a_resume(tmp_
     assert load_checkpoint(run / "last")["evaluating_0"]["steps"] == 64
     raynforce.resume(run, steps=128, progress="quiet")
     assert evaluated(run)[0] == (64, 10.0)
+
+
+class RaisesAtTheEnd(Slow):
+    """Thirty steps; the last one raises, in training and in evaluation."""
+
+    last = 30
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        found = super().step(action)
+        if found[2]:
+            raise RuntimeError(f"no episode ends well ({time.monotonic_ns()})")
+        return found
+
+
+@pytest.mark.parametrize("runtime", ["inline", "process"])
+def test_an_env_that_breaks_whenever_an_episode_ends_ends_the_run(runtime: str, tmp_path: Path) -> None:
+    own = {"env_args": {"seconds": 0.0}, "eval.episodes": 2, "eval.final_episodes": 10, "faults.restarts": 2}
+    run = start(tmp_path / "run", runtime, 6400, env="RaisesAtTheEnd", **own)
+    assert run.result.steps >= 6400
+    assert run.result.stopped == "steps done"
+    assert run.result.eval_return is None
+    assert run.result.evaluations == 0
+    assert run.result.skipped_evaluations > 0
+    history = summarise(each_event(tmp_path / "run" / "events.jsonl"))
+    assert history.outcome == "stopped"
+    broke = {group.role: group.count for group in history.groups if "environment restarted" in group.actions}
+    assert sum(broke.values()) == run.result.env_restarts
+    assert broke["sampler"] > 100
+    in_vain = [group for group in history.groups if "evaluation given up" in group.actions]
+    assert [group.count for group in in_vain] == [run.result.skipped_evaluations]
+    assert "no episode ends well" in in_vain[0].cause
+    assert "broke in 3 evaluation episodes in a row" in in_vain[0].cause
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert len(lines) < 150, "equal faults are counted, not repeated"

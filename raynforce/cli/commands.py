@@ -142,6 +142,8 @@ def _summary(config: Config, result: Any, time_block: str) -> str:
     lines.append(f"trained: {result.steps:,} steps and {result.updates:,} updates; here {result.seconds:.1f} s{speed}")
     if result.eval_return is not None:
         lines.append(f"best policy: {number(result.eval_return)} mean return on fresh greedy episodes")
+    if result.skipped_evaluations:
+        lines.append(_skipped(result))
     if result.restarts or result.env_restarts:
         lines.append(_faults(result))
     if time_block:
@@ -155,6 +157,12 @@ def _summary(config: Config, result: Any, time_block: str) -> str:
     lines.append(f"  {_me()} eval {run}" + f" --parallel {parallel}" * (parallel != "no"))
     lines.append(f"  tensorboard --logdir {run}/tensorboard  # pip install tensorboard")
     return "\n".join(lines)
+
+
+def _skipped(result: Any) -> str:
+    due = result.evaluations + result.skipped_evaluations
+    told = f"evaluations: {result.skipped_evaluations:,} of {due:,} that were due have no outcome"
+    return f"{told}: evaluating took longer than training on, or failed (--set eval.every=N spreads them)"
 
 
 def _faults(result: Any) -> str:

@@ -1,4 +1,4 @@
-"""Single environments stepped side by side, as one vector environment: each step waits for the slowest."""
+"""Single environments stepped side by side, as one vector environment: all together, or each at its own pace."""
 
 from __future__ import annotations
 
@@ -49,6 +49,8 @@ class ParallelVector:
         self._obs: dict[str, np.ndarray] = {}
 
     def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
+        while not self.idle.all():  # who steps at its own pace may have gone away in between
+            self.answers(math.inf)
         if self._begun or seed is not None:
             self._lanes.reset(seed)
         return self._show()
@@ -78,6 +80,40 @@ class ParallelVector:
         ended = np.flatnonzero(terminated | truncated)
         final = {path: column[ended] for path, column in lanes.final.items()}
         return Step(self._show(), lanes.reward.copy(), terminated, truncated, valid, ended, final, cut)
+
+    # -- each lane at its own pace: first come, first served ----------------------------------------------
+
+    @property
+    def idle(self) -> np.ndarray:
+        """`[B]` lanes that are not at a step."""
+        return np.isinf(self._lanes.busy_since())
+
+    def rows(self) -> dict[str, np.ndarray]:
+        """What the policy sees next, `[B, ...]`; of lanes that are at a step, something in between."""
+        return self._lanes.obs
+
+    @property
+    def reward(self) -> np.ndarray:
+        """`[B]` of each lane's last step."""
+        return self._lanes.reward
+
+    @property
+    def ended(self) -> np.ndarray:
+        """`[B]` whether each lane's last step ended its episode."""
+        return self._lanes.terminated | self._lanes.truncated
+
+    def ask(self, lanes: np.ndarray, action: np.ndarray) -> None:
+        """Have these idle lanes, `[K]`, step with `action`, `[K, ...]`. Returns at once."""
+        self._lanes.step(lanes, action)
+
+    def answers(self, until: float) -> tuple[np.ndarray, np.ndarray]:
+        """Wait for some lanes, until a time on the monotonic clock: those that have stepped, and those that broke."""
+        left = until - time.monotonic()
+        self._lanes.wait(None if left == math.inf and self._watch is None else min(left, self._watch or left))
+        done, broken = self._lanes.take()
+        if self._watch is not None:
+            self._lanes.overdue(time.monotonic())
+        return done, np.array([lane for lane, *_ in broken], np.int64)
 
     def state(self) -> Tree:
         self._must_be_reset()

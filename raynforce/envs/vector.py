@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -83,10 +84,12 @@ def make_vector(
     exact_resume: bool = True,
     record: bool = True,
     parallel: Literal["no", "threads", "processes"] = "no",
+    hang_seconds: float = math.inf,
 ) -> VectorEnv:
     """Make `num_envs` environments: the env's own vector implementation if it serves, otherwise a loop.
 
-    With `parallel` they are single ones in any case, stepped side by side in threads or processes.
+    With `parallel` they are single ones in any case, stepped side by side in threads or processes; a step that takes
+    longer than `hang_seconds` is then given up.
     Exact resume needs a snapshot of the implementation's state (`raynforce.register_snapshot`); the loop needs none,
     because without one it replays the actions of the running episodes, unless `record` is off.
     """
@@ -99,7 +102,7 @@ def make_vector(
     if seed < 0:
         raise UsageError(f"seed is {seed}; it must be 0 or more")
     if parallel != "no":
-        how: dict[str, Any] = {"parallel": parallel, "record": exact_resume and record}
+        how: dict[str, Any] = {"parallel": parallel, "record": exact_resume and record, "hang_seconds": hang_seconds}
         return ParallelVector(env, env_args, num_envs, seed=seed, sampler=sampler, **how)
     vector, note = native_vector(env, env_args, num_envs, seed=seed, sampler=sampler, exact_resume=exact_resume)
     if vector is not None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from raynforce.envs.native import NativeVector
+from raynforce.envs.parallel import ParallelVector
 from raynforce.envs.vector import VectorEnv, derive_seed, make_vector, require_finite
 from raynforce.errors import EnvError
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.roles.sampler import EnvArgs
 
 EVALUATION_STREAM = 1 << 20  # apart from every sampler's index, so that evaluation never repeats training episodes
-
-CUTS_IN_A_ROW = 100
-"""How often a lane's env may break before an episode of it is over."""
+BREAKS = 5
+"""How often in a row the episodes of a lane may break before the evaluation is given up; `faults.restarts`."""
 
 
 class Evaluation(NamedTuple):
@@ -26,14 +28,21 @@ class Evaluation(NamedTuple):
     returns: np.ndarray
     """Returns of the episodes that have ended."""
     faults: Sequence[Mapping[str, Any]] = ()
-    """Environments that broke since this was last asked, and were made anew: `EnvFault.facts()` of each."""
+    """Environments that broke since this was last asked, and were restarted: `EnvFault.facts()` of each."""
+    steps: int = 0
+    """Environment steps that were played for it so far."""
+    lockstep: bool = False
+    """Whether they were those of an environment's own vector implementation, which cost a fraction of others."""
+    failure: EnvError | None = None
+    """Why it was given up: it is over, and has no outcome."""
 
 
 class Evaluator:
     """Plays greedy episodes. What it plays follows from what it is given, so it needs no saving."""
 
-    def __init__(self, acting: ActingSpec, envs: EnvArgs) -> None:
-        self._args = envs
+    def __init__(self, acting: ActingSpec, envs: EnvArgs, breaks: int = BREAKS, hang_seconds: float = math.inf) -> None:
+        """`breaks` is how often in a row a lane's episodes may break; side by side, a step may take `hang_seconds`."""
+        self._args, self._breaks, self._hang_seconds = envs, breaks, hang_seconds
         self._actor = Actor(acting)
         self._envs: VectorEnv | None = None
         self._playing: tuple[int, ...] | None = None
@@ -45,7 +54,7 @@ class Evaluator:
         An episode longer than `max_length` is counted as it stands, and its lane plays no further one. Seeds derive
         from the run's seed, the version's number and `purpose`: each version plays other episodes, the same version
         the same ones, however often the run was stopped. An episode whose env breaks is not counted: its lane plays
-        another one.
+        another one. If that happens too often in a row in one lane, the evaluation is given up.
         """
         self._actor.load(version)
         self._max_length = max_length
@@ -56,30 +65,34 @@ class Evaluator:
         self._obs = envs.reset(seed=derive_seed(self._args.seed, EVALUATION_STREAM, version.number, purpose))
         self._returns: list[float] = []
         self._running, self._length = np.zeros(lanes), np.zeros(lanes, np.int64)
-        self._cuts = np.zeros(lanes, np.int64)  # since the lane's last episode was over
+        self._breaks_in_a_row = np.zeros(lanes, np.int64)  # since the lane's last episode was over
+        self._steps = 0
+        self._hopeless: int | None = None  # a lane
 
-    def advance(self, seconds: float = float("inf")) -> Evaluation:
+    def advance(self, seconds: float = math.inf) -> Evaluation:
         """Play on, for so long at most."""
-        envs, quota, running, length = self._vector(), self._quota, self._running, self._length
-        until = time.monotonic() + seconds
-        while quota.any() and time.monotonic() < until:
-            step = envs.step(self._actor.greedy(self._obs))
-            self._obs = step.obs
-            seen = {"reward": step.reward, **step.obs}
-            require_finite(self._args.env, seen, ("in evaluation, lane",), self._args.args)
-            running += step.reward * step.valid
-            length += step.valid
-            if len(step.cut):
-                running[step.cut], length[step.cut] = 0.0, 0
-                self._count(step.cut)
-            endless = length >= self._max_length
-            for lane in np.flatnonzero(step.terminated | step.truncated | endless):
-                if quota[lane]:
-                    quota[lane] = 0 if endless[lane] else quota[lane] - 1
-                    self._returns.append(float(running[lane]))
-                running[lane], length[lane], self._cuts[lane] = 0.0, 0, 0
-        faults = [fault.facts() for fault in envs.take_faults()]
-        return Evaluation(not quota.any(), np.asarray(self._returns), faults)
+        envs, until = self._vector(), time.monotonic() + seconds
+        lockstep, failure = isinstance(envs, NativeVector), None
+        try:
+            while self._quota.any() and self._hopeless is None and time.monotonic() < until:
+                if isinstance(envs, ParallelVector):
+                    self._step_ready(envs, until)
+                else:
+                    self._step_all(envs)
+        except EnvError as error:  # one that cannot be brought to step again
+            failure = error
+        found = envs.take_faults()
+        if self._hopeless is not None:
+            last = [fault for fault in found if fault.lane == self._hopeless][-1]
+            often = f"env {self._args.env!r} broke in {self._breaks_in_a_row[self._hopeless]} evaluation episodes "
+            where = f"in a row, in lane {last.lane} (episode seed {last.seed}, step {last.step}): {last.cause}"
+            failure = EnvError(often + where)
+            failure.facts = last.facts()
+        if failure is not None:  # the next evaluation gets new envs
+            self.close()
+        over = failure is not None or not self._quota.any()
+        facts = [fault.facts() for fault in found]
+        return Evaluation(over, np.asarray(self._returns), facts, self._steps, lockstep, failure)
 
     def play(
         self,
@@ -87,7 +100,7 @@ class Evaluator:
         episodes: int,
         max_length: int = 100_000,
         purpose: int = 0,
-        seconds: float = float("inf"),
+        seconds: float = math.inf,
     ) -> Evaluation:
         """`begin` and `advance` in one: asked again for the same version and purpose, it goes on where it was."""
         what = (version.number, episodes, max_length, purpose)
@@ -99,18 +112,56 @@ class Evaluator:
             self._playing = None
         return so_far
 
-    def _count(self, cut: np.ndarray) -> None:
-        """An episode that breaks every time would be played for ever."""
-        self._cuts[cut] += 1
-        hopeless = cut[(self._cuts[cut] > CUTS_IN_A_ROW) & (self._quota[cut] > 0)]
-        if not len(hopeless):
-            return
-        lane = hopeless[0]
-        last = [fault for fault in self._vector().take_faults() if fault.lane == lane][-1]
-        often = f"env {self._args.env!r} broke in {self._cuts[lane]} evaluation episodes in a row, in lane {lane}"
-        error = EnvError(f"{often} (episode seed {last.seed}, step {last.step}): {last.cause}")
-        error.facts = last.facts()
-        raise error
+    def close(self) -> None:
+        if self._envs is not None:
+            self._envs.close()
+            self._envs = None
+
+    # -- its steps ----------------------------------------------------------------------------------------
+
+    def _step_all(self, envs: VectorEnv) -> None:
+        """One step of all lanes together."""
+        step = envs.step(self._actor.greedy(self._obs))
+        self._obs = step.obs
+        seen = {"reward": step.reward, **step.obs}
+        require_finite(self._args.env, seen, ("in evaluation, lane",), self._args.args)
+        self._running += step.reward * step.valid
+        self._length += step.valid
+        self._steps += int(np.count_nonzero(step.valid & (self._quota > 0)))
+        self._broke(step.cut)
+        self._ended(step.terminated | step.truncated)
+
+    def _step_ready(self, envs: ParallelVector, until: float) -> None:
+        """A step of every lane that is ready; nobody waits for a slower one."""
+        ready = np.flatnonzero(envs.idle & (self._quota > 0))
+        if len(ready):
+            # Of all rows, though few are used: so a row's outcome does not depend on who else is ready.
+            envs.ask(ready, self._actor.greedy(envs.rows())[ready])
+        done, broke = envs.answers(until)
+        self._running[done] += envs.reward[done]
+        self._length[done] += 1
+        self._steps += len(done)
+        self._broke(broke)
+        ended = np.zeros(envs.num_envs, np.bool_)
+        ended[done] = envs.ended[done]
+        self._ended(ended)
+
+    def _ended(self, ended: np.ndarray) -> None:
+        """Episodes are over, `[B]`, or longer than they may be."""
+        endless = self._length >= self._max_length
+        for lane in np.flatnonzero(ended | endless):
+            if self._quota[lane]:
+                self._quota[lane] = 0 if endless[lane] else self._quota[lane] - 1
+                self._returns.append(float(self._running[lane]))
+            self._running[lane], self._length[lane], self._breaks_in_a_row[lane] = 0.0, 0, 0
+
+    def _broke(self, lanes: np.ndarray) -> None:
+        """The envs of these lanes broke, and their episodes with them."""
+        if len(lanes):
+            self._running[lanes], self._length[lanes] = 0.0, 0
+            self._breaks_in_a_row[lanes] += 1
+            hopeless = lanes[(self._breaks_in_a_row[lanes] > self._breaks) & (self._quota[lanes] > 0)]
+            self._hopeless = int(hopeless[0]) if len(hopeless) else None
 
     def _vector(self) -> VectorEnv:
         if self._envs is None:
@@ -124,9 +175,6 @@ class Evaluator:
                 exact_resume=a.exact_resume,  # the same implementation as the samplers'
                 record=False,
                 parallel=a.parallel,
+                hang_seconds=self._hang_seconds,
             )
         return self._envs
-
-    def close(self) -> None:
-        if self._envs is not None:
-            self._envs.close()

@@ -18,11 +18,13 @@ from raynforce.errors import RaynforceError, UsageError, summary
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.metrics import cannot_write
+from raynforce.runs.repeats import Repeats
 from raynforce.trees import Tree
 
 FOLDER = "faults"
 MOST_EVIDENCE = 20  # of a run
 MOST_OF_A_CAUSE = 3
+MOST_CAUSES = 200  # that are told apart; later ones are counted together
 LONGEST_CAUSE, LONGEST_TEXT = 400, 8000  # characters in a line of the history
 ENV_RESTARTED = "environment restarted"
 
@@ -44,8 +46,9 @@ def kind_of(role: str) -> str:
 
 
 class FaultHistory:
-    """Writes every fault of a run as one line of its `events.jsonl`, and keeps evidence of the first of each cause.
+    """Writes the faults of a run to its `events.jsonl`, and keeps evidence of the first of each cause.
 
+    Equal faults are counted, not repeated: from some point on a line stands for `count` of them (`Repeats`).
     A fault that cannot be written down must not end the run: the first time, `say` is told; the counters go on.
     """
 
@@ -56,7 +59,9 @@ class FaultHistory:
         self._run, self._say = run, say
         self._folder = run.path / FOLDER
         self._told = False
-        self._seen: set[str] = set()
+        self._repeats: Repeats[tuple[str, ...]] = Repeats()
+        self._untold: dict[tuple[str, ...], dict[str, Any]] = {}  # the last of each that no line stands for yet
+        self._causes: set[str] = set()
         kept = list(evidence_of(run))  # of the processes that this run was resumed from
         taken = [path.stem for path in self._folder.glob("[0-9]*")]
         self._number = max((int(stem) for stem in taken if stem.isdecimal()), default=0)
@@ -100,17 +105,22 @@ class FaultHistory:
 
     def recovered(self, role: str, seconds: float) -> None:
         """Note that a role is where it was before its fault, and how long that took."""
-        self._write("recovered", role=role, seconds=round(seconds, 3))
+        self._event("recovered", {"role": role, "seconds": round(seconds, 3)}, role)
 
     def absent(self, role: str, cause: str) -> None:
         """Note that the run goes on without this role for now."""
         self.last = f"{role} is absent: {_brief(_one_line(cause), role)}"
-        self._write("absent", role=role, cause=_one_line(cause))
+        self._event("absent", {"role": role, "cause": _one_line(cause)}, role)
 
     def back(self, role: str) -> None:
         """Note that a role that was absent takes part again."""
         self.last = f"{role} is back"
-        self._write("back", role=role)
+        self._event("back", {"role": role}, role)
+
+    def close(self) -> None:
+        """Write the counts of what no line stands for yet."""
+        for key, count in self._repeats.rest():
+            self._write(key[0], {**self._untold[key], "count": count})
 
     def _fault(
         self,
@@ -121,14 +131,17 @@ class FaultHistory:
     ) -> None:
         self.faults += 1
         cause = same_cause(line["role"], line["kind"], line["cause"])
+        if cause not in self._causes and len(self._causes) >= MOST_CAUSES:
+            line["cause"] = "another cause: too many different ones to tell apart"
+            cause = same_cause(line["role"], line["kind"], line["cause"])
         evidence = None
         most = 1 if facts.get("too_long") else MOST_OF_A_CAUSE  # room for those that can be seen again
         if self._kept.total() < MOST_EVIDENCE and self._kept[cause] < most:
             evidence = self._keep(cause, {**line, "trace": trace}, facts, parts)
-        if trace and cause not in self._seen:
+        if trace and cause not in self._causes:
             line["trace"] = trace[-LONGEST_TEXT:]
-        self._seen.add(cause)
-        self._write("fault", **line, evidence=evidence)
+        self._causes.add(cause)
+        self._event("fault", {**line, "evidence": evidence}, line["role"], cause, line["action"])
 
     def _keep(
         self,
@@ -158,7 +171,18 @@ class FaultHistory:
         self._kept[cause] += 1
         return f"{FOLDER}/{path.name}"
 
-    def _write(self, kind: str, /, **facts: Any) -> None:
+    def _event(self, kind: str, facts: dict[str, Any], *equal: str) -> None:
+        """Count an event, and write it down if it is due; those with the same `equal` are."""
+        key = (kind, *equal)
+        count = self._repeats.add(key, due=bool(facts.get("evidence")))
+        lost = self._untold.pop(key, {}).get("lost", 0) + facts.get("lost", 0)
+        facts |= {"lost": lost} if lost else {}
+        if count:
+            self._write(kind, facts | ({"count": count} if count > 1 else {}))
+        else:
+            self._untold[key] = facts
+
+    def _write(self, kind: str, facts: Mapping[str, Any]) -> None:
         try:
             self._run.event(kind, **facts)
         except (RaynforceError, TypeError, ValueError) as error:
@@ -339,7 +363,7 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> History:
             history.recoveries.setdefault(kind_of(role), []).append(float(event["seconds"]))
         elif kind == "absent":
             history.absent[role] = str(event.get("cause", ""))
-            history.absences += 1
+            history.absences += max(1, _int(event.get("count", 1)))
         elif kind == "back":
             history.absent.pop(role, None)
             if role in history.given_up:
@@ -357,11 +381,12 @@ def _add(history: History, groups: dict[str, FaultGroup], event: Mapping[str, An
     group = groups.get(key)
     if group is None:
         group = groups[key] = FaultGroup(kind_of(role), kind, cause, first=where)
-    group.count += 1
-    group.roles[role] += 1
+    count = max(1, _int(event.get("count", 1)))
+    group.count += count
+    group.roles[role] += count
     group.last = where
     action = str(event.get("action", ""))
-    group.actions[action] += 1
+    group.actions[action] += count
     group.trace = group.trace or str(event.get("trace", ""))
     group.said = str(event.get("said", "")) or group.said
     evidence = event.get("evidence")

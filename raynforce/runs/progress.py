@@ -44,6 +44,10 @@ class Snapshot:
     target: float | None
     losses: Mapping[str, float]
     note: str = ""
+    evaluating_left: float | None = 0.0
+    """Seconds that an evaluation will still take which training waits for; None if that is not known."""
+    ending: bool = False
+    """Whether no more is trained, however many steps are left."""
     faults: int = 0
     """How often something has failed and was mended."""
     last_fault: str = ""
@@ -297,12 +301,12 @@ class _RecentSpeed:
         points.append((snapshot.seconds, snapshot.steps))
         while len(points) > 2 and points[1][0] <= snapshot.seconds - self.window:
             points.popleft()
-        remaining = max(snapshot.total_steps - snapshot.steps, 0)
+        remaining = 0 if snapshot.ending else max(snapshot.total_steps - snapshot.steps, 0)
         seconds, steps = snapshot.seconds - points[0][0], snapshot.steps - points[0][1]
         speed = steps / seconds if seconds > 0 and steps > 0 else snapshot.steps_per_second
         if remaining == 0:
-            return 0.0
-        return remaining / speed if speed > 0 else None
+            return snapshot.evaluating_left
+        return remaining / speed + (snapshot.evaluating_left or 0.0) if speed > 0 else None
 
 
 class _History:

@@ -11,6 +11,7 @@ from raynforce.config import Config
 WIDTH = 80
 BAR = 12
 SHADES = {"env": "█", "learn": "█", "policy": "▓", "prepare": "▓", "other": "▒", "transport": "░", "waiting": "·"}
+SHADES |= {"training": "█", "evaluation": "▓", "start-up": "▒", "saving": "░"}
 SHADES |= {"gradients": "▓", "busy": "█", "wire": "░", "learner": "▒", "restart": "·"}
 STANDS_OUT = 0.4  # of the time; less, and no single change helps much
 SLIGHT = 0.05  # of the time; less is not worth a change
@@ -51,14 +52,15 @@ class TimeTree:
             self._reported[role] = dict(total)
         return shares
 
-    def report(self, config: Config, *, cores: int, tolerates_lag: bool) -> str:
+    def report(self, config: Config, *, cores: int, tolerates_lag: bool, run: Mapping[str, float] | None = None) -> str:
         """A few lines for the end of a run: each role's time, what bound the run, and what to change.
 
         `config` is the resolved one, `cores` those of this machine; `tolerates_lag` says whether the algorithm learns
-        from policy versions older than the newest.
+        from policy versions older than the newest; `run` are the seconds of the run as a whole.
         """
-        roles = {role: shares for role, total in self._total.items() if (shares := _shares(total))}
-        if not roles:
+        total = ({"run": run} if run else {}) | self._total
+        roles = {role: shares for role, spent in total.items() if (shares := _shares(spent))}
+        if not roles.keys() - {"run"}:
             return ""
         width = max(map(len, roles))
         lines = ["where the time went, in percent:"]
@@ -66,8 +68,8 @@ class TimeTree:
             parts = ", ".join(f"{name} {share * 100:.0f}" for name, share in shares.items() if share >= 0.005)
             lines.append(f"  {role:<{width}}  {_bar(shares)}  {parts}")
         if {"sampler", "learner"} <= set(roles):
-            run = Seen(roles.get("env") or wall_shares(self._total, config), config, cores, tolerates_lag)
-            told = _own_pace(run) if "env" in roles else verdict(run)
+            seen = Seen(roles.get("env") or wall_shares(self._total, config), config, cores, tolerates_lag)
+            told = _own_pace(seen) if "env" in roles else verdict(seen)
             lines += textwrap.wrap(told, WIDTH, break_long_words=False, break_on_hyphens=False)
         return "\n".join(lines)
 

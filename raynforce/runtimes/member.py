@@ -31,6 +31,8 @@ class Rules:
     """Members without which the run cannot go on."""
     work: str = ""
     """The method that shows that a member works. What it raises before its first success is no accident."""
+    gets_on: Callable[[Any], bool] = lambda answer: True
+    """Whether an answer of `work` shows progress: only then the failures before it are forgiven."""
     accidents: tuple[type[RaynforceError], ...] = (RoleDied,)
     """Errors that a restart may mend; others end the run."""
     has_state: bool = True

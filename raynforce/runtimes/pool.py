@@ -233,7 +233,9 @@ class Pool:
             return
         job.settled, job.answered = True, member.heard
         if job.method == member.rules.work:
-            member.proven, member.failures = True, 0
+            member.proven = True
+            if member.failures and member.rules.gets_on(job.result()):
+                member.failures = 0
         if not member.remembers:
             member.log.remove(job)
         self._recovered(member)

@@ -13,6 +13,7 @@ import pytest
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import FaultHistory, each_event, evidence_of, kind_of, same_cause, summarise
+from raynforce.runs.repeats import Repeats
 from raynforce.trees import Tree
 
 
@@ -243,3 +244,50 @@ def test_a_broken_history_does_not_break_its_reader(run: RunDirectory) -> None:
     assert summarise(strange).faults == 2
     shutil.rmtree(run.checkpoints)
     assert list(evidence_of(run)) == []
+
+
+def test_equal_faults_are_counted_and_not_repeated(run: RunDirectory) -> None:
+    history = FaultHistory(run)
+    for index in range(12_345):
+        history.env_fault(f"sampler {index % 2}", facts(seed=index), index)
+        history.recovered("sampler 0", 0.5)
+    history.role_fault("sampler 1", "died", "sampler 1 was killed", "restarted", 1, 7, facts={"lost": 3})
+    history.close()
+    lines = list(each_event(run.events))
+    assert len(lines) < 150
+    assert run.events.stat().st_size < 50_000
+    told = summarise(lines)
+    assert history.faults == told.faults == 12_346
+    assert told.groups[0].roles == {"sampler 0": 6173, "sampler 1": 6172}
+    assert told.groups[0].last[1] >= 12_343
+
+
+def test_what_was_lost_with_faults_that_are_not_told_one_by_one_is_counted(run: RunDirectory) -> None:
+    history = FaultHistory(run)
+    for _ in range(57):
+        history.role_fault("sampler 1", "died", "sampler 1 was killed", "restarted", 1, 7, facts={"lost": 3})
+    history.close()
+    assert summarise(each_event(run.events)).lost == 171
+
+
+def test_causes_without_end_are_counted_together(run: RunDirectory) -> None:
+    history = FaultHistory(run)
+    for index in range(2000):
+        history.env_fault("sampler 0", facts(cause="reason " + "x" * (index % 1000) + "y"), 1)
+    history.close()
+    told = summarise(each_event(run.events))
+    assert told.faults == 2000
+    assert len(told.groups) <= 250
+
+
+def test_a_line_a_minute_keeps_the_count() -> None:
+    now = 0.0
+    repeats: Repeats[str] = Repeats(lambda: now)
+    for _ in range(15):
+        repeats.add("a")
+    now = 61.0
+    assert repeats.add("a") == 6
+    assert repeats.add("a") == 0
+    assert list(repeats.rest()) == [("a", 1)]
+    assert list(repeats.rest()) == []
+    assert repeats.total("a") == 17
