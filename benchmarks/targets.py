@@ -1,9 +1,9 @@
 """How far a run with a target trains beyond what it needs: steps trained and seconds, each runtime beside inline.
 
-PPO on CartPole-v1 with its preset until 20 greedy episodes average at least 475, as the README's commands have it. Inline,
-a version is evaluated between two rounds, so training ends where the target is met. Elsewhere an evaluator plays beside
-training, which goes on meanwhile; `central` steps 16 environments. Counted are all steps that were trained until the run
-ended. The sides take turns, with another seed in each.
+PPO on CartPole-v1 with its preset until 20 greedy episodes average at least 475, as the README's commands have it.
+Inline, a version is evaluated between two rounds, so training ends where the target is met. Elsewhere an evaluator
+plays beside training, which goes on meanwhile; `central` steps 16 environments. Counted are all steps that were trained
+until the run ended. The sides take turns, with another seed in each.
 """
 
 from __future__ import annotations

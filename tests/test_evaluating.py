@@ -482,7 +482,9 @@ def test_an_env_that_breaks_whenever_an_episode_ends_ends_the_run(runtime: str, 
     assert sum(broke.values()) == run.result.env_restarts
     assert broke["sampler"] > 100
     in_vain = [group for group in history.groups if "evaluation given up" in group.actions]
-    assert [group.count for group in in_vain] == [run.result.skipped_evaluations]
+    (given_up,) = [group.count for group in in_vain]
+    assert 1 <= given_up <= run.result.skipped_evaluations  # beside training, others were due in the meantime
+    assert given_up == run.result.skipped_evaluations or runtime == "process"
     assert "no episode ends well" in in_vain[0].cause
     assert "broke in 3 evaluation episodes in a row" in in_vain[0].cause
     lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()

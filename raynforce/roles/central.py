@@ -39,7 +39,7 @@ Channel = Literal["direct", "unix", "tcp"]
 
 class Central:
     """The policy's side of `central`. Where hosts are in processes of their own, it serves them in a thread of its own,
-    whether or not anybody asks for fragments; when two of them are there, environments have to wait.
+    whether or not anybody asks for fragments. Backpressure: no actions while a fragment is not consumed.
     """
 
     def __init__(self, config: Config, acting: ActingSpec, channel: Channel) -> None:
@@ -182,7 +182,7 @@ class Central:
 
     def _is_full(self, now: float) -> bool:
         """Whether enough waits to be learned from."""
-        full = bool(self._done) and self._trajectories.steps >= self._steps
+        full = bool(self._done)
         self._times.pause(full, now)
         return full
 
