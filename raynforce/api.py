@@ -77,11 +77,11 @@ def train(
     `env` is a gymnasium id or `module:factory`, `algo` is `ppo`, `dqn`, `impala`, `a3c` or your own `module:Class`.
     `settings` are dotted (`{"algorithm.learning_rate": 1e-3}`) and win over `config`, a YAML file or nested mapping,
     which wins over the preset. `runtime` (`inline`, `process`, `ray`) says where the roles live, `topology` (`sync`,
-    `overlap`, `async`, `replay`, `shared-agent`) who waits for whom; `auto` chooses. `start_from` is a run or a
-    checkpoint whose weights the new run begins with: network and observation normaliser; optimiser, counters and replay
-    are fresh. A callback is a `Callback`, or a function that is called with the `Status` after every round. In Python,
-    `env` may also be the factory itself, `algo` the class, and `network.factory` the function, if another process could
-    import them by name. Ctrl-C raises `Interrupted`, whose `run` can be resumed.
+    `overlap`, `async`, `central`, `replay`, `shared-agent`) who waits for whom; `auto` chooses. `start_from` is a run
+    or a checkpoint whose weights the new run begins with: network and observation normaliser; optimiser, counters and
+    replay are fresh. A callback is a `Callback`, or a function that is called with the `Status` after every round. In
+    Python, `env` may also be the factory itself, `algo` the class, and `network.factory` the function, if another
+    process could import them by name. Ctrl-C raises `Interrupted`, whose `run` can be resumed.
     """
     _not_while_imported()
     given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
@@ -180,7 +180,7 @@ def resume(
 
 
 def _how_stepped(had: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Runs from before `sampling.parallel` was a setting had none of it; with a new topology it is chosen anew."""
+    """Runs from before `sampling.parallel` was a setting had none of it; with a new topology it is chosen again."""
     if changes.get("topology") in ("auto", "central"):
         changes = settings.merge({"sampling": {"parallel": "auto"}}, changes)
     return settings.merge({"sampling": {"parallel": "no"}}, had), changes

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class RaynforceError(Exception):
@@ -42,16 +44,52 @@ class CheckpointError(RaynforceError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `" (did you mean 'x'?)"` for the known word closest to `word`, or an empty string."""
-    import difflib
+    """Return `" (did you mean 'x'?)"` if a known word is spelled almost like `word`, or an empty string.
 
-    names = list(known)
-    # A letter wrong in the right section.
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.85) if "." in word else []
-    # Then forgive case, and a forgotten or wrong section: 'gamma' for 'algorithm.gamma'.
-    close = close or [n for n in names if n.lower() == word.lower() or n.rpartition(".")[2] == word.rpartition(".")[2]]
-    close = close or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    Almost: but for case and hyphens; with one letter wrong, missing, too many or swapped with the next, two in words of
+    more than five; or a beginning of it. Anything further away would be a guess at what was meant.
+    """
+    from difflib import SequenceMatcher
+
+    section, _, leaf = word.rpartition(".")
+    plain = _plain(leaf)
+    mistakes = 0 if len(plain) < 3 else 1 if len(plain) <= 5 else 2
+    found = []
+    for name in known:
+        there, _, end = name.rpartition(".")  # a forgotten or wrong section is forgiven: 'gamma' for 'algorithm.gamma'
+        letters = _plain(end)
+        wrong = _edits(plain, letters, mistakes)
+        if wrong > mistakes and len(plain) >= 3 and letters.startswith(plain):
+            wrong = mistakes + 1
+        elif wrong > mistakes:
+            continue
+        alike = SequenceMatcher(None, plain, letters).ratio()  # one letter missing is likelier than a wrong one
+        found.append((there == section or not section, -wrong, alike, name))
+    return f" (did you mean {max(found)[-1]!r}?)" if found else ""
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("-", "").replace("_", "")
+
+
+def _edits(a: str, b: str, most: int) -> int:
+    """Letters to change, add, leave out or swap with the next to make one word the other; no more than `most + 1`."""
+    if abs(len(a) - len(b)) > most:
+        return most + 1
+    before, row = [0] * (len(b) + 1), list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        older, before, row = before, row, [i]
+        for j, y in enumerate(b, 1):
+            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y)))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                row[j] = min(row[j], older[j - 2] + 1)
+    return min(row[-1], most + 1)
+
+
+def said_elsewhere(word: str, table: Mapping[str, T]) -> T | None:
+    """The row of a table of `synonyms` that `word` is in."""
+    plain = _plain(word)
+    return next((row for words, row in table.items() if plain in map(_plain, words.split())), None)
 
 
 def summary(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from raynforce import settings
@@ -30,7 +30,13 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     for layer in (*map(settings.nested, (kind.defaults, kind.topology_defaults.get(topology, {}), preset)), given):
         data = settings.merge(data, layer)
     applied = {key: value for key, value in preset.items() if not _has(given, key)}
-    return settings.build(Config, data, {"algorithm": kind.Settings}), applied
+
+    def hint(path: str, known: Iterable[str]) -> str:
+        from raynforce.hints import about_setting  # only once there is a mistake
+
+        return about_setting(path, known, algo)
+
+    return settings.build(Config, data, {"algorithm": kind.Settings}, hint), applied
 
 
 def _has(tree: Mapping[str, Any], dotted: str) -> bool:

@@ -6,12 +6,12 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from raynforce.errors import UsageError, nearest
+from raynforce.errors import UsageError, nearest, said_elsewhere
 
 T = TypeVar("T")
 Nested = dict[str, Any]
@@ -50,8 +50,16 @@ def known_keys(cls: type, sections: Mapping[str, type], prefix: str = "") -> Ite
             yield path
 
 
-def build(cls: type[T], data: Mapping[str, Any], sections: Mapping[str, type]) -> T:
-    """Make the dataclass `cls` from nested plain data; `sections` gives the types of open sections by path."""
+def build(
+    cls: type[T],
+    data: Mapping[str, Any],
+    sections: Mapping[str, type],
+    meant: Callable[[str, Iterable[str]], str] = nearest,
+) -> T:
+    """Make the dataclass `cls` from nested plain data; `sections` gives the types of open sections by path.
+
+    `meant` says what an unknown name was meant to be, given those that are known.
+    """
 
     def make(kind: type, values: Any, prefix: str) -> Any:
         if not isinstance(values, Mapping):
@@ -66,7 +74,7 @@ def build(cls: type[T], data: Mapping[str, Any], sections: Mapping[str, type]) -
                     raise UsageError(f"unknown setting {path!r}: write {section!r} as a section with {rest!r} in it")
                 known = list(known_keys(cls, sections))
                 sections_too = {k.rpartition(".")[0] for k in known if "." in k} if isinstance(value, Mapping) else ()
-                raise UsageError(f"unknown setting {path!r}{nearest(path, sections_too or known)}")
+                raise UsageError(f"unknown setting {path!r}{meant(path, sections_too or known)}")
             below = _section(hints[key], sections, path)
             made[key] = make(below, value, path + ".") if below else coerce(value, hints[key], path)
         for key, hint in hints.items():  # open sections (the algorithm's) have no usable default of their own
@@ -102,8 +110,7 @@ def coerce(value: Any, hint: Any, path: str) -> Any:
             return "no"
         if value in args:
             return value
-        allowed = ", ".join(map(str, args))
-        raise UsageError(f"{path} = {value!r} is not one of: {allowed}{nearest(str(value), map(str, args))}")
+        raise UsageError(f"{path} = {value!r} is not one of: {', '.join(map(str, args))}{_choice(str(value), args)}")
     if origin is tuple:
         items = value.strip("[]()").split(",") if isinstance(value, str) else value
         if not isinstance(items, Iterable):
@@ -115,6 +122,16 @@ def coerce(value: Any, hint: Any, path: str) -> Any:
             raise UsageError(f"{path} = {value!r} is not a mapping: write it as {path}.KEY=VALUE")
         return dict(value)
     return _scalar(value, hint, limits, path)
+
+
+def _choice(value: str, allowed: Sequence[Any]) -> str:
+    """What was meant by a value that is not allowed."""
+    from raynforce.synonyms import VALUES  # only once there is a mistake
+
+    elsewhere = said_elsewhere(value, VALUES)
+    if elsewhere is None:
+        return nearest(value, map(str, allowed))
+    return f" (here it is {elsewhere!r})" if elsewhere in allowed else ""
 
 
 def _scalar(value: Any, hint: Any, limits: Range | None, path: str) -> Any:

@@ -194,7 +194,7 @@ def test_wrong_devices(device: str) -> None:
         ({"learning_rate": 1}, "learning_rate", "algorithm.learning_rate"),
         ({"fragment": 1}, "fragment", "sampling.fragment"),
         ({"clip": 1}, "clip", "algorithm.clip"),
-        ({"sampling": {"num_envs": 1}}, "sampling.num_envs", "sampling.envs"),
+        ({"sampling": {"env_s": 1}}, "sampling.env_s", "sampling.envs"),
         pytest.param(
             {"sampling": {"gamma": 1}},
             "sampling.gamma",
@@ -312,7 +312,7 @@ def test_the_algorithm_s_section_has_the_algorithm_s_type() -> None:
 
 def test_unknown_algorithm() -> None:
     assert complaint({"algo": "dqm"}).startswith(
-        "unknown algorithm 'dqm' (did you mean 'dqn'?): known are a3c, dqn, impala, ppo"
+        "no algorithm 'dqm' (did you mean 'dqn'?); raynforce has ppo, dqn, impala, a3c"
     )
     assert "not a subclass" in complaint({"algo": "raynforce.config:Config"})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raynforce.algos.base import Algorithm
-from raynforce.errors import UsageError, nearest
+from raynforce.errors import UsageError, nearest, said_elsewhere
 from raynforce.imports import load_object
 
 BUILT_IN = {
@@ -20,9 +20,12 @@ def algorithm_class(name: str) -> type[Algorithm[Any]]:
     """The algorithm called `name`: a built-in one, or the user's `module:Class`."""
     path = BUILT_IN.get(name, name)
     if ":" not in path:
-        known = ", ".join(sorted(BUILT_IN))
-        guess = nearest(name, BUILT_IN)
-        raise UsageError(f"unknown algorithm {name!r}{guess}: known are {known}, or your own module:Class")
+        from raynforce.synonyms import ALGORITHMS  # only once there is a mistake
+
+        elsewhere = said_elsewhere(name, ALGORITHMS)
+        hint = f" ({elsewhere})" if elsewhere else nearest(name, BUILT_IN)
+        known = ", ".join(BUILT_IN)
+        raise UsageError(f"no algorithm {name!r}{hint}; raynforce has {known}, or your own module:Class")
     found = load_object(path)
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise UsageError(f"algorithm {name!r} is {found!r}, not a subclass of raynforce.Algorithm")

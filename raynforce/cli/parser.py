@@ -13,21 +13,30 @@ TRAIN_EXAMPLES = """\
 examples:
   raynforce train ppo CartPole-v1 --target 475
   raynforce train dqn CartPole-v1 --seed 1 --out runs/mine
-  raynforce train ppo my_package.sims:make_arm --steps 1e6 --set algorithm.gamma=0.995
+  raynforce train ppo my_sims:make_arm --steps 1e6 --set algorithm.gamma=0.995
+  raynforce train ppo my_sims:make_arm --from runs/mine --out runs/finer
   raynforce train my_algorithms:Reinforce CartPole-v1
-  raynforce train impala CartPole-v1 --runtime process --topology async --samplers 4
+  raynforce train impala CartPole-v1 --runtime process --topology async
   raynforce train ppo CartPole-v1 --runtime ray --address auto --samplers 16
-  raynforce train ppo my_sims:make_arm --from runs/mine --out runs/finer --set algorithm.learning_rate=1e-4
   raynforce train ppo Pendulum-v1 --print-config > pendulum.yaml
 """
 
 DOCTOR_EXAMPLES = """\
 examples:
-  raynforce doctor                               this machine
-  raynforce doctor my_sims:make_arm              an environment, before it is trained on
-  raynforce doctor runs/mine                     a run: what went wrong, and what to do
-  raynforce doctor runs/mine --replay 2          see its second evidence break again
+  raynforce doctor                        this machine
+  raynforce doctor my_sims:make_arm       an environment, before training on it
+  raynforce doctor runs/mine              a run: what went wrong, what to do
+  raynforce doctor runs/mine --replay 2   see its second fault again
 """
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help whose lines end between words: `shared-agent` and `--print-config` stay whole."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        import textwrap
+
+        return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,8 +50,7 @@ class _Parser(argparse.ArgumentParser):
         head, _, words = message.partition(": ")
         if head == "unrecognized arguments":
             wrong = words.split()[0]
-            known = [o for a in self._actions for o in a.option_strings]
-            message = f"unknown option {wrong!r}{nearest(wrong.partition('=')[0], known)}"
+            message = f"unknown option {wrong!r}{nearest(wrong.partition('=')[0], self.options)}"
             if not wrong.startswith("-"):
                 message = f"one argument too many: unexpected argument {wrong!r}"
         elif "invalid choice" in message and isinstance(self._subparsers, argparse._ArgumentGroup):
@@ -50,6 +58,10 @@ class _Parser(argparse.ArgumentParser):
             commands = self._commands()
             message = f"unknown command {wrong!r}{nearest(wrong, commands)}: known are {', '.join(commands)}"
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    @property
+    def options(self) -> list[str]:
+        return [o for a in self._actions for o in a.option_strings]
 
     def _commands(self) -> list[str]:
         return [c for a in self._actions if isinstance(a, argparse._SubParsersAction) for c in a.choices]
@@ -61,8 +73,39 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:  # complain as the sub-command, which knows its own options
         command = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-        command.choices.get(arguments.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+        blamed = command.choices.get(arguments.command, parser)
+        if arguments.command in ("train", "resume"):
+            _blame_setting(blamed, unknown, argv)
+        blamed.error(f"unrecognized arguments: {' '.join(unknown)}")
     return arguments
+
+
+def _blame_setting(parser: _Parser, unknown: Sequence[str], argv: Sequence[str]) -> None:
+    """An option that is a setting, ours or another library's: say how it is given here."""
+    option, equals, value = unknown[0].partition("=")
+    if not option.startswith("--"):
+        return
+    from shlex import quote
+
+    from raynforce.algos import BUILT_IN  # which imports numpy: only once there is a mistake
+    from raynforce.hints import called_here
+
+    found = called_here(option, next((word for word in argv if word in BUILT_IN), None))
+    if not found:
+        return
+    if isinstance(found, str):
+        raise UsageError(f"unknown option {option!r}: {found}; see {parser.prog} --help")
+    if not equals:
+        after = list(argv).index(option) + 1
+        value = argv[after] if after < len(argv) and not argv[after].startswith("--") else "VALUE"
+    if found.path in ("algo", "env"):
+        raise UsageError(f"unknown option {option!r}: it needs none here: raynforce train ALGO ENV")
+    flag = next(
+        (f"--{o.replace('_', '-')}" for o, setting in {**SETTINGS, **WHERE}.items() if setting == found.path), ""
+    )
+    here = f"{flag} {quote(value)}" if flag in parser.options else f"--set {quote(f'{found.path}={value}')}"
+    note = f" ({found.note})" if found.note else ""
+    raise UsageError(f"unknown option {option!r}: here it is {here}{note}; see {parser.prog} --help")
 
 
 def _parser() -> _Parser:
@@ -70,6 +113,7 @@ def _parser() -> _Parser:
         prog="raynforce",
         description="Train, resume, evaluate and check reinforcement-learning agents.",
         epilog="Start here: raynforce train ppo CartPole-v1 --target 475",
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
@@ -147,7 +191,7 @@ def _command(commands: argparse._SubParsersAction[_Parser], name: str, what: str
         help=what,
         description=what[0].upper() + what[1:] + ".",
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
 
@@ -174,8 +218,9 @@ def _where(parser: _Parser) -> None:
     group.add_argument(
         "--topology",
         metavar="NAME",
-        help="sync (sample, then learn), overlap (both at once, one version behind), async (whoever is ready) or auto "
-        "(the default)",
+        help="sync (sample, then learn), overlap (both at once, one version behind), async (learn from whoever is "
+        "ready), central (one policy for all environments, for slow ones), replay (samplers and learner at their "
+        "own pace, for dqn), shared-agent (samplers compute gradients, for a3c and dqn) or auto (the default)",
     )
     group.add_argument("--address", metavar="HOST:PORT", help="with ray: a running cluster, or auto, or local")
     group.add_argument("--sampler-cpus", metavar="C", help="with ray: CPUs that each sampler asks for (default 1)")
@@ -183,6 +228,15 @@ def _where(parser: _Parser) -> None:
     group.add_argument("--learner-gpus", metavar="G", help="with ray: GPUs that the learner asks for (default 0)")
 
 
+SETTINGS = {
+    "steps": "steps",
+    "target": "target",
+    "seed": "seed",
+    "from": "start_from",
+    "samplers": "sampling.samplers",
+    "envs": "sampling.envs",
+}
+"""The settings that options stand for, and those of where it runs:"""
 WHERE = {
     "runtime": "runtime",
     "topology": "topology",

@@ -45,13 +45,16 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "no run": (["resume"], ["RUN"]),
     "no run to evaluate": (["eval"], ["RUN"]),
     # algorithms
-    "algo": (["train", "pppo", "CartPole-v1"], ["'pppo'", "did you mean 'ppo'", "dqn, impala, ppo", "module:Class"]),
+    "algo": (
+        ["train", "pppo", "CartPole-v1"],
+        ["'pppo'", "did you mean 'ppo'", "ppo, dqn, impala, a3c", "module:Class"],
+    ),
     "algo in capitals": (["train", "DQN", "CartPole-v1"], ["did you mean 'dqn'"]),
     "an option for another runtime": (
         ["train", "ppo", "CartPole-v1", "--runtime", "process", "--sampler-cpus", "2"],
         ["--sampler-cpus is for Ray", "the runtime is process", "--runtime ray"],
     ),
-    "algo empty": (["train", "", "CartPole-v1"], ["''", "dqn, impala, ppo"]),
+    "algo empty": (["train", "", "CartPole-v1"], ["''", "ppo, dqn, impala, a3c"]),
     "algo unicode": (["train", "日本", "CartPole-v1"], ["'日本'"]),
     "swapped": (["train", "CartPole-v1", "ppo"], ["ALGO comes before ENV", "raynforce train ppo CartPole-v1"]),
     "algo is a function": (["train", "os:getcwd", "CartPole-v1"], ["os:getcwd", "subclass of raynforce.Algorithm"]),
@@ -108,7 +111,7 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "set a section": ([*CARTPOLE, "--set", "algorithm=3"], ["algorithm = 3", "not a section"]),
     "set a section twice": ([*CARTPOLE, "--set", "sampling=3", "--set", "sampling.envs=1"], ["cannot both be set"]),
     "set a list": ([*CARTPOLE, "--set", "algorithm.gamma=[1]"], ["algorithm.gamma = [1]", "a number from 0 to 1"]),
-    "set a choice": ([*CARTPOLE, "--set", "network.activation=gelu"], ["tanh, relu", "did you mean 'elu'"]),
+    "set a choice": ([*CARTPOLE, "--set", "network.activation=tan"], ["tanh, relu", "did you mean 'tanh'"]),
     "set widths": ([*CARTPOLE, "--set", "network.hidden=[64, a]"], ["network.hidden = 'a'"]),
     "set code": ([*CARTPOLE, "--set", "steps=!!python/object/apply:os.getcwd []"], ["steps = "]),
     "set itself": ([*CARTPOLE, "--set", "steps=&a [*a]"], ["steps = [[...]]"]),
