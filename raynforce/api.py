@@ -112,7 +112,7 @@ def start(
         config = replace(config, start_from=os.path.abspath(os.path.expanduser(config.start_from)))
     config, env, chosen = settle(config)
     tuned = ", ".join(f"{k}={json.dumps(v)}" for k, v in preset.items())
-    _say(tuned and f"preset for {config.algo} on {config.env}: {tuned}", stream, progress)
+    _say(tuned and f"preset: {tuned}", stream, progress)
     _say(chosen, stream, progress)
     training = Training(
         config,
@@ -291,7 +291,7 @@ class _FunctionCallback(Callback):
 
 def _fresh(config: Config) -> Path:
     """A run directory of its own under `runs/`."""
-    names = [part.replace("/", "-").replace(":", "-") for part in (config.algo, config.env)]
+    names = [part.rpartition(":")[2].replace("/", "-") for part in (config.algo, config.env)]
     base = Path("runs") / f"{names[0]}-{names[1]}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, count = base, 1
     while path.exists():

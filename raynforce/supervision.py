@@ -144,13 +144,13 @@ class Supervision:
             pool.replace(member, Fault(member.name, "memory", grown, "restarted"))
 
     def broken(self, role: str, faults: Sequence[Mapping[str, Any]]) -> None:
-        """Environments broke in a role, and were made anew."""
+        """Environments broke in a role, and were restarted."""
         for facts in faults:
             self.env_restarts += 1
             role = f"host {facts['host']}" if "host" in facts else role
             if self.env_restarts in MILESTONES:
                 so_far = f" ({self.env_restarts:,} so far)" if self.env_restarts > 1 else ""
-                self._say(f"{role}: {facts['env']} broke: {facts['cause']}; it was made anew{so_far}")
+                self._say(f"{role}: {facts['cause']}; environment restarted{so_far}")
             if self.history is not None:
                 self.history.env_fault(role, facts, self.steps)
 

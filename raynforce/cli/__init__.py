@@ -55,4 +55,9 @@ def _complain(line: str, debug: bool) -> None:
         import traceback
 
         traceback.print_exc()
-    print(f"raynforce: {line}", file=sys.stderr)
+    line = f"raynforce: {line}"
+    if sys.stderr is not None and sys.stderr.isatty():  # elsewhere an error is one line, for whoever searches for it
+        from raynforce.runs.terminal import columns, folded
+
+        line = "\n".join(folded(line, columns(sys.stderr), further="  "))
+    print(line, file=sys.stderr)

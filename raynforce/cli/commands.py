@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from raynforce import settings
 from raynforce.cli.parser import WHERE
 from raynforce.errors import UsageError
 from raynforce.runs.progress import number
+from raynforce.runs.terminal import columns, command, folded
 
 if TYPE_CHECKING:  # they import numpy: not for `--version`
     from raynforce.config import Config
@@ -121,42 +122,51 @@ def _train(arguments: argparse.Namespace, start: Any) -> int:
         run, code = interrupted.run, 128 + interrupted.number
     result = run.result
     if not arguments.quiet:
-        print(_summary(run.config, result, run.where_the_time_went), file=stream)
+        print(*_summary(run.config, result, run.where_the_time_went, columns(stream)), sep="\n", file=stream)
     if arguments.json:
         print(json.dumps(result.to_json()))
     return code
 
 
-def _summary(config: Config, result: Any, time_block: str) -> str:
+def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterator[str]:
+    """The block at the end of a run, in lines of so many columns."""
+    from importlib.util import find_spec
+
     from raynforce.runtimes.placing import stepping
 
-    target, parallel, lines = config.target, stepping(config, evaluating=True), [""]
+    target, parallel = config.target, stepping(config, evaluating=True)
+    faulty = result.restarts or result.env_restarts
+    yield ""
     if result.solved_steps is not None and target is not None:
-        lines.append(f"solved: an evaluation met the target of {target:g} after {result.solved_steps:,} steps")
+        yield f"solved: an evaluation met the target of {target:g} after {result.solved_steps:,} steps"
     elif target is not None and result.stopped == "steps done":
-        lines.append(f"not solved: no evaluation reached the target of {target:g}")
+        yield f"not solved: no evaluation reached the target of {target:g}"
     else:
         words = {"steps done": "finished: all steps are done", "SIGINT": "stopped by Ctrl-C"}
-        lines.append(words.get(result.stopped, f"stopped: {result.stopped}"))
+        yield from folded(words.get(result.stopped, f"stopped: {result.stopped}"), most, further="  ")
     speed = f", {result.steps_per_second:,.0f} steps/s" if result.steps_per_second else ""
-    lines.append(f"trained: {result.steps:,} steps and {result.updates:,} updates; here {result.seconds:.1f} s{speed}")
+    yield f"trained: {result.steps:,} steps and {result.updates:,} updates; here {result.seconds:.1f} s{speed}"
     if result.eval_return is not None:
-        lines.append(f"best policy: {number(result.eval_return)} mean return on fresh greedy episodes")
+        yield f"best policy: {number(result.eval_return)} mean return on fresh greedy episodes"
     if result.skipped_evaluations:
-        lines.append(_skipped(result))
-    if result.restarts or result.env_restarts:
-        lines.append(_faults(result))
+        yield from folded(_skipped(result), most, further="  ")
+    if faulty:
+        yield _faults(result)
     if time_block:
-        lines += ["", time_block]
+        yield from ("", time_block)
     run = shlex.quote(result.run)
-    lines += ["", f"run: {result.run}", "", "what to type next:"]
+    yield from ("", f"run: {result.run}", "", "what to type next:")
+    typed = []
     if result.stopped.startswith("SIG"):
-        lines.append(f"  {_me()} resume {run}")
+        typed.append(f"{_me()} resume {run}")
     elif result.solved_steps is None:
-        lines.append(f"  {_me()} resume {run} --steps {2 * result.steps}")
-    lines.append(f"  {_me()} eval {run}" + f" --parallel {parallel}" * (parallel != "no"))
-    lines.append(f"  tensorboard --logdir {run}/tensorboard  # pip install tensorboard")
-    return "\n".join(lines)
+        typed.append(f"{_me()} resume {run} --steps {2 * result.steps}")
+    typed += [f"{_me()} doctor {run}"] if faulty else []
+    typed.append(f"{_me()} eval {run}" + f" --parallel {parallel}" * (parallel != "no"))
+    typed += ["pip install tensorboard"] if find_spec("tensorboard") is None else []
+    typed.append(f"tensorboard --logdir {run}")
+    for line in typed:
+        yield from command(line, most, "  ")
 
 
 def _skipped(result: Any) -> str:
@@ -168,8 +178,7 @@ def _skipped(result: Any) -> str:
 def _faults(result: Any) -> str:
     counts = {"role": result.restarts, "environment": result.env_restarts}
     which = " and ".join(f"{n:,} restart{'s' * (n != 1)} of {what}s" for what, n in counts.items() if n)
-    lost = f", {result.lost_steps:,} steps lost" if result.lost_steps else ", no step lost"
-    return f"faults: {which}{lost}; `{_me()} doctor {shlex.quote(result.run)}` tells more"
+    return f"faults: {which}" + (f", {result.lost_steps:,} steps lost" if result.lost_steps else ", no step lost")
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -199,7 +208,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     else:
         mean, deviation, low, high = (number(float(facts[k])) for k in ("mean", "deviation", "min", "max"))
         spread = f"deviation {deviation}, from {low} to {high}"
-        print(f"{path}: mean return {mean} over {len(returns)} greedy episodes ({spread})")
+        line = f"{path}: mean return {mean} over {len(returns)} greedy episodes ({spread})"
+        print(*folded(line, columns(sys.stdout), further="  "), sep="\n")
     return 0
 
 
@@ -241,11 +251,15 @@ def doctor(arguments: argparse.Namespace) -> int:
         found = [{"level": f.level, "title": f.title, "detail": f.detail} for f in report.findings]
         print(json.dumps({"ok": report.ok, "findings": found} | ({"how_to_run": how} if how else {})))
     else:
-        marks = {"ok": "ok     ", "warning": "warning", "error": "error  "}
+        most = columns(sys.stdout)
         for finding in report.findings:
-            print(f"{marks[finding.level]}  {finding.title}" + (f": {finding.detail}" if finding.detail else ""))
+            told = f"{finding.title}: {finding.detail}" if finding.detail else finding.title
+            print(*folded(told, most, f"{finding.level:<7}  "), sep="\n")
         if how:
-            print("\nhow to run it:", *how, sep="\n  ")
+            print("\nhow to run it:")
+            for line in how:  # a word and a sentence each, but the last, which is what to type
+                row = command if line is how[-1] else folded
+                print(*row(line[9:], most, f"  {line[:9]}"), sep="\n")
         print("\nready to train" if report.ok else "\nfix the errors above, then ask the doctor again")
     return 0 if report.ok else 1
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import statistics
 import sys
 import textwrap
@@ -17,11 +16,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raynforce import settings
-from raynforce.cli.text import BOLD, DIM, GREEN, RED, YELLOW, Paint, say, wrapped
+from raynforce.cli import text
+from raynforce.cli.text import BOLD, DIM, GREEN, RED, YELLOW, Paint, say, titled, wrapped
 from raynforce.errors import RaynforceError
 from raynforce.runs.catalog import last_lines, whole
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import ENV_RESTARTED, FaultGroup, History, each_event, summarise
+from raynforce.runs.terminal import command
 
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)(?:,)? in (\S+)')
@@ -40,7 +41,7 @@ def tell(run: RunDirectory, *, me: str = "raynforce", as_json: bool = False) -> 
         print(json.dumps({"run": run.shown, "running": running, **rows}))
         return 0
     paint = Paint(sys.stdout)
-    width = min(shutil.get_terminal_size((80, 24)).columns, 100)
+    width = min(text.width(), 100)
     for line in lines(run, history, running, me, width, paint):
         say(line)
     return 0
@@ -58,7 +59,7 @@ def lines(run: RunDirectory, history: History, running: bool, me: str, width: in
         yield f"{run.shown}: no faults in {lasted.replace(' in ', ' and ')} ({end})"
         return
     what = " on ".join(str(config[k]) for k in ("algo", "env") if k in config)
-    yield paint(run.shown, BOLD) + (f"  {what}" if what else "")
+    yield from titled(run.shown, what, width, paint)
     day = time.strftime("%Y-%m-%d", time.localtime(history.began))
     resumed = history.starts - 1
     more = f", resumed {_times(resumed)}" if resumed > 0 else ""
@@ -127,7 +128,8 @@ def _group(
     yield from wrapped(pad, f"{when}; {', '.join(done)}" if done else when, width, paint, DIM)
     yield from wrapped("  → ", advice(group, config), width, paint)
     if again := replay(group, doctor):
-        yield f"{pad}to see it here: {paint(again, BOLD)}"
+        head = f"{pad}to see it here: "
+        yield from (line[: len(head)] + paint(line[len(head) :], BOLD) for line in command(again, width, head))
 
 
 def _what(group: FaultGroup) -> str:

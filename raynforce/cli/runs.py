@@ -56,7 +56,8 @@ def lines(runs: Sequence[Glance], directory: Path, columns: int, paint: text.Pai
 
 def _row(run: Glance, directory: Path, now: float) -> Row:
     row = dict.fromkeys(COLUMNS, "") | {"run": text.plain(_name(run, directory)), "status": run.state}
-    row |= {name: text.plain(str(run.config.get(name, "–"))) for name in ("algo", "env")}
+    # Of `module:name` the name tells runs apart; `show` has all of it.
+    row |= {name: text.plain(str(run.config.get(name, "–"))).rpartition(":")[2] for name in ("algo", "env")}
     if run.state == "broken":
         return row
     total = "" if run.total is None else f"/{text.short(run.total)}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raynforce import settings
-from raynforce.cli.text import BOLD, DIM, GREEN, RED, STATES, TIED, Paint, age, plain, say, size, width, wrapped
+from raynforce.cli.text import BOLD, DIM, GREEN, RED, STATES, Paint, age, plain, say, size, titled, width, wrapped
 from raynforce.errors import RaynforceError, UsageError
 from raynforce.runs import catalog
 from raynforce.runs.catalog import Glance, Kept, bytes_in, checkpoints_of, glance, look_at
@@ -23,6 +23,7 @@ from raynforce.runs.faults import History, each_event, summarise
 from raynforce.runs.mirrored import open_run
 from raynforce.runs.progress import clock_time, number
 from raynforce.runs.store import is_url
+from raynforce.runs.terminal import LOG, TIED, command
 
 LABEL = 12  # columns
 FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "tensorboard", "faults", "checkpoints")
@@ -176,7 +177,8 @@ class _Run:
     def lines(self, paint: Paint) -> Iterator[str]:
         run, config = self.glance, self.config
         what = " on ".join(plain(str(config[k])) for k in ("algo", "env") if k in config)
-        yield paint(self.run.shown, BOLD) + (f"  {what}, seed {plain(str(config.get('seed', 0)))}" if what else "")
+        what += f", seed {plain(str(config.get('seed', 0)))}" if what else ""
+        yield from titled(self.run.shown, what, _columns(), paint)
         yield from _wrapped("status", self._status(), paint, STATES[run.state])
         yield from _wrapped("runs on", ", ".join(self._where()), paint)
         yield from _wrapped("steps", self._steps(), paint)
@@ -189,7 +191,7 @@ class _Run:
             yield from _wrapped("began from", plain(self._start_from), paint)
         yield from _wrapped("next", self.next.sentence, paint)
         if self.next.command:
-            yield " " * LABEL + paint(self.next.command, BOLD)
+            yield from (paint(line, BOLD) for line in command(self.next.command, _columns(), " " * LABEL))
         yield ""
         yield from self._checkpoints(paint)
         yield ""
@@ -321,7 +323,8 @@ def _checkpoint(kept: Kept, me: str, verify: bool) -> Iterator[str]:
     if kept.versions:
         yield from _wrapped("written by", _written_by(kept.versions), paint)
     if "policy" in kept.parts and not kept.wrong:
-        yield from _wrapped("next", f"{me} eval {shlex.quote(str(kept.path))}", paint, BOLD)
+        head, typed = "next".ljust(LABEL), f"{me} eval {shlex.quote(str(kept.path))}"
+        yield from (f"{line[:LABEL]}{paint(line[LABEL:], BOLD)}" for line in command(typed, _columns(), head))
 
 
 def _written_by(versions: Mapping[str, str]) -> str:
@@ -332,4 +335,8 @@ def _written_by(versions: Mapping[str, str]) -> str:
 
 
 def _wrapped(label: str, text: str, paint: Paint, *codes: str) -> Iterator[str]:
-    return wrapped(label.ljust(LABEL), text, min(width(), 120), paint, *codes)
+    return wrapped(label.ljust(LABEL), text, _columns(), paint, *codes)
+
+
+def _columns() -> int:
+    return min(width(), LOG)  # longer lines are hard to read

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterator
 from typing import Any
+
+from raynforce.runs.terminal import TIED, columns, folded
 
 BOLD, DIM, RED, YELLOW, GREEN, CYAN = "1", "2", "31", "33", "32", "36"
 STATES = {"running": CYAN, "finished": GREEN, "stopped": YELLOW, "failed": RED, "killed": RED, "broken": RED}
 GAP = "  "
-TIED = "\xa0"  # a space at which no line is broken
 
 
 class Paint:
@@ -27,9 +26,14 @@ class Paint:
 
 def wrapped(head: str, text: str, columns: int, paint: Paint, *codes: str) -> Iterator[str]:
     """`head` and then `text`, whose further lines are indented as far; commands and paths are not broken."""
-    lines = textwrap.wrap(text, max(columns - len(head), 30), break_long_words=False, break_on_hyphens=False)
-    for index, line in enumerate(lines):
-        yield (head if index == 0 else " " * len(head)) + paint(line.replace(TIED, " "), *codes)
+    for line in folded(text, columns, head):
+        yield line[: len(head)] + paint(line[len(head) :], *codes)
+
+
+def titled(name: str, text: str, columns: int, paint: Paint) -> Iterator[str]:
+    """A name, and what it is beside it, or below it where there is no room."""
+    for index, line in enumerate(folded(f"{name.replace(' ', TIED)}  {text}", columns, further="  ")):
+        yield line if index else paint(line[: len(name)], BOLD) + line[len(name) :]
 
 
 def say(line: str) -> None:
@@ -39,8 +43,8 @@ def say(line: str) -> None:
 
 
 def width() -> int:
-    """Columns of the terminal; 120 if there is none."""
-    return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() or os.environ.get("COLUMNS") else 120
+    """Columns of the terminal, or of a log."""
+    return columns(sys.stdout)
 
 
 def age(seconds: float) -> str:

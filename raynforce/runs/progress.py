@@ -11,10 +11,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Literal, Protocol, TextIO, cast, get_args
 
 from raynforce.errors import UsageError, nearest
+from raynforce.runs.terminal import columns, folded
 
 if TYPE_CHECKING:  # importing rich takes 0.1 s: only when a live view begins
     from rich.console import Console
@@ -102,7 +103,7 @@ class QuietProgress:
 
 
 class PlainProgress:
-    """Lines for logs and pipes: one every `every` seconds at most, the first at once, the last always."""
+    """Lines for logs and pipes: one every `every` seconds at most, the first at once, the last always, none twice."""
 
     def __init__(self, stream: TextIO, *, every: float = 2.0, clock: Clock = time.monotonic) -> None:
         self._out = _Output(stream)
@@ -112,9 +113,11 @@ class PlainProgress:
         self._due = -math.inf
         self._waiting: Snapshot | None = None
         self._speed = _RecentSpeed()
+        self._shown: Snapshot | None = None
+        self._note = ""
 
     def start(self, title: str) -> None:
-        self._out.line(title)
+        self.message(title)
 
     def update(self, snapshot: Snapshot) -> None:
         self._waiting = snapshot
@@ -125,15 +128,23 @@ class PlainProgress:
             self._print()
 
     def message(self, text: str) -> None:
-        self._out.line(text)
+        self._out.lines(text)
 
     def stop(self) -> None:
-        self._print()
+        self._print(over=True)
 
-    def _print(self) -> None:
-        if self._waiting is not None:
-            self._out.line(plain_line(self._waiting, self._speed.seconds_left(self._waiting)))
-            self._waiting = None
+    def _print(self, over: bool = False) -> None:
+        now, self._waiting = self._waiting, None
+        if now is None:
+            return
+        left = self._speed.seconds_left(now) if not over else None
+        figures = replace(now, seconds=0.0, steps_per_second=0.0, note="")  # but for what changes while nothing happens
+        if figures != self._shown:
+            self._shown = figures
+            self._out.lines(plain_line(now, left, self._out.columns))
+        if now.note and now.note != self._note:
+            self._out.lines(now.note)
+        self._note = now.note
 
 
 class LiveProgress:
@@ -173,16 +184,17 @@ class LiveProgress:
     def message(self, text: str) -> None:
         if self._live is None:
             self._out.write(_CLEAR_LINE)
-            self._out.line(text)
+            self._out.lines(text)
             self._announce()
         elif not self._out.broken:
             self._fit(self._live.console)
-            self._live.console.print(text, markup=False, highlight=False)
+            lines = folded(text, self._live.console.width, further="  ")
+            self._live.console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
     def stop(self) -> None:
         if not self._running:
             return
-        self._draw()
+        self._draw(over=True)
         self._running = False
         if self._live is None:
             self._out.write(_CLEAR_LINE)
@@ -192,12 +204,10 @@ class LiveProgress:
         atexit.unregister(self.stop)
 
     def _announce(self) -> None:
-        import shutil
-
         if self._running:
-            self._out.write(f"{self._title} …"[: shutil.get_terminal_size().columns - 1])
+            self._out.write(f"{self._title} …"[: self._out.columns - 1])
 
-    def _draw(self) -> None:
+    def _draw(self, over: bool = False) -> None:
         snapshot, self._waiting = self._waiting, None
         if snapshot is None or not self._running or self._out.broken:
             return
@@ -206,7 +216,8 @@ class LiveProgress:
         self._fit(self._live.console)
         self._returns.add(snapshot.return_mean)
         width = min(self._live.console.width - 3, self.max_width)  # room for the terminal's own ^C
-        view = panel(self._title, snapshot, self._speed.seconds_left(snapshot), self._returns.values, width)
+        left = self._speed.seconds_left(snapshot) if not over else None
+        view = panel(self._title, snapshot, left, self._returns.values, width)
         self._live.update(view, refresh=True)
         self._drawn = (width, min(view.height or 0, self._live.console.height))
 
@@ -249,8 +260,12 @@ class _Output(io.TextIOBase):
         self._stream = stream
         self.broken = False
 
-    def line(self, text: str) -> None:
-        self.write(text + "\n")
+    @property
+    def columns(self) -> int:
+        return columns(self._stream)
+
+    def lines(self, text: str) -> None:
+        self.write("\n".join(folded(text, self.columns, further="  ")) + "\n")
 
     def write(self, text: str) -> int:
         if not self.broken:
@@ -330,24 +345,24 @@ class _History:
             self._stride *= 2
 
 
-def plain_line(snapshot: Snapshot, seconds_left: float | None) -> str:
-    """One line with the figures in the same columns each time."""
+def plain_line(snapshot: Snapshot, seconds_left: float | None, most: int) -> str:
+    """One line with the figures in the same columns each time, and as many losses as fit: the metrics have them all."""
     total = f"{snapshot.total_steps:,}"
     fields = [
         f"steps {snapshot.steps:>{len(total)},}/{total} {_percent(snapshot):>4}",
         f"{snapshot.steps_per_second:>7,.0f} steps/s",
         f"return {number(snapshot.return_mean):>7}",
         f"best eval {number(snapshot.best_eval):>7}",
+        f"eta {clock_time(seconds_left):>7}",
     ]
-    if snapshot.losses:
-        first = list(snapshot.losses.items())[:3]  # the line should fit a log; the metrics file has them all
-        fields.append("  ".join(f"{name} {number(value):>7}" for name, value in first))
-    fields.append(f"eta {clock_time(seconds_left):>5}")
-    if snapshot.faults:
-        fields.append(f"faults {snapshot.faults:,}")
-    if snapshot.note:
-        fields.append(snapshot.note)
-    return "   ".join(fields)
+    faults = f"  faults {snapshot.faults:,}" if snapshot.faults else ""
+    line = "  ".join(fields)
+    for name, value in snapshot.losses.items():
+        longer = f"{line}  {name} {number(value):>7}"
+        if len(longer) + max(len(faults), 11) > most:  # room for the first thousand
+            break
+        line = longer
+    return line + faults
 
 
 def panel(title: str, snapshot: Snapshot, seconds_left: float | None, returns: list[float], width: int) -> Panel:
@@ -399,7 +414,7 @@ def panel(title: str, snapshot: Snapshot, seconds_left: float | None, returns: l
         line.truncate(inner, overflow="ellipsis")
     return Panel(
         Text("\n").join(lines),
-        title=Text(title, "bold not dim"),
+        title=Text(title if len(title) <= inner else f"{title[: inner - 1]}…", "bold not dim"),
         title_align="left",
         box=box.ROUNDED,
         border_style="dim",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from raynforce.config import Config
+from raynforce.runs.terminal import folded
 
 WIDTH = 80
 BAR = 12
@@ -70,7 +70,7 @@ class TimeTree:
         if {"sampler", "learner"} <= set(roles):
             seen = Seen(roles.get("env") or wall_shares(self._total, config), config, cores, tolerates_lag)
             told = _own_pace(seen) if "env" in roles else verdict(seen)
-            lines += textwrap.wrap(told, WIDTH, break_long_words=False, break_on_hyphens=False)
+            lines += folded(told, WIDTH)
         return "\n".join(lines)
 
 

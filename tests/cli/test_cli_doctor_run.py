@@ -73,7 +73,7 @@ def test_faults_are_told_with_what_to_do_about_them(cli: Cli, history: FaultHist
     history.absent("sampler 2", "given up")
     answer = cli("doctor", "run")
     assert (answer.code, answer.err) == (0, "")
-    assert max(map(len, answer.out.splitlines())) <= 80
+    assert max(map(len, answer.out.splitlines())) <= 100
     words = answer.out.split()
     text = " ".join(words)
     for part in (

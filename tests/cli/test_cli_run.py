@@ -94,7 +94,7 @@ def test_without_out_each_run_has_a_directory_of_its_own(cli: Cli, tmp_path: Pat
         assert cli("train", "ppo", PLAIN, *TINY).code == 0
     names = os.listdir(tmp_path / "runs")
     assert len(names) == 3
-    assert all(name.startswith("ppo-cli_envs-Plain-seed0-") for name in names)
+    assert all(name.startswith("ppo-Plain-seed0-") for name in names)
 
 
 def test_quiet_says_nothing(cli: Cli) -> None:

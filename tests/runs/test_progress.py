@@ -72,17 +72,18 @@ def at(steps: int, seconds: float) -> Snapshot:
 
 
 def test_plain_line() -> None:
-    assert plain_line(SNAPSHOT, 9.0) == (
-        "steps  40,960/200,000  20%    18,311 steps/s   return   143.2   best eval   210.0"
-        "   policy  -0.012  value    12.3   eta  0:09"
-    )
-    assert plain_line(dataclasses.replace(EMPTY, note="starting"), None) == (
-        "steps       0/200,000   0%         0 steps/s   return       –   best eval       –   eta     –   starting"
+    figures = "steps  40,960/200,000  20%   18,311 steps/s  return   143.2  best eval   210.0  eta    0:09"
+    assert plain_line(SNAPSHOT, 9.0, 119) == f"{figures}  policy  -0.012"  # and no room for value
+    assert plain_line(SNAPSHOT, 9.0, 200) == f"{figures}  policy  -0.012  value    12.3"
+    faulty = dataclasses.replace(SNAPSHOT, faults=12, losses={"a_loss_of_twenty_five_ch": 1.0})
+    assert plain_line(faulty, 9.0, 119) == f"{figures}  faults 12"
+    assert plain_line(EMPTY, None, 119) == (
+        "steps       0/200,000   0%        0 steps/s  return       –  best eval       –  eta       –"
     )
 
 
 def test_plain_lines_are_aligned() -> None:
-    early, late = plain_line(at(1_024, 1.0), 3600.0), plain_line(at(199_999, 50.0), 0.0)
+    early, late = plain_line(at(1_024, 1.0), 3600.0, 119), plain_line(at(199_999, 50.0), 0.0, 119)
     for word in ("steps/s", "return", "best eval", "policy", "eta"):
         assert early.index(word) == late.index(word)
 
@@ -116,8 +117,73 @@ def test_time_left_follows_recent_speed() -> None:
         view.update(at(second * 100, float(second)))
     for second in range(61, 101):  # ten times as fast since
         view.update(at(6_000 + (second - 60) * 1_000, float(second)))
+    assert "eta    2:34" in stream.getvalue().splitlines()[-1]  # (200,000 - 46,000) / 1,000 per second
+
+
+LONG = "a/path/of/forty-eight/letters/that/must/stay/whole"
+PROSE = f"a fault of the simulator at {LONG} was told of by `raynforce doctor runs/x`, with --set a.b=c, after 12 µs"
+
+
+@pytest.mark.parametrize("columns", [40, 80, 119])
+@pytest.mark.parametrize("live", [False, True])
+def test_messages_end_between_words(columns: int, live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if columns != 119:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    elif live:
+        pytest.skip("a live view has a terminal")
+    stream = Terminal() if live else io.StringIO()
+    view = LiveProgress(stream, every=0.0) if live else PlainProgress(stream)
+    if live:
+        view.start("ppo")
+        view.update(SNAPSHOT)
+    stream.seek(0)
+    stream.truncate()
+    view.message(PROSE)
+    written = re.sub("\x1b\\[[^a-zA-Z]*[a-zA-Z]|\r", "", stream.getvalue()).partition("╭")[0]
+    lines = [line.rstrip() for line in written.splitlines() if line.strip()]
     view.stop()
-    assert stream.getvalue().splitlines()[-1].endswith("eta  2:34")  # (200,000 - 46,000) / 1,000 per second
+    assert " ".join(" ".join(lines).split()) == PROSE
+    assert all(len(line) <= columns or line.strip() == LONG for line in lines)
+    for whole in (LONG, "`raynforce doctor runs/x`,", "--set a.b=c,", "12 µs"):
+        assert any(whole in line for line in lines), whole
+
+
+def test_no_plain_line_twice() -> None:
+    stream, clock = io.StringIO(), FakeClock()
+    view = PlainProgress(stream, every=0.0, clock=clock)
+    for second in range(9):  # nothing but the clock, and so the speed, goes on
+        view.update(dataclasses.replace(SNAPSHOT, seconds=float(second), steps_per_second=100.0 - second))
+    for done in (0, 0, 5, 5, 9):
+        view.update(dataclasses.replace(SNAPSHOT, note=f"evaluating: {done} of 9 episodes"))
+    view.update(SNAPSHOT)
+    view.stop()
+    figures, *notes = stream.getvalue().splitlines()
+    assert figures.startswith("steps  40,960/200,000")
+    assert notes == [f"evaluating: {done} of 9 episodes" for done in (0, 5, 9)]
+
+
+def test_no_line_of_a_log_is_longer_than_119() -> None:
+    stream = io.StringIO()
+    view = PlainProgress(stream, every=0.0)
+    view.start("ppo on my_simulators:Arm")
+    many = {f"loss_number_{i}": 10.0**i for i in range(8)}
+    for steps in (0, 10**9):
+        now = Snapshot(steps, 10**10, 1e6, 1e6, 10**9, 10**9, -1234.5, -12345.0, 0.0, many, "why " * 50, steps, "x")
+        view.update(now)
+    view.message("word " * 100)
+    view.stop()
+    assert max(map(len, stream.getvalue().splitlines())) < 120
+
+
+def test_once_it_is_over_no_time_is_left() -> None:
+    stream, clock = io.StringIO(), FakeClock()
+    view = PlainProgress(stream, clock=clock)
+    view.update(at(100, 1.0))
+    view.update(at(200, 2.0))  # too soon to be shown, but for being the last: the target is met
+    view.stop()
+    first, last = stream.getvalue().splitlines()
+    assert re.search(r"eta +\d+:", first)
+    assert re.search(r"eta +–", last)
 
 
 def test_numbers_and_times() -> None:
