@@ -111,7 +111,7 @@ def start(
     if config.start_from is not None and not is_url(config.start_from):
         config = replace(config, start_from=os.path.abspath(os.path.expanduser(config.start_from)))
     config, env, chosen = settle(config)
-    tuned = ", ".join(f"{k}={json.dumps(v)}" for k, v in preset.items())
+    tuned = ", ".join(f"{k}={json.dumps(v, separators=(',', ':'))}" for k, v in preset.items())
     _say(tuned and f"preset: {tuned}", stream, progress)
     _say(chosen, stream, progress)
     training = Training(

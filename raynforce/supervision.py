@@ -29,7 +29,7 @@ class Supervision:
         self.redone_updates = 0
         """Optimiser steps that were taken again because the learner had died."""
         self.env_restarts = 0
-        """Environments that broke and were made anew."""
+        """Environments that broke and were restarted."""
         self.shard_sizes: dict[int, int] = {}
         """Transitions in each replay shard, or in each worker's buffer, as far as is known."""
         self.lost_transitions = 0
@@ -44,6 +44,7 @@ class Supervision:
         self._most = memory_limit(config)
         self._lost = 0  # with the fault that is being told
         self._repeats: Repeats[tuple[str, ...]] = Repeats()  # of what is said
+        self._last_cause = ""  # of an environment's fault that was told
         self.flying = 0
         """Steps that the policy of all environments had in its hands when it was last heard of."""
 
@@ -109,7 +110,7 @@ class Supervision:
         kept = self.shard_sizes.pop(member.index, 0) if self._config.topology == "shared-agent" else 0
         self.lost_transitions += kept
         also = f", and {kept:,} transitions of its buffer" if kept else ""
-        self._say(f"{member.name} begins anew: its episodes in flight are lost{also}")
+        self._say(f"{member.name} starts without its saved state: its episodes in flight are lost{also}")
         sequence = self._sequences.get(member.index, 0) + 1  # a gap, so that nothing is joined across it
         self._sequences[member.index] = sequence
         return ("begin_anew", sequence, member.attempts)
@@ -150,7 +151,9 @@ class Supervision:
             role = f"host {facts['host']}" if "host" in facts else role
             if self.env_restarts in MILESTONES:
                 so_far = f" ({self.env_restarts:,} so far)" if self.env_restarts > 1 else ""
-                self._say(f"{role}: {facts['cause']}; environment restarted{so_far}")
+                cause = "the same again" if facts["cause"] == self._last_cause else facts["cause"]
+                self._last_cause = facts["cause"]
+                self._say(f"{role}: {cause}; environment restarted{so_far}")
             if self.history is not None:
                 self.history.env_fault(role, facts, self.steps)
 

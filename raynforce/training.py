@@ -498,10 +498,10 @@ class Training:
             raise CheckpointError(f"{self._run.last} does not fit this config: {summary(error)}") from error
         told += steps_note(before, self._config.steps, status.steps)
         if takeover.abandoned:
-            told.append(f"{takeover.abandoned:,} episodes that were in flight begin anew")
+            told.append(f"{takeover.abandoned:,} episodes that were in flight start over")
         if takeover.new_workers:
-            several = "workers begin" if takeover.new_workers > 1 else "worker begins"
-            told.append(f"{takeover.new_workers:,} {several} anew")
+            several = "workers start" if takeover.new_workers > 1 else "worker starts"
+            told.append(f"{takeover.new_workers:,} {several} without a saved state")
         if takeover.lost_transitions:
             told.append(f"{takeover.lost_transitions:,} transitions in the buffers of workers that are gone are lost")
         if takeover.dropped:

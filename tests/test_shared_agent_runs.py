@@ -178,10 +178,10 @@ def test_another_number_of_workers(now: int, tmp_path: Path, capsys: pytest.Capt
     assert sum(name.startswith("sampler_") for name in parts) >= now
     if now == 1:
         assert "transitions in the buffers of workers that are gone are lost" in said
-        assert "3 episodes that were in flight begin anew" in said
+        assert "3 episodes that were in flight start over" in said
         assert parts["run"]["lost_transitions"] > 100
     else:
-        assert "1 worker begins anew" in said
+        assert "1 worker starts without a saved state" in said
         assert parts["run"]["lost_transitions"] == 0
 
 

@@ -22,7 +22,7 @@ from raynforce.errors import RaynforceError
 from raynforce.runs.catalog import last_lines, whole
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import ENV_RESTARTED, FaultGroup, History, each_event, summarise
-from raynforce.runs.terminal import command
+from raynforce.runs.terminal import command, folded
 
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)(?:,)? in (\S+)')
@@ -56,7 +56,7 @@ def lines(run: RunDirectory, history: History, running: bool, me: str, width: in
     state, end = _end(history, running)
     lasted = f"{_steps(history, config)} in {_duration(_lasted(run, history, running))}"
     if not history.faults and not history.absences and state in ("running", "stopped"):
-        yield f"{run.shown}: no faults in {lasted.replace(' in ', ' and ')} ({end})"
+        yield from folded(f"{run.shown}: no faults in {lasted.replace(' in ', ' and ')} ({end})", width, further="  ")
         return
     what = " on ".join(str(config[k]) for k in ("algo", "env") if k in config)
     yield from titled(run.shown, what, width, paint)

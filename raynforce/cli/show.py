@@ -303,8 +303,8 @@ def _files(kept: Kept, verify: bool) -> str:
 def _checkpoint(kept: Kept, me: str, verify: bool) -> Iterator[str]:
     """A checkpoint, by its manifest."""
     paint = Paint(sys.stdout)
-    leads = f" → {os.path.relpath(os.path.realpath(kept.path))}" if kept.path.is_symlink() else ""
-    yield f"{paint(str(kept.path), BOLD)}{leads}"
+    leads = f"→{TIED}{os.path.relpath(os.path.realpath(kept.path))}" if kept.path.is_symlink() else ""
+    yield from titled(str(kept.path), leads, _columns(), paint)
     if kept.manifest:
         which = "" if kept.number is None else f", number {kept.number:,} of its run"
         yield from _wrapped("step", f"{kept.step:,}{which}, written {age(time.time() - kept.time)}", paint)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from raynforce.runs.terminal import TIED, columns, folded
+from raynforce.runs.terminal import shortened as shortened
 
 BOLD, DIM, RED, YELLOW, GREEN, CYAN = "1", "2", "31", "33", "32", "36"
 STATES = {"running": CYAN, "finished": GREEN, "stopped": YELLOW, "failed": RED, "killed": RED, "broken": RED}
@@ -77,14 +78,6 @@ def short(count: int) -> str:
         if value < 999.5 or unit == "G":
             break
     return f"{f'{value:.1f}'.removesuffix('.0') if value < 99.95 else f'{value:,.0f}'}{unit}"
-
-
-def shortened(text: str, most: int) -> str:
-    """At most so long, without its middle: names of runs differ at their end."""
-    if len(text) <= most:
-        return text
-    head = max(0, most - 1) // 3
-    return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}" if most > 1 else "…"
 
 
 def cut(text: str, most: int) -> str:

@@ -502,7 +502,7 @@ def saved_obs(spec: EnvSpec, num_envs: int, tree: Tree) -> list[np.ndarray]:
 def lost_episodes(env: str, lanes: int, lost: Lost) -> list[str]:
     """What could not be brought back, in a sentence for each reason."""
     return [
-        f"{len(examples)} of {lanes} running episodes of env {env!r} begin anew: {reason}{examples[0]}"
+        f"{len(examples)} of {lanes} running episodes of env {env!r} start over: {reason}{examples[0]}"
         for reason, examples in lost.items()
     ]
 

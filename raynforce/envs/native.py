@@ -174,7 +174,7 @@ class NativeVector:
         self.reset()  # also gives the env its buffers; the seed is one that was not used before
         if self._snapshot is None or "env" not in tree:
             self.restarted = list(range(self.num_envs))
-            which = f"all {self.num_envs} running episodes of env {self._env!r} begin anew"
+            which = f"all {self.num_envs} running episodes of env {self._env!r} start over"
             return [f"{which}: its vector implementation has no snapshot; exact_resume=true would replay them"]
         self._resets = int(tree["resets"])
         self._snapshot.load(self._vector, tree["env"])

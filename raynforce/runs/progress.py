@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Literal, Protocol, TextIO, cast, get_args
 
 from raynforce.errors import UsageError, nearest
-from raynforce.runs.terminal import columns, folded
+from raynforce.runs.terminal import columns, folded, shortened
 
 if TYPE_CHECKING:  # importing rich takes 0.1 s: only when a live view begins
     from rich.console import Console
@@ -138,7 +138,7 @@ class PlainProgress:
         if now is None:
             return
         left = self._speed.seconds_left(now) if not over else None
-        figures = replace(now, seconds=0.0, steps_per_second=0.0, note="")  # but for what changes while nothing happens
+        figures = replace(now, seconds=0.0, steps_per_second=0.0, note="", faults=0, last_fault="")  # what is learned
         if figures != self._shown:
             self._shown = figures
             self._out.lines(plain_line(now, left, self._out.columns))
@@ -186,7 +186,7 @@ class LiveProgress:
             self._out.write(_CLEAR_LINE)
             self._out.lines(text)
             self._announce()
-        elif not self._out.broken:
+        elif not self._out.broken and not self._out.again(text):
             self._fit(self._live.console)
             lines = folded(text, self._live.console.width, further="  ")
             self._live.console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
@@ -205,7 +205,7 @@ class LiveProgress:
 
     def _announce(self) -> None:
         if self._running:
-            self._out.write(f"{self._title} …"[: self._out.columns - 1])
+            self._out.write(f"{shortened(self._title, self._out.columns - 3)} …")
 
     def _draw(self, over: bool = False) -> None:
         snapshot, self._waiting = self._waiting, None
@@ -258,6 +258,7 @@ class _Output(io.TextIOBase):
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._last = ""
         self.broken = False
 
     @property
@@ -265,7 +266,15 @@ class _Output(io.TextIOBase):
         return columns(self._stream)
 
     def lines(self, text: str) -> None:
+        """Write it in lines that fit; not if it is what was written last."""
+        if self.again(text):
+            return
         self.write("\n".join(folded(text, self.columns, further="  ")) + "\n")
+
+    def again(self, text: str) -> bool:
+        """Whether this is what was written last."""
+        before, self._last = self._last, text
+        return text == before
 
     def write(self, text: str) -> int:
         if not self.broken:
@@ -414,7 +423,7 @@ def panel(title: str, snapshot: Snapshot, seconds_left: float | None, returns: l
         line.truncate(inner, overflow="ellipsis")
     return Panel(
         Text("\n").join(lines),
-        title=Text(title if len(title) <= inner else f"{title[: inner - 1]}…", "bold not dim"),
+        title=Text(shortened(title, inner - 2), "bold not dim"),
         title_align="left",
         box=box.ROUNDED,
         border_style="dim",

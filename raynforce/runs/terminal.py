@@ -58,3 +58,11 @@ def command(text: str, most: int, head: str = "") -> list[str]:
     words = " ".join(shlex.quote(word).replace(" ", TIED) for word in shlex.split(text))
     lines = folded(words, most - 2, head, " " * len(head) + "  ")
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
+
+
+def shortened(text: str, most: int) -> str:
+    """At most so long, without its middle: names of runs differ at their end."""
+    if len(text) <= most:
+        return text
+    head = max(0, most - 1) // 3
+    return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}" if most > 1 else "…"

@@ -66,7 +66,7 @@ class TimeTree:
         lines = ["where the time went, in percent:"]
         for role, shares in roles.items():
             parts = ", ".join(f"{name} {share * 100:.0f}" for name, share in shares.items() if share >= 0.005)
-            lines.append(f"  {role:<{width}}  {_bar(shares)}  {parts}")
+            lines += folded(parts, WIDTH, f"  {role:<{width}}  {_bar(shares)}  ")
         if {"sampler", "learner"} <= set(roles):
             seen = Seen(roles.get("env") or wall_shares(self._total, config), config, cores, tolerates_lag)
             told = _own_pace(seen) if "env" in roles else verdict(seen)

@@ -234,7 +234,7 @@ def test_without_a_snapshot_all_lanes_begin_anew(counters: str) -> None:
     vector.step(ZEROS)
     fresh = make_vector(counters, {}, 2, seed=0, exact_resume=False)
     (sentence,) = fresh.load(vector.state())
-    assert "all 2 running episodes of env 'Counters-v0' begin anew" in sentence
+    assert "all 2 running episodes of env 'Counters-v0' start over" in sentence
     assert fresh.restarted == [0, 1]
     assert (fresh.current()["obs"][:, 0] != first[:, 0]).all()  # not the beginning again
 

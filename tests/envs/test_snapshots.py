@@ -96,7 +96,7 @@ def test_a_pair_brings_back_what_no_seed_determines() -> None:
     assert flat(fresh.step(actions(1, 2)[0])) == flat(vector.step(actions(1, 2)[0]))
     other = played(5, "walks:Plain", 2, wanders=True, far=1e6)
     (sentence,) = local("walks:Plain", 2, wanders=True, far=1e6).load(other.state())
-    assert "2 of 2 running episodes of env 'walks:Plain' begin anew: replaying their actions led elsewhere" in sentence
+    assert "2 of 2 running episodes of env 'walks:Plain' start over: replaying their actions led elsewhere" in sentence
 
 
 def test_a_wrapper_of_unknown_state_makes_replaying_necessary() -> None:
@@ -149,7 +149,7 @@ def test_a_pair_that_lies() -> None:
     fresh = local("walks:Walk", fault="lies", far=math.inf)
     (sentence,) = fresh.load(vector.state())
     assert sentence == (
-        "3 of 3 running episodes of env 'walks:Walk' begin anew: what its load_state was given is not what its "
+        "3 of 3 running episodes of env 'walks:Walk' start over: what its load_state was given is not what its "
         "save_state gives afterwards (lane 0: 'body' differs)"
     )
     assert fresh.restarted == [0, 1, 2]
@@ -206,7 +206,7 @@ def test_an_env_that_breaks_when_it_is_saved() -> None:
     assert fresh.load(later) == []  # of the new env
     assert flat(fresh.step(actions(1, 2)[0])) == flat(vector.step(actions(1, 2)[0]))
     assert fresh.load(tree) == [
-        "1 of 2 running episodes of env 'walks:Walk' begin anew: they could not be saved",
+        "1 of 2 running episodes of env 'walks:Walk' start over: they could not be saved",
     ]
     assert fresh.restarted == [1]
 
@@ -227,7 +227,7 @@ def test_rewards_that_no_seed_determines_are_found_and_told_in_numbers() -> None
     fresh = local("walks:Plain", 2, drifts=True, far=math.inf)
     (sentence,) = fresh.load(vector.state())
     was = vector.state()["returns"][0]
-    assert sentence.startswith("2 of 2 running episodes of env 'walks:Plain' begin anew: replaying their actions led")
+    assert sentence.startswith("2 of 2 running episodes of env 'walks:Plain' start over: replaying their actions led")
     numbers = re.search(r"\(lane 0: after 4 steps the return is (\S+), not (\S+)\)$", sentence)
     assert numbers is not None
     now = was - (1 + 3 + 5 + 7) + (9 + 10 + 11 + 12)

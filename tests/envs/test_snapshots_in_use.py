@@ -106,7 +106,7 @@ def test_a_run_says_what_a_lying_pair_costs(tmp_path: Path, capsys: pytest.Captu
     assert resumed.result.stopped == "steps done"
     said = capsys.readouterr()
     assert (
-        "note: 4 of 4 running episodes of env 'walks:Walk' begin anew: what its load_state was" in said.out + said.err
+        "note: 4 of 4 running episodes of env 'walks:Walk' start over: what its load_state was" in said.out + said.err
     )
 
 

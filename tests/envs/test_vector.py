@@ -154,7 +154,7 @@ def test_lanes_that_cannot_be_replayed_begin_anew() -> None:
     fresh = local("bad_envs:Bad", 3, fault="late")
     (sentence,) = fresh.load(vector.state())
     assert fresh.restarted == [0, 2]
-    assert sentence.startswith("2 of 3 running episodes of env 'bad_envs:Bad' begin anew")
+    assert sentence.startswith("2 of 3 running episodes of env 'bad_envs:Bad' start over")
     assert fresh.current()["obs"][:, 1].tolist() == [0, 1, 0]
     assert fresh.state()["episodes"].tolist() == [1, 5, 1]
     assert fresh.load(fresh.state()) == []
