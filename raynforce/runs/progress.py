@@ -368,7 +368,7 @@ def plain_line(snapshot: Snapshot, seconds_left: float | None, most: int) -> str
     line = "  ".join(fields)
     for name, value in snapshot.losses.items():
         longer = f"{line}  {name} {number(value):>7}"
-        if len(longer) + max(len(faults), 11) > most:  # room for the first thousand
+        if len(longer) + len(faults) > most:
             break
         line = longer
     return line + faults
