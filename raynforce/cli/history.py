@@ -171,9 +171,7 @@ def advice(group: FaultGroup, config: Mapping[str, Any]) -> str:
         )
     if group.kind == "memory":
         limit = _setting(config, "memory_mb")
-        return (
-            f"if it grows without end, the environment leaks: mend that; {limit} is the limit at which it is replaced"
-        )
+        return f"if it grows without end, the environment leaks: fix that; {limit} is the limit at which it is replaced"
     if any(name in text for name in CRASHES):
         return "native code crashed: " + (
             "torch or its driver" if group.role == "learner" else "most likely the simulator"

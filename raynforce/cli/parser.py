@@ -26,7 +26,7 @@ examples:
   raynforce doctor                        this machine
   raynforce doctor my_sims:make_arm       an environment, before training on it
   raynforce doctor runs/mine              a run: what went wrong, what to do
-  raynforce doctor runs/mine --replay 2   see its second fault again
+  raynforce doctor runs/mine --replay 2   see recorded fault 2 again
 """
 
 
@@ -177,7 +177,9 @@ def _parser() -> _Parser:
         "--set", metavar="env_args.K=V", dest="set", action="append", default=[], help="keyword arguments for ENV"
     )
     again = doctor.add_argument_group("see a fault of RUN again, in this process")
-    again.add_argument("--replay", nargs="?", const="", metavar="N", help="evidence N of the run (default the last)")
+    again.add_argument(
+        "--replay", nargs="?", const="", metavar="N", help="recorded fault N of the run (default the last)"
+    )
     again.add_argument("--debugger", action="store_true", help="stop in pdb where it breaks; a terminal does so anyway")
     again.add_argument("--before", action="store_true", help="stop in pdb right before the step that broke")
     again.add_argument("--seconds", metavar="S", help="show the stack and end if it hangs this long (default 30)")

@@ -74,7 +74,9 @@ def replay(
     number, evidence = _choose(run, number)
     how = How(seconds, debugger, before, sys.__stderr__)
     role, cause = str(evidence.get("role", "a role")), str(evidence.get("cause", ""))
-    print(f"evidence {number} of {run.path}: {cause if cause.startswith(role) else f'{role}: {cause}'}", flush=True)
+    print(
+        f"recorded fault {number} of {run.path}: {cause if cause.startswith(role) else f'{role}: {cause}'}", flush=True
+    )
     apart = as_json and not (debugger or before)
     outcome = (_again_apart if apart else _again)(run, number, evidence, how)
     if outcome.trace and not as_json:
@@ -88,11 +90,11 @@ def replay(
 def _choose(run: RunDirectory, number: int | None) -> tuple[int, dict[str, Any]]:
     found = dict(evidence_of(run))
     if not found:
-        raise UsageError(f"{run.path} holds no evidence of a fault (nothing in {FOLDER}/), so none can be replayed")
+        raise UsageError(f"{run.path} has no recorded fault to replay: there is nothing in {FOLDER}/")
     number = max(found) if number is None else number
     if number not in found:
         known = ", ".join(str(n) for n in found)
-        raise UsageError(f"{run.path} has no evidence {number}: there is {known}")
+        raise UsageError(f"{run.path} has no recorded fault {number}: there is {known}")
     return number, found[number]
 
 
@@ -152,7 +154,7 @@ def _episode(run: RunDirectory, evidence: Mapping[str, Any], how: How) -> Outcom
         actions = np.asarray(evidence["actions"], evidence.get("dtype"))  # [step, ...]
         step = int(evidence.get("step", len(actions)))
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"this evidence of {run.path} is torn: {summary(error)}") from None
+        raise CheckpointError(f"this recorded fault of {run.path} is torn: {summary(error)}") from None
     if evidence.get("too_long"):
         raise UsageError(
             f"this episode is too long to be replayed: it broke at step {step:,}, and more than "
@@ -357,7 +359,9 @@ def _sampler(
         versions = parts["versions"]
         return sampler, [PolicyVersion.from_state(versions[str(index)]) for index in range(len(versions))]
     except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"evidence {number} does not fit the config of {run.path}: {summary(error)}") from error
+        raise CheckpointError(
+            f"recorded fault {number} does not fit the config of {run.path}: {summary(error)}"
+        ) from error
 
 
 def _close(sampler: Sampler) -> None:

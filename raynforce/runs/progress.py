@@ -50,7 +50,7 @@ class Snapshot:
     ending: bool = False
     """Whether no more is trained, however many steps are left."""
     faults: int = 0
-    """How often something has failed and was mended."""
+    """How often something has failed and was restarted."""
     last_fault: str = ""
 
 

@@ -173,7 +173,7 @@ WRONG = {
     "no number": (["run", "--replay", "x"], ["--replay", "'x'"]),
     "number 0": (["run", "--replay", "0"], ["--replay", "from 1"]),
     "no seconds": (["run", "--replay", "1", "--seconds", "0"], ["--seconds"]),
-    "not there": (["run", "--replay", "9"], ["run has no evidence 9: there is 1, 2"]),
+    "not there": (["run", "--replay", "9"], ["run has no recorded fault 9: there is 1, 2"]),
 }
 
 
@@ -186,7 +186,7 @@ def test_wrong_use(cli: Cli, history: FaultHistory, name: str) -> None:
 
 
 def test_a_run_without_evidence(cli: Cli, run: Path) -> None:
-    cli("doctor", "run", "--replay").refused(2, "no evidence")
+    cli("doctor", "run", "--replay").refused(2, "no recorded fault")
 
 
 # -- seeing it again --------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_an_environment_that_raises_again(cli: Cli, history: FaultHistory) -> No
     history.env_fault("sampler 0", broken("step raises", steps=1), 1)
     answer = cli("doctor", "run", "--replay")
     assert (answer.code, answer.err) == (1, "")
-    assert answer.out.startswith("evidence 2 of run: sampler 0: step raised RuntimeError: no licence\nTraceback")
+    assert answer.out.startswith("recorded fault 2 of run: sampler 0: step raised RuntimeError: no licence\nTraceback")
     assert "cli_envs.py" in answer.out
     assert "replay.py" not in answer.out
     assert answer.out.splitlines()[-1] == "broke again at step 1: RuntimeError: no licence"
@@ -245,7 +245,7 @@ def test_torn_evidence_and_an_environment_that_is_gone(cli: Cli, run: Path, hist
     path.write_text(json.dumps({"kind": "episode", "env": PLAIN}))
     cli("doctor", "run", "--replay").refused(2, "torn", "seed")
     path.write_text("{")
-    cli("doctor", "run", "--replay").refused(2, "no evidence")
+    cli("doctor", "run", "--replay").refused(2, "no recorded fault")
 
 
 def test_post_mortem_stops_in_the_environment(cli: Cli, history: FaultHistory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +368,7 @@ def test_a_hang_shows_its_stack_and_ends(history: FaultHistory, tmp_path: Path) 
     done = no_return("sleep", history, tmp_path)
     assert done.returncode == 1
     assert "no_return.py" in done.stderr
-    assert done.stdout.startswith("evidence 1 of run")
+    assert done.stdout.startswith("recorded fault 1 of run")
 
 
 @pytest.mark.parametrize(
