@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,7 +51,8 @@ def cost_of_env(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[En
 def cost_of_acting(spec: ActingSpec, envs: int) -> PolicyCost | None:
     """What it costs to choose actions for so many environments: what was found before, if that still holds."""
     now = policy_cost(spec, envs)
-    about = {"acting": repr(spec), "envs": envs}
+    nobody = replace(spec.env, env="", args={})  # it costs the same whatever the environment is called
+    about = {"acting": repr(replace(spec, env=nobody)), "envs": envs}
     return now and _settled("policy", about, now, lambda: policy_cost(spec, envs) or now, _policy_cost)
 
 

@@ -229,5 +229,8 @@ def test_policies_are_remembered_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "policy_cost", lambda spec, envs: PolicyCost(1e-3, next(found), envs))
     costs = [cost_of_acting(acting, 8) for _ in range(4)]
     assert [cost and cost.all for cost in costs] == [5e-3, 5e-3, 5e-3, 30e-3]
+    other = replace(acting, env=replace(acting.env, env="Other-v0", args={"n": 3}))
+    monkeypatch.setattr(measured, "policy_cost", lambda spec, envs: PolicyCost(1e-3, 29e-3, envs))
+    assert cost_of_acting(other, 8) == costs[-1], "whatever the environment is called"
     monkeypatch.setattr(measured, "policy_cost", lambda spec, envs: None)
     assert cost_of_acting(acting, 8) is None

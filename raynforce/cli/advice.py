@@ -133,9 +133,7 @@ def _learner(config: Config, chosen: Config, facts: Facts, products: int) -> tup
     if facts.cores == 1 or learning < BOUND * whole:
         return line, chosen
     if products >= LARGE:
-        line += (
-            f", {learning / whole:.0%} of the time: torch in {facts.cores} threads takes less, if these cores are free"
-        )
+        line += f", {learning / whole:.0%} of the time; torch in {facts.cores} threads takes less, if cores are free"
         return line, replace(chosen, learner=replace(chosen.learner, threads=facts.cores))
     if chosen.topology == "sync" and sampling >= BOUND * whole and facts.tolerates_lag and not facts.obstacle:
         line += f", and sampling {duration(sampling)}: process and overlap do both at once"

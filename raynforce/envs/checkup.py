@@ -14,7 +14,7 @@ from gymnasium.wrappers import TimeLimit
 from raynforce.envs.causes import State, state_of
 from raynforce.envs.cost import Cost, Stopwatch
 from raynforce.envs.describe import describe, flatten_obs, is_flag, is_scalar, leaf_spaces, misfit, short
-from raynforce.envs.frames import layers
+from raynforce.envs.frames import layers, stacks_of
 from raynforce.envs.make import Env
 from raynforce.envs.patience import patience
 from raynforce.envs.report import Report
@@ -115,7 +115,8 @@ class Checkup:
 
     def check_spaces(self) -> None:
         try:
-            spec = describe(self.name, self.env.observation_space, self.env.action_space)
+            spaces_of = self.env.observation_space, self.env.action_space
+            spec = describe(self.name, *spaces_of, stacks=stacks_of(self.env))
         except UsageError as error:
             raise self.stop("spaces are not supported", str(error)) from error
         except Exception as error:

@@ -303,7 +303,7 @@ def test_doctor_looks_at_the_machine(cli: Cli) -> None:
 def test_doctor_of_a_sound_environment(cli: Cli, env: str) -> None:
     answer = cli("doctor", env, "--steps", "200")
     assert (answer.code, answer.err) == (0, "")
-    told = ", with 1 warning" if env == PLAIN else ""
+    told = ", with 2 warnings" if env == PLAIN else ""
     assert answer.out.endswith(f"\nready to train{told}\n")
 
 
