@@ -33,10 +33,10 @@ def how_to_run(report: Report, env_args: Mapping[str, Any], *, me: str) -> list[
     if not report.ok or cost is None or spec is None:
         return []
     config, _ = resolve({"env": report.env, "env_args": dict(env_args)})
-    tried = cost_of_env(report.env, env_args)[1]  # what a run would go by, so that both say the same
-    if tried.seconds is not None:
-        cost = replace(tried, mean=cost.mean)
     try:
+        tried = cost_of_env(report.env, env_args)[1]  # what a run would go by, so that both say the same
+        if tried.seconds is not None:
+            cost = replace(tried, mean=cost.mean)
         facts = replace(facts_of(config, cost), policy=cost_of_policy(config, spec))
     except UsageError:  # nothing that this algorithm could learn
         return []

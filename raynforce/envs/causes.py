@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import random
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from raynforce.envs.make import Env, close_env
 from raynforce.envs.snapshots import keepers
 
 SHOWN = 3  # names, at most
-_DEEP, _MANY = 4, 1000  # levels and elements that are looked at: enough for running statistics, bounded for the rest
+_DEEP, _MANY = 3, 200  # levels and elements that are looked at: enough for running statistics, bounded for the rest
 _STREAM = "random stream "
 _LARGE = 1 << 20  # bytes of an array from which on its beginning stands for it
 _OURS = {"env", "spec", "metadata", "observation_space", "action_space", "render_mode", "_np_random", "_np_random_seed"}
@@ -72,22 +73,28 @@ def find_cause(make: Callable[[], Env] | None, seed: int, actions: Sequence[Any]
 def state_of(env: Env) -> State:
     """Plain data of an environment's layers, of their classes and of the modules of these."""
     found: dict[str, str] = {}
+    for name, value, deep in _held(env):
+        with contextlib.suppress(Exception):  # it may be anything
+            found.update(list(_digests(name, value, deep)))
+    wrapped = frozenset(type(layer).__name__ for layer in layers(env) if isinstance(layer, gymnasium.Wrapper))
+    return State(found, wrapped, keepers(env))
+
+
+def _held(env: Env) -> Iterator[tuple[str, Any, int]]:
+    """Name, value, and how deep to look, of all that the state of an environment may be in."""
     for layer in layers(env):
-        name = type(layer).__name__
-        for key, value in vars(layer).items():
+        for key, value in list(vars(layer).items()):
             if key not in _OURS:
-                found.update(_digests(f"{name}.{key.removeprefix('_')}", value))
+                yield f"{type(layer).__name__}.{key.removeprefix('_')}", value, _DEEP
         for cls in type(layer).__mro__:
             if cls.__module__.partition(".")[0] in ("gymnasium", "builtins", "typing"):
                 continue
-            plain = {k: v for k, v in vars(cls).items() if k not in _OURS and not k.startswith("__")}
-            for key, value in plain.items():
-                found.update(_digests(f"{cls.__name__}.{key} (of the class)", value))
-            for key, value in vars(sys.modules.get(cls.__module__, object)).items():
+            for key, value in list(vars(cls).items()):
+                if key not in _OURS and not key.startswith("__"):
+                    yield f"{cls.__name__}.{key} (of the class)", value, _DEEP
+            for key, value in list(vars(sys.modules.get(cls.__module__, object)).items()):
                 if isinstance(value, int | float | list | dict | np.random.Generator) and not key.startswith("__"):
-                    found.update(_digests(f"{cls.__module__}.{key} (a global)", value, deep=1))
-    wrapped = frozenset(type(layer).__name__ for layer in layers(env) if isinstance(layer, gymnasium.Wrapper))
-    return State(found, wrapped, keepers(env))
+                    yield f"{cls.__module__}.{key} (a global)", value, 1
 
 
 def _play(make: Callable[[], Env], seed: int, actions: Sequence[Any]) -> tuple[list[bytes], Mapping[str, str], bool]:
@@ -176,7 +183,10 @@ def _random_seeded() -> Iterator[None]:
         random.setstate(before)
 
 
-def _digests(name: str, value: Any, deep: int = _DEEP) -> Iterator[tuple[str, str]]:
+_NO_DATA = (types.ModuleType, gymnasium.Env, gymnasium.Space)
+
+
+def _digests(name: str, value: Any, deep: int) -> Iterator[tuple[str, str]]:
     """Names and digests of the plain data in a value; what is not plain is left out."""
     if isinstance(value, np.random.Generator):
         yield name, f"{_STREAM}{value.bit_generator.state}"
@@ -194,7 +204,7 @@ def _digests(name: str, value: Any, deep: int = _DEEP) -> Iterator[tuple[str, st
     elif deep and isinstance(value, list | tuple | set | frozenset | collections.deque):
         several = [digest for below in list(value)[:_MANY] for _, digest in _digests(name, below, deep - 1)]
         yield name, f"{len(value)} {several}"
-    elif deep and hasattr(value, "__dict__") and not isinstance(value, type | gymnasium.Env | gymnasium.Space):
+    elif deep and hasattr(value, "__dict__") and not (callable(value) or isinstance(value, _NO_DATA)):
         for key, below in list(vars(value).items())[:_MANY]:
             yield from _digests(f"{name}.{key}", below, deep - 1)
 

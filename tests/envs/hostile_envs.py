@@ -186,6 +186,23 @@ class RunningMean(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.seen(obs), *rest
 
 
+class Unreadable(dict[str, int]):
+    """A mapping that cannot be looked into."""
+
+    def items(self) -> Any:
+        raise RuntimeError("not for you")
+
+
+class Hoarder(Curriculum):
+    """Holds what nobody should look into: itself, a module, a mapping that raises, a large map, a lot of objects."""
+
+    def __init__(self, length: int = 20) -> None:
+        super().__init__(length)
+        self.me, self.numpy, self.closed, self.chart = self, np, Unreadable(), np.zeros((2000, 2000))
+        self.crowd = [[RunningMean(Walk()) for _ in range(30)] for _ in range(30)]
+        self.odd = np.array([self, None], object)
+
+
 class LongWalk(Walk):
     """Ends only by its time limit, which is far away."""
 

@@ -58,6 +58,7 @@ def of(report: Report, title: str) -> tuple[str, str]:
         ("wrapped", {"name": "RunningMean"}, KEPT, "a wrapper keeps RunningMean.count, RunningMean.mean", "save_state"),
         ("wrapped", {"name": "LongRunningMean"}, KEPT, "a wrapper keeps RunningMean.count", "save_state"),
         ("Curriculum", {}, KEPT, "reset leaves Curriculum.level as it is", "set it in reset()"),
+        ("Hoarder", {}, KEPT, "reset leaves Hoarder.level as it is", "set it in reset()"),
         ("ClassCounter", {}, KEPT, "reset leaves ClassCounter.resets (of the class) as it is", "set it in reset()"),
         ("GlobalCounter", {}, KEPT, "hostile_envs.STEPS (a global)", "set it in reset()"),
         ("Unseeded", {}, KEPT, "Unseeded.rng is a random stream that reset(seed) does not start", "self.np_random"),
