@@ -82,7 +82,8 @@ python -m benchmarks.runtimes_page   # measures everything below and writes this
 
 `--runtime` says where sampler, learner and evaluator live. Nothing else changes: with `--topology sync` and `overlap`,
 equal seeds lead to equal weights, bit for bit, on all three. `auto`, the default, times a step of the environment and
-takes `inline` where that is cheap, else `process`; it says so, and writes it to `config.yaml`.
+takes `inline` where that is cheap, else `process`; it says so, and writes it to `config.yaml`. What it
+measured is remembered, so that it decides the same way each time.
 
 - **`inline`**: everything in one process, one call after the other. Choose it for light environments and small
   networks, to use one core, and to debug: a breakpoint stops where you expect it to. Overlap gains nothing here.

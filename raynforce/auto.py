@@ -12,16 +12,17 @@ import gymnasium
 
 from raynforce.algos import algorithm_class
 from raynforce.config import Config, RayConfig
-from raynforce.envs.cost import PATIENCE, Cost, probe_cost
+from raynforce.envs.cost import PATIENCE, Cost
 from raynforce.envs.make import locate
 from raynforce.envs.patience import patience
 from raynforce.envs.vector import probe
-from raynforce.policies.cost import PolicyCost, policy_cost
+from raynforce.measured import cost_of_acting, cost_of_env
+from raynforce.policies.cost import PolicyCost
 from raynforce.runtimes.placing import cores
 from raynforce.spaces import EnvSpec
 
 # Seconds of an environment's step. Learning costs 20 to 200 µs a step with small networks on a CPU.
-SHARED = 30e-6  # from here on several samplers gain more in processes than their messages cost
+SHARED = 20e-6  # from here on several samplers gain more in processes than their messages cost
 COSTLY = 100e-6  # from here on sampling costs as much as learning: it pays to do other things meanwhile
 SLOW = 2e-3  # from here on, shared among the samplers, learning is next to nothing and need not be hidden
 WAITS = 0.5  # share of a step below which it waits more than it computes: threads do that side by side
@@ -165,7 +166,7 @@ def settle(config: Config) -> tuple[Config, EnvSpec, str]:
         if len(possible) == 1:  # whatever a step costs
             spec = probe(config.env, config.env_args)
         else:
-            spec, cost = probe_cost(config.env, config.env_args)
+            spec, cost = cost_of_env(config.env, config.env_args)
             facts = replace(facts, cost=cost)
     if asked.topology == "auto" and choose(asked, facts).topology == "central":
         facts = replace(facts, policy=cost_of_policy(config, spec))
@@ -189,7 +190,7 @@ def facts_of(config: Config, cost: Cost = KINDS[0]) -> Facts:
 def cost_of_policy(config: Config, spec: EnvSpec) -> PolicyCost | None:
     """What acting costs with this run's network for all of its environments."""
     acting = algorithm_class(config.algo)(config, spec).acting()
-    return policy_cost(acting, config.sampling.samplers * config.sampling.envs)
+    return cost_of_acting(acting, config.sampling.samplers * config.sampling.envs)
 
 
 def decide(config: Config, facts: Facts) -> tuple[Config, str]:

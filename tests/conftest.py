@@ -25,6 +25,14 @@ settings.register_profile("quick", derandomize=True)  # what lets a change land 
 settings.load_profile("quick")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a run remembers of this machine is not the user's, nor that of an earlier test run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
     """A small file system of its own."""

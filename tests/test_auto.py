@@ -266,12 +266,29 @@ def test_a_step_that_computes() -> None:
 
 
 def test_one_step_that_was_held_up_changes_little() -> None:
-    cost = Cost.of([1.0] * 49 + [1000.0], [0.5] * 50, [7.0])
+    cost = Cost.of([1.0] * 49 + [1000.0], [0.5] * 50, [7.0], ends=0)
     assert (cost.seconds, cost.spread, cost.uneven, cost.steps) == (1.0, (1.0, 1.0), False, 50)
-    cost = Cost.of([1.0, 2.0, 3.0, 4.0], [0.1, 0.2, 0.3, 0.4], [9.0, 2.0, 4.0])
+    cost = Cost.of([1.0, 2.0, 3.0, 4.0], [0.1, 0.2, 0.3, 0.4], [9.0, 2.0, 4.0], ends=2)
     assert cost.seconds == 2.5 + 2 * 2.0 / 4
     assert cost.mean == (10 + 6) / 4
     assert cost.computing == pytest.approx(0.1)
+
+
+def test_of_steps_that_are_played_again_the_fastest_time_counts() -> None:
+    even, uneven = [1.0] * 5, [1.0, 1.0, 8.0, 8.0, 8.0]
+    held_up = [2.0] * 5  # a whole pass that had half a core
+    cost = Cost.of([*held_up, *even, *held_up], [1.0] * 15, [1.0], ends=0, length=5)
+    assert (cost.seconds, cost.spread, cost.uneven, cost.steps) == (1.0, (1.0, 1.0), False, 15)
+    cost = Cost.of([*uneven, *[2 * x for x in uneven], *uneven[:2]], [1.0] * 12, [1.0], ends=0, length=5)
+    assert (cost.seconds, cost.spread, cost.uneven) == (8.0, (1.0, 8.0), True), "real differences stay"
+
+
+def test_a_trial_plays_the_same_steps_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raynforce.envs.cost.ENOUGH", 60.0)
+    monkeypatch.setattr("raynforce.envs.cost.PATIENCE", 60.0)
+    _, cost = probe_cost("test_auto:Timed")
+    assert cost.steps == 75, "three times 25"
+    assert Timed.resets == 15, "episodes of five steps"
 
 
 @pytest.mark.parametrize("fault", ["raises", "exits", "old"])
@@ -414,8 +431,8 @@ def test_the_whole_line(
     seconds: float | Cost, settings: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cost = seconds if isinstance(seconds, Cost) else Cost(seconds)
-    monkeypatch.setattr(auto, "probe_cost", lambda env, args: (probe(env, args), cost))
-    monkeypatch.setattr(auto, "policy_cost", lambda spec, envs: PolicyCost(0.0, 0.0, envs))
+    monkeypatch.setattr(auto, "cost_of_env", lambda env, args: (probe(env, args), cost))
+    monkeypatch.setattr(auto, "cost_of_acting", lambda spec, envs: PolicyCost(0.0, 0.0, envs))
     assert chosen(**settings)[2] == f"auto: {line}"
 
 
@@ -431,7 +448,7 @@ def test_cheap_environments_are_never_central(env: str, runs: int) -> None:
 
 
 def test_one_core_keeps_the_topology(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "probe_cost", lambda env, args: (probe(env, args), Cost(0.5e-3)))
+    monkeypatch.setattr(auto, "cost_of_env", lambda env, args: (probe(env, args), Cost(0.5e-3)))
     monkeypatch.setattr(auto, "cores", lambda: 1)
     expected = "auto: inline and overlap, because a step of test_auto:Timed takes 500 µs and there is one core"
     assert chosen() == ("inline", "overlap", expected)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from raynforce import settings
+from raynforce.algos import algorithm_class
 from raynforce.auto import HANDLING, SLOW, WAITS, Facts, cost_of_policy, decide, duration, facts_of
 from raynforce.config import Config
 from raynforce.envs.doctor import Report
 from raynforce.errors import UsageError
 from raynforce.experiment import resolve
+from raynforce.measured import cost_of_env
+from raynforce.policies.spec import Linear
+from raynforce.spaces import EnvSpec
 
 MANY = 64  # environments that are also reckoned with, where these are slow
+PASSES = 3  # forward, and twice as much backward
+PER_SECOND = 10e9  # products of a learner with one thread, in minibatches; half or twice as many on other machines
+LARGE = 100_000  # products from which on more than one thread pays
+BOUND = 0.25  # of the time; less is not worth a change
 
 
 def how_to_run(report: Report, env_args: Mapping[str, Any], *, me: str) -> list[str]:
@@ -25,26 +34,33 @@ def how_to_run(report: Report, env_args: Mapping[str, Any], *, me: str) -> list[
         return []
     config, _ = resolve({"env": report.env, "env_args": dict(env_args)})
     try:
+        tried = cost_of_env(report.env, env_args)[1]  # what a run would go by, so that both say the same
+        if tried.seconds is not None:
+            cost = replace(tried, mean=cost.mean)
         facts = replace(facts_of(config, cost), policy=cost_of_policy(config, spec))
     except UsageError:  # nothing that this algorithm could learn
         return []
     chosen, sentence = decide(config, facts)
+    learning, advised = _learner(config, chosen, facts, _products(config, spec))
     rows = {
         "step": _step(facts),
         "policy": _policy(facts),
         "sync": _sync(config, facts, native=report.native),
         "central": _central(config, facts),
+        "learner": learning,
         "chosen": sentence.removeprefix("auto: "),
+        "or": _command(advised, env_args, me) if advised != chosen else "",
         "type": _command(chosen, env_args, me),
     }
-    return [f"{name:7}  {text}" for name, text in rows.items()]
+    return [f"{name:7}  {text}" for name, text in rows.items() if text]
 
 
 def _step(facts: Facts) -> str:
     cost = facts.cost
     assert cost.seconds is not None
     low, high = map(duration, cost.spread)
-    line = f"takes {duration(cost.seconds)} with its share of the resets, most of them {low} to {high}"
+    most = low if low == high else f"{low} to {high}"
+    line = f"takes {duration(cost.seconds)} with its share of the resets, most of them {most}"
     if cost.computing is None:
         return line
     line += f", of which it computes {cost.computing:.0%}"
@@ -95,6 +111,36 @@ def _central(config: Config, facts: Facts) -> str:
     return line + (f", {MANY} (--envs {MANY}) {best(MANY):,.0f}" if envs < MANY else "")
 
 
+def _products(config: Config, spec: EnvSpec) -> int:
+    """Multiplications for one observation in the network that this run would train; 0 if it is the user's own."""
+    acting = algorithm_class(config.algo)(config, spec).acting()
+    if acting.factory:
+        return 0
+    network = acting.network
+    dense = sum(math.prod(shape) * layer.size for _, _, layer, shape in network.walk() if isinstance(layer, Linear))
+    return network.conv_products + dense
+
+
+def _learner(config: Config, chosen: Config, facts: Facts, products: int) -> tuple[str, Config]:
+    """What learning from a step would take beside sampling it, and a config in which that costs less."""
+    if not products:
+        return "trains a network of your own; what that costs was not measured", chosen
+    learning = PASSES * getattr(config.algorithm, "epochs", 1) * products / PER_SECOND
+    policy, envs = facts.policy, config.sampling.envs
+    sampling = _mean(facts) + (policy.all / envs if policy else products / PER_SECOND)
+    line = f"takes about {duration(learning)} a step, by the {products:,} products of its network for an observation"
+    whole = sampling + learning
+    if facts.cores == 1 or learning < BOUND * whole:
+        return line, chosen
+    if products >= LARGE:
+        line += f", {learning / whole:.0%} of the time; torch in {facts.cores} threads takes less, if cores are free"
+        return line, replace(chosen, learner=replace(chosen.learner, threads=facts.cores))
+    if chosen.topology == "sync" and sampling >= BOUND * whole and facts.tolerates_lag and not facts.obstacle:
+        line += f", and sampling {duration(sampling)}: process and overlap do both at once"
+        return line, replace(chosen, runtime="process", topology="overlap")
+    return line, chosen
+
+
 def _mean(facts: Facts) -> float:
     return max(1e-9, facts.cost.mean or 0.0)
 
@@ -105,6 +151,7 @@ def _command(config: Config, env_args: Mapping[str, Any], me: str) -> str:
     words += ["--samplers", str(sampling.samplers), "--envs", str(sampling.envs)]
     given = {f"env_args.{key}": value for key, value in env_args.items()}
     given |= {"sampling.parallel": sampling.parallel} if sampling.parallel != "no" else {}
+    given |= {"learner.threads": config.learner.threads} if config.learner.threads > 1 else {}
     for key, value in given.items():
         plain = f"{key}={value}"
         as_text = isinstance(value, str) and settings.parse_assignments([plain]) == settings.nested({key: value})

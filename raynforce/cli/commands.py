@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # they import numpy: not for `--version`
 EPISODES = Annotated[int, settings.Range(1, 1_000_000)]
 EVIDENCE = Annotated[int, settings.Range(1, 1_000_000)]
 SECONDS = Annotated[float, settings.Range(0.1, 1e6)]
+STEPS = Annotated[int, settings.Range(1, 10**9)]
 SEED = Annotated[int, settings.Range(0, 2**63 - 1)]
 
 
@@ -233,6 +234,8 @@ def doctor(arguments: argparse.Namespace) -> int:
         if getattr(arguments, option) not in (None, False):
             raise UsageError(f"--{option} is for a run: {_me()} doctor RUN --replay [N]")
     if arguments.env is None:
+        if arguments.steps is not None:
+            raise UsageError(f"--steps is for an environment: {_me()} doctor ENV --steps N")
         from raynforce.cli.machine import check_machine
 
         report, how = check_machine(), []
@@ -245,23 +248,12 @@ def doctor(arguments: argparse.Namespace) -> int:
         if wrong:
             raise UsageError(f"doctor takes --set env_args.KEY=VALUE only, not {wrong[0]!r}")
         env_args = settings.coerce(extra.get("env_args", {}), dict[str, Any], "env_args")
-        report = check_env(arguments.env, env_args)
+        steps = None if arguments.steps is None else settings.coerce(arguments.steps, STEPS, "--steps")
+        report = check_env(arguments.env, env_args, steps=steps)
         how = how_to_run(report, env_args, me=_me())
-    if arguments.json:
-        found = [{"level": f.level, "title": f.title, "detail": f.detail} for f in report.findings]
-        print(json.dumps({"ok": report.ok, "findings": found} | ({"how_to_run": how} if how else {})))
-    else:
-        most = columns(sys.stdout)
-        for finding in report.findings:
-            told = f"{finding.title}: {finding.detail}" if finding.detail else finding.title
-            print(*folded(told, most, f"{finding.level:<7}  "), sep="\n")
-        if how:
-            print("\nhow to run it:")
-            for line in how:  # a word and a sentence each, but the last, which is what to type
-                row = command if line is how[-1] else folded
-                print(*row(line[9:], most, f"  {line[:9]}"), sep="\n")
-        print("\nready to train" if report.ok else "\nfix the errors above, then ask the doctor again")
-    return 0 if report.ok else 1
+    from raynforce.cli.findings import tell
+
+    return tell(report, how, as_json=arguments.json)
 
 
 def _as_run(text: str) -> RunDirectory | None:
@@ -289,6 +281,8 @@ def _as_run(text: str) -> RunDirectory | None:
 def _doctor_of_run(arguments: argparse.Namespace, run: RunDirectory) -> int:
     if arguments.set:
         raise UsageError(f"--set is for an environment, and {run.shown} is a run, which has its own settings")
+    if arguments.steps is not None:
+        raise UsageError(f"--steps is for an environment, and {run.shown} is a run")
     if arguments.replay is None:
         for option in ("debugger", "before", "seconds"):
             if getattr(arguments, option) not in (None, False):

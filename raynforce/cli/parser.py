@@ -176,6 +176,7 @@ def _parser() -> _Parser:
     doctor.add_argument(
         "--set", metavar="env_args.K=V", dest="set", action="append", default=[], help="keyword arguments for ENV"
     )
+    doctor.add_argument("--steps", metavar="N", help="steps to try ENV for (default 10,000, or 4 seconds)")
     again = doctor.add_argument_group("see a fault of RUN again, in this process")
     again.add_argument(
         "--replay", nargs="?", const="", metavar="N", help="recorded fault N of the run (default the last)"

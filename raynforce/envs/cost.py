@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import statistics
 import threading
 import time
@@ -16,7 +18,8 @@ from raynforce.envs.make import Env, close_env, make_described
 from raynforce.spaces import EnvSpec
 
 PATIENCE = 0.5  # seconds; whoever is not through its first step by then is slow
-ENOUGH_SECONDS, ENOUGH_STEPS = 0.025, 50  # a trial ends with either, so most of them take a millisecond or two
+STEPS, PASSES = 25, 3  # a trial plays the same steps again and again: the fastest time of each is what it costs
+ENOUGH = 0.025  # seconds after which a trial ends all the same; most of them take a millisecond or two
 FEW = 10  # steps that slow environments are given longer for, within PATIENCE: fewer do not show how uneven they are
 UNEVEN = 1.5  # times as long as the fastest tenth; a shared machine moves even steps by less
 
@@ -26,8 +29,8 @@ class Cost:
     """What the steps of a trial took."""
 
     seconds: float | None
-    """Of a step with its share of the resets, robust against the odd step that was held up; infinite if not even one
-    ended in time, None if the environment raised before."""
+    """Of a step with its share of the resets, robust against those that were held up; infinite if not even one ended in
+    time, None if the environment raised before."""
     mean: float | None = None
     """The same as a plain mean, which rare long steps count in: what throughput depends on."""
     spread: tuple[float, float] = (0.0, 0.0)
@@ -44,13 +47,23 @@ class Cost:
         return self.spread[1] > UNEVEN * self.spread[0]
 
     @staticmethod
-    def of(steps: Sequence[float], computed: Sequence[float], resets: Sequence[float]) -> Cost:
-        """Of the seconds that steps took, at least one, that they computed, and that resets took."""
+    def of(
+        steps: Sequence[float], computed: Sequence[float], resets: Sequence[float], *, ends: int, length: int = 0
+    ) -> Cost:
+        """Of the seconds that steps took, at least one, that they computed, and that resets took.
+
+        `ends` of the steps ended an episode. If the same `length` steps were played again and again, the fastest time
+        of each counts: others are held up by whatever else the machine does, for milliseconds on end, so that a
+        median of them moved by half between two trials where these minima moved by a twentieth.
+        """
+        length = length or len(steps)
+        fastest = [min(steps[place::length]) for place in range(min(length, len(steps)))]
+        low, high = (float(x) for x in np.percentile(fastest, [10, 90], method="nearest"))
         again = resets[1:]  # the first one may load what the others find
-        low, high = (float(x) for x in np.percentile(steps, [10, 90], method="nearest"))
+        share = ends / len(steps)
         return Cost(
-            seconds=statistics.median(steps) + (min(again) * len(again) / len(steps) if again else 0.0),
-            mean=(sum(steps) + sum(again)) / len(steps),
+            seconds=statistics.median(fastest) + (min(again) * share if again else 0.0),
+            mean=statistics.fmean(steps) + (statistics.fmean(again) * share if again else 0.0),
             spread=(low, high),
             computing=min(1.0, sum(computed) / max(1e-9, sum(steps))),
             steps=len(steps),
@@ -58,39 +71,70 @@ class Cost:
 
 
 class Stopwatch:
-    """Times one call in this thread, without the time in which that was ready to go on and had no core to do so.
+    """Times calls in the thread that made it, without the time in which that was ready to go on and had no core to.
 
     Else environments would seem uneven, and to wait, on a machine that is busy with something else.
     """
 
     def __init__(self) -> None:
-        self.queued = occupied()[1]
+        self._file = -1
+        with contextlib.suppress(OSError):  # not Linux
+            self._file = os.open(_schedstat(threading.get_native_id()), os.O_RDONLY | os.O_CLOEXEC)
+        self.start()
+
+    def __enter__(self) -> Stopwatch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def start(self) -> None:
+        self.queued = self._queued()
         self.computed, self.wall = time.thread_time(), time.perf_counter()
 
     def stop(self) -> tuple[float, float]:
-        """Seconds that it took, and that it computed."""
+        """Seconds that it took since the start, and that it computed."""
         took, computed = time.perf_counter() - self.wall, time.thread_time() - self.computed
-        return max(took - (occupied()[1] - self.queued), computed), computed
+        return max(took - (self._queued() - self.queued), computed), computed
+
+    def _queued(self) -> float:
+        """Read through an open file: to open it takes longer than most steps, and their data out of the caches."""
+        return _seconds(os.pread(self._file, 100, 0))[1] if self._file >= 0 else 0.0
 
 
-def occupied(thread: int | None = None) -> tuple[float, float]:
-    """Seconds that a thread has computed, and stood in line for a core; by its native id, or this one."""
+def occupied(thread: int) -> tuple[float, float]:
+    """Seconds that a thread has computed, and stood in line for a core, by its native id."""
     try:
-        with open(f"/proc/self/task/{thread or threading.get_native_id()}/schedstat") as file:
-            computed, queued = (int(n) / 1e9 for n in file.read().split()[:2])
-    except (OSError, ValueError):  # not Linux, or the thread is gone
-        return math.nan if thread else 0.0, 0.0
-    return computed, queued
+        with open(_schedstat(thread), "rb") as file:
+            return _seconds(file.read())
+    except OSError:  # not Linux, or the thread is gone
+        return math.nan, 0.0
+
+
+def _schedstat(thread: int) -> str:
+    return f"/proc/self/task/{thread}/schedstat"
+
+
+def _seconds(schedstat: bytes) -> tuple[float, float]:
+    computed, queued = schedstat.split()[:2]
+    return int(computed) / 1e9, int(queued) / 1e9
 
 
 def probe_cost(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[EnvSpec, Cost]:
     """What `probe` finds, and what a step costs; of an environment that raises the roles will say what is wrong."""
     made, spec = make_described(env, env_args)
+    return spec, try_out(made)
+
+
+def try_out(made: Env) -> Cost:
+    """What a step of it costs. It is closed afterwards, by a thread that waits for it if it hangs."""
     trial = _Trial(made)
     trial.start()
     try:
         trial.join(PATIENCE)
-        return spec, trial.cost()
+        return trial.cost()
     finally:
         trial.leave()
 
@@ -105,7 +149,9 @@ class _Trial(threading.Thread):
         self._steps: list[float] = []
         self._computed: list[float] = []
         self._resets: list[float] = []
-        self._first: Stopwatch | None = None
+        self._ends = 0
+        self._length = 0  # of the first pass, once it is over
+        self._began: tuple[float, float, float] | None = None  # the first step: queued, computed, wall
         self._failed = False
 
     def run(self) -> None:
@@ -124,35 +170,45 @@ class _Trial(threading.Thread):
         """What is known by now."""
         computed, resets = self._computed[:], self._resets[:]
         if computed:
-            return Cost.of(self._steps[: len(computed)], computed, resets)
+            return Cost.of(self._steps[: len(computed)], computed, resets, ends=self._ends, length=self._length)
         return Cost(None) if self._failed else Cost(math.inf, math.inf, (math.inf, math.inf), self._first_computes())
 
     def _first_computes(self) -> float | None:
         """Share of the first step, which is under way; None if it has not begun, or nobody can tell."""
-        first = self._first
-        if first is None or self.native_id is None:
+        if self._began is None or self.native_id is None:
             return None
+        before, computed_before, wall = self._began
         computed, queued = occupied(self.native_id)
-        share = (computed - first.computed) / max(1e-9, time.perf_counter() - first.wall - (queued - first.queued))
+        share = (computed - computed_before) / max(1e-9, time.perf_counter() - wall - (queued - before))
         return None if math.isnan(share) else min(1.0, max(0.0, share))
 
     def _play(self) -> None:
-        made, began = self._made, time.monotonic()
-        enough, longest = began + ENOUGH_SECONDS, began + PATIENCE
+        began = time.monotonic()
+        with Stopwatch() as watch:
+            self._pass(watch, STEPS, began + ENOUGH / 2, began + PATIENCE)
+            self._length = len(self._steps)
+            for _ in range(PASSES - 1):
+                self._pass(watch, self._length, began + ENOUGH, began + ENOUGH)
+
+    def _pass(self, watch: Stopwatch, steps: int, until: float, longest: float) -> None:
+        """So many steps, the same each time; not as many if time is up, which comes later for the first `FEW`."""
+        made = self._made
         made.action_space.seed(0)
-        ended = True
-        while len(self._steps) < ENOUGH_STEPS:
-            if self._steps and time.monotonic() > (enough if len(self._steps) >= FEW else longest):
-                break
+        episode, ended = 0, True
+        for step in range(steps):
+            if self._steps and time.monotonic() > (until if step >= FEW else longest):
+                return
             if ended:
-                watch = Stopwatch()
-                made.reset(seed=len(self._resets))
+                watch.start()
+                made.reset(seed=episode)
                 self._resets.append(watch.stop()[0])
+                episode += 1
             action = made.action_space.sample()
-            watch = Stopwatch()
-            self._first = self._first or watch
+            watch.start()
+            self._began = self._began or (watch.queued, watch.computed, watch.wall)
             _, _, terminated, truncated, _ = made.step(action)
             took, computed = watch.stop()
             self._steps.append(took)
             self._computed.append(computed)
             ended = bool(terminated or truncated)
+            self._ends += ended

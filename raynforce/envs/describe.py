@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def describe(
     """
     leaves = tuple(_obs_leaf(env, path, space) for path, space in leaf_spaces(env, obs_space))
     leaves = tuple(_with_stack(leaf, (stacks or {}).get(leaf.path, 1)) for leaf in leaves)
-    if not leaves:
+    if not any(math.prod(leaf.shape) for leaf in leaves):
         raise UsageError(f"env {env!r} has an empty observation space {short(obs_space)}; allowed: {_OBS}")
     return EnvSpec(env=env, obs=leaves, action=_action(env, action_space), args=dict(env_args or {}))
 

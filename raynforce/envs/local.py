@@ -12,7 +12,7 @@ from gymnasium import spaces
 from raynforce.envs.describe import flatten_obs, in_range, misfit, wrong_reset, wrong_step
 from raynforce.envs.faults import MOST_BYTES, EnvFault, trace_of
 from raynforce.envs.make import Env, close_env, make_described
-from raynforce.envs.snapshots import NoTree, Pair, difference, pair_of
+from raynforce.envs.snapshots import NoTree, Pair, difference, keepers, pair_of
 from raynforce.envs.vector import FINITE, Step, derive_seed, finite, first_of_attempt, same
 from raynforce.errors import CheckpointError, ContractError, EnvError, UsageError, summary
 from raynforce.spaces import EnvSpec, ObsLeaf
@@ -21,6 +21,7 @@ from raynforce.trees import Tree
 BREAKS_IN_A_ROW = 3
 """How often an environment may break and be made anew with no more than `STEPS_BETWEEN` steps in between."""
 STEPS_BETWEEN = 10
+REPLAY = "by replaying their actions"
 Lost = dict[str, list[str]]
 """Why running episodes could not be brought back: by reason, an example for each lane."""
 
@@ -99,11 +100,15 @@ class LocalVector:
         # Actions of the running episodes: lane b's are [b, :steps[b]].
         replays = record and not self._saves
         self._actions = np.empty((num_envs, 64, *self.spec.action.shape), self.spec.action.dtype) if replays else None
-        self.way_back = "by replaying their actions" if replays else "not at all: they begin anew"
+        self.way_back = REPLAY if replays else "not at all: they begin anew"
         if self._saves:
             self.way_back = f"through {pairs[0]}"
         reason = next(filter(None, reasons), "") if replays else ""
         said = f"running episodes of env {env!r} come back {self.way_back}, {reason}" if reason else ""
+        self._keeps = next(iter(keepers(self._envs[0])), None) if replays else None
+        if self._keeps:
+            what, fix = self._keeps
+            said = f"running episodes of env {env!r} start over at resume: {what}; {fix}"
         self.note = "; ".join(filter(None, (note, said)))
         self._all_valid = np.ones(num_envs, np.bool_)
         self._all_valid.flags.writeable = False  # shared by all steps
@@ -455,7 +460,8 @@ class LocalVector:
         self, lane: int, tree: Tree, past: np.ndarray, obs: list[np.ndarray], saved: list[np.ndarray]
     ) -> _Lost | None:
         """Bring a lane to where it was by taking its past actions again, if that leads there."""
-        reason = "replaying their actions led elsewhere, so this env is not determined by its seed"
+        why = f"as {self._keeps[0]}" if self._keeps else f"and `raynforce doctor {self._env}` tells why"
+        reason = f"replaying their actions led elsewhere, {why}"
         self._begin(lane, int(tree["episodes"][lane]), obs)
         if len(past):
             if self._actions is not None:

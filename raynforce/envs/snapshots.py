@@ -31,6 +31,17 @@ KNOWN = (
     wrappers.ResizeObservation,
 )
 """Wrappers that may be outside of what has the pair, because nothing of theirs is lost."""
+KEPT: dict[type, tuple[str, str]] = {
+    wrappers.NormalizeObservation: (
+        "NormalizeObservation keeps running statistics",
+        "drop the wrapper and use --set network.normalize_obs=true, which is saved with the policy",
+    ),
+    wrappers.NormalizeReward: (
+        "NormalizeReward keeps running statistics",
+        "scale the reward by a constant instead, or give the wrapper save_state and load_state",
+    ),
+}
+"""Wrappers whose state outlives an episode: what they keep, and what to do about it."""
 ALLOWED = "allowed are nested dicts and lists of numpy arrays of numbers, and of None, bool, int, float and str"
 _JSON = (type(None), bool, int, float, str)
 _DTYPES = {np.dtype(x) for x in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")}
@@ -190,6 +201,11 @@ def pair_of(env: Env) -> tuple[Pair | None, str]:
         fix = "give it save_state and load_state, or register a snapshot for it"
         return None, f"not through {pair}, as the wrapper {stranger} around it may have a state of its own: {fix}"
     return None, half
+
+
+def keepers(env: Env) -> tuple[tuple[str, str], ...]:
+    """The wrappers of an environment that are known to keep something across episodes: what, and what to do."""
+    return tuple(about for layer in layers(env) for kind, about in KEPT.items() if isinstance(layer, kind))
 
 
 class NoTree(Exception):

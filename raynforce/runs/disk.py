@@ -1,4 +1,4 @@
-"""Writing through to the disk, on file systems that can."""
+"""Writing through to the disk, on file systems that can; and where a user has room for what can be had again."""
 
 from __future__ import annotations
 
@@ -25,3 +25,9 @@ def flush(path: Path) -> None:
         sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def cache_folder() -> Path:
+    """Where this user's copies of what can be had again are kept."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else Path.home() / ".cache") / "raynforce"

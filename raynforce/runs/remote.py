@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
 from raynforce.runs.checkpoint import MANIFEST, point
+from raynforce.runs.disk import cache_folder
 from raynforce.runs.remote_lock import RemoteLock
 from raynforce.runs.store import Missing, Store
 from raynforce.runs.working_copy import (
@@ -68,9 +68,8 @@ class Remote:
 
     def working_copy(self) -> Path:
         """The directory on this machine that stands for the run, always the same for one URL."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         name = re.sub(r"[^\w.-]", "_", self.store.given.rpartition("/")[2])
-        return cache / "raynforce" / "runs" / f"{name}-{sha256_of(self.store.given.encode())[:12]}"
+        return cache_folder() / "runs" / f"{name}-{sha256_of(self.store.given.encode())[:12]}"
 
     def exists(self) -> bool:
         """Whether there is a run at the URL."""

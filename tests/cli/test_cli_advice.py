@@ -21,12 +21,17 @@ CARTPOLE = "CartPole-v1"
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raynforce.auto.cores", lambda: 4)
-    monkeypatch.setattr("raynforce.auto.policy_cost", lambda spec, envs: PolicyCost(20e-6, 40e-6, envs))
+    monkeypatch.setattr("raynforce.auto.cost_of_acting", lambda spec, envs: PolicyCost(20e-6, 40e-6, envs))
 
 
-def advice(seconds: float, spread: tuple[float, float], computing: float, **env_args: Any) -> dict[str, str]:
-    report = Report(CARTPOLE, spec=probe(CARTPOLE), cost=Cost(seconds, seconds, spread, computing, 100))
-    rows = [line.split(maxsplit=1) for line in how_to_run(report, env_args, me="raynforce")]
+def advice(
+    seconds: float, spread: tuple[float, float], computing: float, env: str = CARTPOLE, **env_args: Any
+) -> dict[str, str]:
+    cost = Cost(seconds, seconds, spread, computing, 100)
+    report = Report(env, spec=probe(env, env_args if env != CARTPOLE else {}), cost=cost)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raynforce.cli.advice.cost_of_env", lambda env, args: (report.spec, cost))
+        rows = [line.split(maxsplit=1) for line in how_to_run(report, env_args, me="raynforce")]
     assert all("\n" not in text for _, text in rows)
     return {name: text for name, text in rows}  # noqa: C416  (rows are lists)
 
@@ -66,8 +71,24 @@ def test_one_that_is_cheap() -> None:
     assert rows["type"].endswith("--runtime inline --topology sync --samplers 1 --envs 8")
 
 
+def test_what_learning_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = advice(10e-6, (9e-6, 12e-6), 1.0)
+    assert small["learner"].startswith("takes about 27 µs a step, by the 8,896 products of its network")
+    assert small["learner"].endswith("and sampling 15 µs: process and overlap do both at once")
+    assert "--runtime process --topology overlap" in small["or"]
+    assert "--runtime inline --topology sync" in small["type"], "what auto chooses"
+    slow = advice(0.032, (0.014, 0.046), 0.01)
+    assert slow["learner"].startswith("takes about 27 µs a step")
+    assert "or" not in slow, "learning is next to nothing"
+    large = advice(50e-6, (49e-6, 51e-6), 1.0, "raynforce.envs.tiny:Identity", n=4000)
+    assert large["learner"].endswith("of the time; torch in 4 threads takes less, if cores are free")
+    assert large["or"] == f"{large['type']} --set learner.threads=4"
+    monkeypatch.setattr("raynforce.auto.cores", lambda: 1)
+    assert "or" not in advice(10e-6, (9e-6, 12e-6), 1.0), "one core"
+
+
 def test_a_policy_that_acts_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raynforce.auto.policy_cost", lambda spec, envs: None)
+    monkeypatch.setattr("raynforce.auto.cost_of_acting", lambda spec, envs: None)
     assert "not measured" in advice(0.032, (0.014, 0.046), 0.01)["policy"]
 
 
@@ -79,10 +100,10 @@ def test_nothing_is_said_of_what_is_broken() -> None:
 
 
 def test_the_command_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", CARTPOLE]) == 0
+    assert main(["doctor", CARTPOLE, "--steps", "200"]) == 0
     text = capsys.readouterr().out
     assert "\nhow to run it:\n  step     takes " in text
-    assert main(["doctor", CARTPOLE, "--json"]) == 0
+    assert main(["doctor", CARTPOLE, "--steps", "200", "--json"]) == 0
     lines = json.loads(capsys.readouterr().out)["how_to_run"]
     name, _, command = lines[-1].partition("  ")
     assert name == "type"

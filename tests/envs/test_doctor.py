@@ -11,7 +11,7 @@ from raynforce.envs.doctor import Report, check_env
 from raynforce.errors import UsageError
 
 
-def check(fault: str, steps: int = 60, **env_args: object) -> Report:
+def check(fault: str, steps: int | None = 60, **env_args: object) -> Report:
     return check_env("bad_envs:Bad", {"fault": fault, **env_args}, steps=steps)
 
 
@@ -38,11 +38,11 @@ def test_good_envs_pass(env: str) -> None:
         ("discrete", "error", "the observation does not fit its space", "is 7"),
         ("float64", "warning", "the observation has another dtype", "float64 but declared float32"),
         ("outside", "warning", "the observation leaves its bounds", "widen low and high"),
-        ("nan", "error", "the observation is not finite", "step 2 of episode 0: 'obs' holds NaN"),
+        ("nan", "error", "the observation is not finite", "step 2 (step 2 of episode 0): 'obs' holds NaN"),
         ("random", "warning", "reset(seed) is not deterministic", "self.np_random"),
         ("fixed", "warning", "every episode starts the same", "four different seeds"),
-        ("late", "warning", "episodes are not deterministic", "after 2 observations"),
-        ("step raises", "error", "step raises", "step 3 of episode 0, action "),
+        ("late", "warning", "episodes are not deterministic", "at step 2 of episode 0"),
+        ("step raises", "error", "step raises", "step 3 (step 3 of episode 0), action "),
         ("old", "error", "step does not return 5 values", "4 values (ndarray, float, bool, dict)"),
         ("reward", "error", "the reward is not a number", "ndarray"),
         ("reward nan", "error", "the reward is not finite", "nan"),
@@ -54,12 +54,12 @@ def test_good_envs_pass(env: str) -> None:
     ],
 )
 def test_faults(fault: str, level: str, title: str, detail: str) -> None:
-    # 29 steps of episodes of 29 end exactly with one, so that only the check itself resets in mid-episode
-    report = check(fault, length=29 if fault == "mid" else 5)
+    # 60 steps of episodes of 20 end exactly with one, so that only the check itself resets in mid-episode
+    report = check(fault, length=20 if fault == "mid" else 5)
     found = {f.title: f for f in report.findings}
     assert title in found
     assert found[title].level == level
-    assert detail in found[title].detail
+    assert detail in f"{found[title].detail}; {found[title].fix}"
     assert report.ok == (level == "warning")
     assert all("\n" not in f.detail for f in report.findings)
 
@@ -77,7 +77,7 @@ def test_ends() -> None:
     assert "terminated and truncated together" in titles(5, "terminated and truncated")
     assert titles(5, "truncated") == {"observations are large"}
     pendulum = {f.title: f for f in check_env("Pendulum-v1", steps=50).findings}
-    assert pendulum["episodes"].detail == "none ended in 24 steps; the time limit ends them"
+    assert pendulum["episodes"].detail == "none ended in 50 steps; the time limit ends them"
 
 
 def test_speed() -> None:
@@ -85,7 +85,7 @@ def test_speed() -> None:
     assert "steps/s; step p50 " in next(f.detail for f in cheap.findings if f.title == "speed")
     assert cheap.cost is not None
     assert slow.cost is not None
-    assert (cheap.cost.steps, slow.cost.steps) == (29, 9)
+    assert (cheap.cost.steps, slow.cost.steps) == (60, 20)
     assert cheap.cost.seconds is not None
     assert slow.cost.seconds is not None
     assert cheap.cost.seconds < 4e-3 < slow.cost.seconds < 50e-3
@@ -96,21 +96,32 @@ def test_speed() -> None:
 
 
 def test_one_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raynforce.envs.doctor._HANGS", 0.3)
+    monkeypatch.setattr("raynforce.envs.checkup.HANGS", 0.3)
+    monkeypatch.setattr("raynforce.envs.doctor.HANGS", 0.3)
     monkeypatch.setattr(Bad, "step", lambda self, action: time.sleep(20))
     started = time.monotonic()
     found = check("").findings[-1]
     assert time.monotonic() - started < 10
     assert (found.level, found.title) == ("error", "hangs")
-    assert found.detail.startswith("step 1 of episode 0 was not through 0.3 seconds after")
+    assert found.detail == "step 1 (step 1 of episode 0) was not through in 0.3 seconds"
 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raynforce.envs.doctor._SECONDS", 0.2)
-    started = time.monotonic()
-    report = check("slow", steps=100_000)
-    assert time.monotonic() - started < 10
+    monkeypatch.setattr("raynforce.envs.checkup.SECONDS", 0.2)
+    monkeypatch.setattr("raynforce.envs.checkup._AGAIN_SECONDS", 0.1)
+    report = check("slow", steps=None)
     assert report.ok
+    assert 1 <= report.steps < 60, "4 ms each"
+    said = next(f.detail for f in report.findings if f.title == "steps")
+    assert said.startswith(f"{report.steps} random steps gave numbers and flags of the right kind")
+    assert said.endswith("of 10,000 that were to be tried: time was up")
+
+
+def test_who_asks_for_steps_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raynforce.envs.checkup.SECONDS", 0.0)
+    report = check("", steps=300)
+    assert report.steps == 300
+    assert next(f.detail for f in report.findings if f.title == "steps").startswith("300 random steps gave")
 
 
 def test_unknown_names_are_wrong_use() -> None:
@@ -118,5 +129,6 @@ def test_unknown_names_are_wrong_use() -> None:
         check_env("CartPol-v1")
     with pytest.raises(UsageError, match="no module named"):
         check_env("no_such_module:Env")
-    with pytest.raises(UsageError, match="steps is 1"):
-        check_env("CartPole-v1", steps=1)
+    with pytest.raises(UsageError, match="steps is 0"):
+        check_env("CartPole-v1", steps=0)
+    assert check_env("CartPole-v1", steps=1).ok

@@ -240,7 +240,7 @@ def test_rewards_that_no_seed_determines_are_found_and_told_in_numbers() -> None
 def test_early_ends_and_other_observations_are_told_in_numbers() -> None:
     vector = played(5, "bad_envs:Counter", 2, length=10)
     (sentence,) = local("bad_envs:Counter", 2, length=3).load(vector.state())
-    assert sentence.endswith("so this env is not determined by its seed (lane 0: it ended after 3 of 5 steps)")
+    assert sentence.endswith("doctor bad_envs:Counter` tells why (lane 0: it ended after 3 of 5 steps)")
     vector = played(2, "walks:Plain", 1, far=math.inf)
     tree = vector.state()
     tree["obs"]["0"][0] = 4.5

@@ -1,0 +1,234 @@
+"""Why the same seed and actions lead elsewhere: state that is kept across episodes, or chance that no seed reaches.
+
+An episode that was played before, in an environment with a past, is played again in new ones. If those agree with each
+other, the past is the cause, and what they hold otherwise than the old one names it. If not even they agree, chance is:
+a global random stream, if they agree once that is seeded.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+
+from raynforce.envs.frames import layers
+from raynforce.envs.make import Env, close_env
+from raynforce.envs.snapshots import keepers
+
+SHOWN = 3  # names, at most
+_DEEP, _MANY = 3, 200  # levels and elements that are looked at: enough for running statistics, bounded for the rest
+_STREAM = "random stream "
+_LARGE = 1 << 20  # bytes of an array from which on its beginning stands for it
+_OURS = {"env", "spec", "metadata", "observation_space", "action_space", "render_mode", "_np_random", "_np_random_seed"}
+_OURS |= {"_cached_spec", "_saved_kwargs", "_metadata", "_observation_space", "_action_space", "_reward_range"}
+
+
+@dataclass(frozen=True)
+class State:
+    """What an environment holds."""
+
+    data: Mapping[str, str]
+    """Digests of all plain data, by name."""
+    wrappers: frozenset[str]
+    keepers: tuple[tuple[str, str], ...]
+    """Wrappers that are known to keep something: what that is, and what to do."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why the same seed and actions lead elsewhere."""
+
+    kind: Literal["past", "chance"]
+    what: str
+    fix: str
+
+
+def find_cause(make: Callable[[], Env] | None, seed: int, actions: Sequence[Any], used: State) -> Cause | None:
+    """Play an episode in new environments; `used` is the state of one with a past after the same reset.
+
+    None if new ones cannot be made or played, so that nobody can tell.
+    """
+    if used.keepers:
+        return Cause("past", *used.keepers[0])
+    if make is None:
+        return None
+    try:
+        (first, state, unseeded), (second, again, _) = (_play(make, seed, actions) for _ in range(2))
+        if first == second:
+            return _past(used, {name: digest for name, digest in state.items() if again.get(name) == digest})
+        return _chance(make, seed, actions, state, again, unseeded=unseeded)
+    except (Exception, SystemExit):
+        return None
+
+
+def state_of(env: Env) -> State:
+    """Plain data of an environment's layers, of their classes and of the modules of these."""
+    found: dict[str, str] = {}
+    for name, value, deep in _held(env):
+        with contextlib.suppress(Exception):  # it may be anything
+            found.update(list(_digests(name, value, deep)))
+    wrapped = frozenset(type(layer).__name__ for layer in layers(env) if isinstance(layer, gymnasium.Wrapper))
+    return State(found, wrapped, keepers(env))
+
+
+def _held(env: Env) -> Iterator[tuple[str, Any, int]]:
+    """Name, value, and how deep to look, of all that the state of an environment may be in."""
+    for layer in layers(env):
+        for key, value in list(vars(layer).items()):
+            if key not in _OURS:
+                yield f"{type(layer).__name__}.{key.removeprefix('_')}", value, _DEEP
+        for cls in type(layer).__mro__:
+            if cls.__module__.partition(".")[0] in ("gymnasium", "builtins", "typing"):
+                continue
+            for key, value in list(vars(cls).items()):
+                if key not in _OURS and not key.startswith("__"):
+                    yield f"{cls.__name__}.{key} (of the class)", value, _DEEP
+            for key, value in list(vars(sys.modules.get(cls.__module__, object)).items()):
+                if isinstance(value, int | float | list | dict | np.random.Generator) and not key.startswith("__"):
+                    yield f"{cls.__module__}.{key} (a global)", value, 1
+
+
+def _play(make: Callable[[], Env], seed: int, actions: Sequence[Any]) -> tuple[list[bytes], Mapping[str, str], bool]:
+    """What an episode shows in a new environment, its data after the reset, and whether that left its seed alone."""
+    env = make()
+    try:
+        seen = [_bytes(env.reset(seed=seed)[0])]
+        state, unseeded = state_of(env).data, getattr(env.unwrapped, "_np_random_seed", seed) != seed
+        for action in actions:
+            obs, reward, terminated, truncated, _ = env.step(action)
+            seen.append(_bytes([obs, float(reward), bool(terminated), bool(truncated)]))
+            if terminated or truncated:
+                break
+        return seen, state, unseeded
+    finally:
+        close_env(env)
+
+
+def _past(used: State, fresh: Mapping[str, str]) -> Cause:
+    """The cause is what the used environment holds otherwise than new ones do, or what these do not have at all."""
+    names = [name for name, digest in used.data.items() if name in fresh and digest != fresh[name]]
+    names = names or [name for name in used.data if name not in fresh]
+    streams = _short([name for name in names if used.data[name].startswith(_STREAM)])
+    if streams:
+        what = f"{_listed(streams)} is a random stream that reset(seed) does not start again"
+        return Cause("past", what, _DRAW)
+    names = _short(names)
+    if not names:
+        return Cause("past", "reset leaves something as it is", _SET_BACK)
+    if any(name.partition(".")[0] in used.wrappers for name in names):
+        return Cause("past", f"a wrapper keeps {_listed(names)}", _SAVE_WRAPPER)
+    return Cause("past", f"reset leaves {_listed(names)} as it is", _SET_BACK)
+
+
+_SET_BACK = "set it in reset() from the seed and options alone, or save it: give the class save_state and load_state"
+_SAVE_WRAPPER = (
+    "give the wrapper save_state and load_state, or leave it out: --set network.normalize_obs=true normalises "
+    "observations, and is saved with the policy"
+)
+_DRAW = "call super().reset(seed=seed) in reset() and draw all random numbers from self.np_random"
+
+
+def _chance(
+    make: Callable[[], Env],
+    seed: int,
+    actions: Sequence[Any],
+    one: Mapping[str, str],
+    other: Mapping[str, str],
+    *,
+    unseeded: bool,
+) -> Cause:
+    """Not even two new environments agree."""
+    for stream, seeded in (("numpy's global np.random", _numpy_seeded), ("Python's global random", _random_seeded)):
+        shown = []
+        for _ in range(2):
+            with seeded():
+                shown.append(_play(make, seed, actions)[0])
+        if shown[0] == shown[1]:
+            return Cause("chance", f"it draws from {stream}, which reset(seed) does not seed", _DRAW)
+    shared = _short([name for name in one if name.endswith(")") and one[name] != other.get(name)])
+    if shared:
+        return Cause("past", f"reset leaves {_listed(shared)} as it is, for all copies of it", _SET_BACK)
+    if unseeded:
+        return Cause("chance", "its reset does not pass the seed on to super().reset(seed=seed)", _DRAW)
+    what = "it depends on what no seed reaches: a random stream of its own, the clock, a thread, another program"
+    return Cause("chance", what, _DRAW)
+
+
+@contextlib.contextmanager
+def _numpy_seeded() -> Iterator[None]:
+    before = np.random.get_state()  # noqa: NPY002  (it is what the environment draws from)
+    np.random.seed(0)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(before)  # noqa: NPY002
+
+
+@contextlib.contextmanager
+def _random_seeded() -> Iterator[None]:
+    before = random.getstate()
+    random.seed(0)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+
+
+_NO_DATA = (types.ModuleType, gymnasium.Env, gymnasium.Space)
+
+
+def _digests(name: str, value: Any, deep: int) -> Iterator[tuple[str, str]]:
+    """Names and digests of the plain data in a value; what is not plain is left out."""
+    if isinstance(value, np.random.Generator):
+        yield name, f"{_STREAM}{value.bit_generator.state}"
+    elif isinstance(value, np.random.RandomState | random.Random):
+        state: Any = value.get_state() if isinstance(value, np.random.RandomState) else value.getstate()
+        yield name, _STREAM + hashlib.sha256(repr(state).encode()).hexdigest()
+    elif value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic | np.ndarray):
+        if not (isinstance(value, np.ndarray) and value.dtype.hasobject):
+            if isinstance(value, np.ndarray) and value.nbytes > _LARGE:
+                value = value.reshape(-1)[:_LARGE]
+            yield name, hashlib.sha256(_bytes(value)).hexdigest()
+    elif deep and isinstance(value, Mapping):
+        pairs = [(repr(k), *_digests(name, below, deep - 1)) for k, below in list(value.items())[:_MANY]]
+        yield name, f"{len(value)} {pairs}"
+    elif deep and isinstance(value, list | tuple | set | frozenset | collections.deque):
+        several = [digest for below in list(value)[:_MANY] for _, digest in _digests(name, below, deep - 1)]
+        yield name, f"{len(value)} {several}"
+    elif deep and hasattr(value, "__dict__") and not (callable(value) or isinstance(value, _NO_DATA)):
+        for key, below in list(vars(value).items())[:_MANY]:
+            yield from _digests(f"{name}.{key}", below, deep - 1)
+
+
+def _bytes(value: Any) -> bytes:
+    """Equal for what is equal to the bit."""
+    if isinstance(value, Mapping):
+        return b"{" + b",".join(repr(key).encode() + _bytes(value[key]) for key in value) + b"}"
+    if isinstance(value, list | tuple):
+        return b"[" + b",".join(map(_bytes, value)) + b"]"
+    if isinstance(value, np.ndarray | np.generic):
+        return f"{value.dtype}{value.shape}".encode() + value.tobytes()
+    return repr(value).encode()
+
+
+def _short(names: list[str]) -> list[str]:
+    """Without repetition, and `a.b` for all of `a.b.c`."""
+    cut = []
+    for name in names:
+        head, bracket, tail = name.partition(" (")
+        cut.append(".".join(head.split(".")[:2]) + bracket + tail if "(a global)" not in name else name)
+    return list(dict.fromkeys(cut))
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
