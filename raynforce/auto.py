@@ -16,6 +16,8 @@ from raynforce.envs.cost import PATIENCE, Cost, probe_cost
 from raynforce.envs.make import locate
 from raynforce.envs.patience import patience
 from raynforce.envs.vector import probe
+from raynforce.given import obstacle as not_sent
+from raynforce.imports import bare
 from raynforce.policies.cost import PolicyCost, policy_cost
 from raynforce.runtimes.placing import cores
 from raynforce.spaces import EnvSpec
@@ -180,7 +182,7 @@ def facts_of(config: Config, cost: Cost = KINDS[0]) -> Facts:
         cost,
         tolerates_lag=algorithm.max_lag != 0,
         streams=algorithm.consumes == "stream",
-        obstacle=_obstacle(config.env),
+        obstacle=_obstacle(config.env) or not_sent((config.env, config.algo, config.network.factory)),
         wants_ray=config.ray != RayConfig(),
         cores=cores(),
     )
@@ -266,6 +268,7 @@ def _where(env: str, asked: Plan, chosen: Plan, facts: Facts) -> list[str]:
 
 def cost_line(env: str, cost: Cost) -> str:
     """What is known of a step, in words."""
+    env = bare(env)
     if cost.seconds is None:
         return f"{env} could not be timed"
     computing = cost.computing

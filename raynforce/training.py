@@ -14,6 +14,7 @@ from raynforce.crew import Crew
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
 from raynforce.evaluating import FINAL, Evaluations, Pinned, Played, Schedule
 from raynforce.experience.ledger import Ledger
+from raynforce.imports import bare
 from raynforce.policies.acting import PolicyVersion
 from raynforce.recording import Best, Record
 from raynforce.resuming import Takeover, machine_note, require_same_buffers, settings_note, steps_note
@@ -79,7 +80,7 @@ class Training:
         # Closes what was opened if the rest cannot be built.
         with self.stop_request.watching(at_once=True), contextlib.ExitStack() as opened:
             opened.callback(self._progress.stop)
-            self._build(env, before, sinks, opened, title or f"{config.algo} on {config.env}")
+            self._build(env, before, sinks, opened, title or f"{bare(config.algo)} on {bare(config.env)}")
             self._opened = opened.pop_all()
 
     def _build(

@@ -23,7 +23,7 @@ def algorithm_class(name: str) -> type[Algorithm[Any]]:
         known = ", ".join(sorted(BUILT_IN))
         guess = nearest(name, BUILT_IN)
         raise UsageError(f"unknown algorithm {name!r}{guess}: known are {known}, or your own module:Class")
-    found = load_object(path)
+    found = load_object(path, "algo")
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise UsageError(f"algorithm {name!r} is {found!r}, not a subclass of raynforce.Algorithm")
     return found

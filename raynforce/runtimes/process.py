@@ -227,12 +227,13 @@ class _Worker(Handle):
 class ProcessRuntime(Runtime):
     """Each role in a process of its own. What they print is passed on to `say`."""
 
-    def __init__(self, places: Mapping[str, Place], say: Callable[[str], None]) -> None:
+    def __init__(self, places: Mapping[str, Place], say: Callable[[str], None], given: bytes = b"") -> None:
         if not hasattr(os, "memfd_create"):
             raise UsageError("--runtime process needs Linux: use inline or ray")
         _allow_many_files()
         self.places = places
         self.say = say
+        self._given = given  # see `raynforce.given`
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
 
@@ -242,7 +243,7 @@ class ProcessRuntime(Runtime):
         self._selector.register(worker.socket, selectors.EVENT_READ, worker.hear)
         self._selector.register(worker.death, selectors.EVENT_READ, worker.died)
         self._selector.register(worker.output, selectors.EVENT_READ, lambda: worker.read(self.say))
-        worker.ask("build", [host.pack(role, args, name, place or Place())])
+        worker.ask("build", [host.pack(role, args, name, place or Place(), given=self._given)])
         return worker
 
     def wait(
