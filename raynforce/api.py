@@ -113,7 +113,7 @@ def start(
 ) -> Run:
     """Train a resolved config."""
     stream = stream or sys.stdout
-    directory = new_run(_fresh(config) if out is None else out)
+    directory = new_run(fresh_name(config) if out is None else out, numbered=out is None)
     for note in directory.notes:
         _say(f"note: {note}", stream, progress)
     if config.start_from is not None and not is_url(config.start_from):
@@ -332,15 +332,10 @@ class _FunctionCallback(Callback):
         self._function(status)
 
 
-def _fresh(config: Config) -> Path:
-    """A run directory of its own under `runs/`."""
+def fresh_name(config: Config, seeds: str = "") -> Path:
+    """A run directory under `runs/`; of several that begin in one second, all but one get a number behind it."""
     algo, env = (_as_file_name(name) for name in (config.algo, config.env))
-    base = Path("runs") / f"{algo}-{env}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, count = base, 1
-    while path.exists():
-        count += 1
-        path = base.with_name(f"{base.name}-{count}")
-    return path
+    return Path("runs") / f"{algo}-{env}-seed{seeds or config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _as_file_name(name: str) -> str:
