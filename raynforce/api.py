@@ -28,7 +28,7 @@ from raynforce.policy import Policy, load, read_policy
 from raynforce.runs.directory import RunDirectory, find_policy
 from raynforce.runs.metrics import Sink
 from raynforce.runs.mirrored import local_path, new_run, open_run
-from raynforce.runs.progress import Mode, make_progress
+from raynforce.runs.progress import Mode, Progress, make_progress
 from raynforce.runs.store import is_url
 from raynforce.spaces import EnvSpec
 from raynforce.status import Callback, Result, Status
@@ -89,15 +89,26 @@ def train(
     function; what a script or a notebook defines is sent to the run's processes. Ctrl-C raises `Interrupted`, whose
     `run` can be resumed.
     """
-    _not_while_imported()
     given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
     given |= {"start_from": None if start_from is None else str(start_from)}
     with lending() as lender:
-        names = {"env": lender.name_of(env), "algo": lender.name_of(algo)}
-        layers = [_layer(config), _nested(settings, lender), names]
-        layers.append({k: v for k, v in given.items() if v is not None})
-        resolved, preset = resolve(*layers)
-        return start(resolved, preset, out, callbacks=callbacks, sinks=sinks, progress=progress)
+        found, preset = resolved(env, algo, config, settings, given, lender)
+        return start(found, preset, out, callbacks=callbacks, sinks=sinks, progress=progress)
+
+
+def resolved(
+    env: str | Callable[..., Any],
+    algo: str | type[Any],
+    config: str | Path | Mapping[str, Any] | None,
+    settings: Mapping[str, Any] | None,
+    given: Mapping[str, Any],
+    lender: Lender,
+) -> tuple[Config, dict[str, Any]]:
+    """What the arguments of `train` stand for, and the preset that was applied, dotted."""
+    _not_while_imported()
+    names = {"env": lender.name_of(env), "algo": lender.name_of(algo)}
+    layers = [_layer(config), _nested(settings, lender), names, {k: v for k, v in given.items() if v is not None}]
+    return resolve(*layers)
 
 
 def start(
@@ -107,7 +118,7 @@ def start(
     *,
     callbacks: Sequence[Callback | OnRound] = (),
     sinks: Sequence[Sink] = (),
-    progress: Mode = "auto",
+    progress: Mode | Progress = "auto",
     stream: Any = None,
     began: float | None = None,
 ) -> Run:
@@ -119,8 +130,7 @@ def start(
     if config.start_from is not None and not is_url(config.start_from):
         config = replace(config, start_from=os.path.abspath(os.path.expanduser(config.start_from)))
     config, env, chosen = settle(config)
-    tuned = ", ".join(f"{k}={json.dumps(v)}" for k, v in preset.items())
-    _say(tuned and f"preset for {config.algo} on {config.env}: {tuned}", stream, progress)
+    _say(preset_line(config, preset), stream, progress)
     _say(chosen, stream, progress)
     training = Training(
         config,
@@ -135,6 +145,12 @@ def start(
     return _finished(training, directory, config)
 
 
+def preset_line(config: Config, preset: Mapping[str, Any]) -> str:
+    """What was applied of it; nothing if there is none."""
+    tuned = ", ".join(f"{k}={json.dumps(v)}" for k, v in preset.items())
+    return tuned and f"preset for {config.algo} on {config.env}: {tuned}"
+
+
 def resume(
     run: str | Path | RunDirectory,
     *,
@@ -147,7 +163,7 @@ def resume(
     settings: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback | OnRound] = (),
     sinks: Sequence[Sink] = (),
-    progress: Mode = "auto",
+    progress: Mode | Progress = "auto",
     stream: Any = None,
     began: float | None = None,
 ) -> Run:
@@ -210,10 +226,10 @@ def _how_stepped(had: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str
     return settings.merge({"sampling": {"parallel": "no"}}, had), changes
 
 
-def _say(line: str, stream: Any, progress: Mode) -> None:
+def _say(line: str, stream: Any, progress: Mode | Progress) -> None:
     """Show a line before the view of the run begins, on a terminal that may be gone or know few characters."""
     if line and progress != "quiet":
-        make_progress(stream, mode="plain").message(line)
+        make_progress(stream, mode="plain" if isinstance(progress, str) else progress).message(line)
 
 
 def _finished(training: Training, directory: RunDirectory, config: Config) -> Run:

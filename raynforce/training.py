@@ -21,7 +21,7 @@ from raynforce.resuming import Takeover, machine_note, require_same_buffers, set
 from raynforce.runs.directory import Loaded, RunDirectory
 from raynforce.runs.faults import FaultHistory
 from raynforce.runs.metrics import Sink
-from raynforce.runs.progress import Mode, Snapshot, make_progress
+from raynforce.runs.progress import Mode, Progress, Snapshot, make_progress
 from raynforce.runs.timing import TimeTree
 from raynforce.runtimes.base import Pending, RoleError
 from raynforce.runtimes.member import Job
@@ -54,7 +54,7 @@ class Training:
         callbacks: Sequence[Callback] = (),
         sinks: Sequence[Sink] = (),
         stream: TextIO,
-        progress: Mode = "auto",
+        progress: Mode | Progress = "auto",
         began: float | None = None,
         title: str = "",
     ) -> None:

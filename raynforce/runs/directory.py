@@ -185,6 +185,8 @@ class RunDirectory:
             raise UsageError(f"there is no run at {path}{_similar(path)}")
         if not path.is_dir():
             raise UsageError(f"{path} is not a run directory: it is a file")
+        if seeds := seeds_in(path):
+            raise UsageError(f"{path} holds the runs of {len(seeds)} seeds: name one of them, such as {seeds[0]}")
         if not run.config.is_file():
             raise UsageError(f"{path} is not a run directory: it has no config.yaml")
         return run
@@ -392,7 +394,18 @@ def find_policy(path: Path, which: str = "best") -> Path:
     for name in (which, "last"):
         if (path / name).is_dir():
             return path / name
+    if seeds := seeds_in(path):
+        raise CheckpointError(f"{path} holds the runs of {len(seeds)} seeds: name one of them, such as {seeds[0]}")
     raise CheckpointError(f"{path} holds no checkpoint: it is not a run, or was stopped before its first checkpoint")
+
+
+def seeds_in(folder: str | Path) -> list[Path]:
+    """The runs of several seeds that were trained into one folder, `seed0` and so on; nothing if it is none."""
+    path = Path(folder).expanduser()
+    if not path.is_dir() or (path / "config.yaml").exists():
+        return []
+    found = [run for run in path.glob("seed*") if run.name[4:].isdigit() and (run / "config.yaml").is_file()]
+    return sorted(found, key=lambda run: int(run.name[4:]))
 
 
 def _similar(path: Path) -> str:

@@ -97,7 +97,7 @@ class _Worker(Handle):
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(), guard),
                 process_group=0,  # a terminal's Ctrl-C is not for it, and its children can be ended with it
-                env={**os.environ, "PYTHONPATH": _first_on_path(Path(raynforce.__file__).parent.parent)},
+                env={**os.environ, "PYTHONPATH": first_on_path(Path(raynforce.__file__).parent.parent)},
             )
         except BaseException:
             ours.close()
@@ -326,7 +326,8 @@ def _fail(answers: Sequence[_Answer], error: Exception) -> None:
         answer.error = error
 
 
-def _first_on_path(directory: Path) -> str:
+def first_on_path(directory: Path) -> str:
+    """PYTHONPATH with this in front; `worker.forget_home` undoes it."""
     return os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
