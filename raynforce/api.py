@@ -245,8 +245,9 @@ class Interrupted(KeyboardInterrupt):
     """A signal ended the run after a clean checkpoint; `run` is what there is of it."""
 
     def __init__(self, run: Run, number: int) -> None:
-        env, path = run.config.env, run.result.run
-        go_on = f"raynforce.resume({path!r})" if is_given(env) else f"raynforce resume {path}"
+        go_on = f"raynforce resume {run.result.run}"
+        if is_given(run.config.env):  # which the command line does not know
+            go_on = f"raynforce.resume({run.result.run!r}, env=...)"
         super().__init__(f"ended by {signal.Signals(number).name}; to go on: {go_on}")
         self.run = run
         self.number = number

@@ -227,6 +227,13 @@ def cores_of(config: Config) -> int:
     return samplers + learner
 
 
+def at_once(config: Config, seeds: int) -> int:
+    """How many of so many seeds train at the same time."""
+    if config.runtime == "ray" and (config.ray.address or os.environ.get("RAY_ADDRESS", "local")) != "local":
+        return 1  # whatever room the cluster has, one run finds it
+    return max(1, min(seeds, cores() // cores_of(config)))
+
+
 @contextlib.contextmanager
 def _folder(config: Config, seeds: Sequence[int], out: str | Path | None) -> Iterator[str | Path]:
     """Where the runs go; if none of them began, it is not left behind."""
@@ -255,12 +262,11 @@ def _folder(config: Config, seeds: Sequence[int], out: str | Path | None) -> Ite
 def _side_by_side(
     title: str, folder: str, config: Config, jobs: Mapping[int, Job], given: bytes, view: SeedsView
 ) -> Seeds:
-    on_a_cluster = config.runtime == "ray" and config.ray.address not in (None, "local")
-    at_once = 1 if on_a_cluster else max(1, min(len(jobs), cores() // cores_of(config)))
+    several = at_once(config, len(jobs))
     runs = {seed: SeedRun(seed, job.out) for seed, job in jobs.items()}
-    view.start(f"{title}, {at_once} at a time" if at_once < len(jobs) else title, list(jobs), config.steps)
-    number = _Crowd(runs, view).train(jobs, given, at_once)
-    seeds = Seeds(folder, list(runs.values()), config.target, at_once)
+    view.start(f"{title}, {several} at a time" if several < len(jobs) else title, list(jobs), config.steps)
+    number = _Crowd(runs, view).train(jobs, given, several)
+    seeds = Seeds(folder, list(runs.values()), config.target, several)
     if number is not None:
         raise InterruptedSeeds(seeds, number)
     if len(seeds.failed) == len(runs):  # most likely all for one reason

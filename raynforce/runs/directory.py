@@ -186,7 +186,7 @@ class RunDirectory:
         if not path.is_dir():
             raise UsageError(f"{path} is not a run directory: it is a file")
         if seeds := seeds_in(path):
-            raise UsageError(f"{path} holds the runs of {len(seeds)} seeds: name one of them, such as {seeds[0]}")
+            raise UsageError(f"{path} holds the runs of {len(seeds)} seeds: name one, such as {seeds[0]}")
         if not run.config.is_file():
             raise UsageError(f"{path} is not a run directory: it has no config.yaml")
         return run
@@ -395,7 +395,7 @@ def find_policy(path: Path, which: str = "best") -> Path:
         if (path / name).is_dir():
             return path / name
     if seeds := seeds_in(path):
-        raise CheckpointError(f"{path} holds the runs of {len(seeds)} seeds: name one of them, such as {seeds[0]}")
+        raise CheckpointError(f"{path} holds the runs of {len(seeds)} seeds: name one, such as {seeds[0]}")
     raise CheckpointError(f"{path} holds no checkpoint: it is not a run, or was stopped before its first checkpoint")
 
 

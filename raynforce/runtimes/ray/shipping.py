@@ -82,9 +82,10 @@ def code_roots(config: Config) -> list[Path]:
 
 def _neighbours(installed: Sequence[Path]) -> Iterator[Path]:
     """The directory of the user's script, or that a notebook works in, if modules were imported from there."""
-    script = getattr(sys.modules["__main__"], "__file__", None)
+    main = sys.modules["__main__"]
+    script = getattr(main, "__file__", None)
     root = Path(script).resolve().parent if script else Path.cwd()
-    files = [getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name != "__main__"]
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values()) if module is not main]
     found = [path for file in files if file and (path := Path(file).resolve()).is_relative_to(root)]
     if any(not any(path.is_relative_to(place) for place in installed) for path in found):
         yield root
