@@ -16,7 +16,7 @@ from raynforce.envs.cost import PATIENCE, Cost, probe_cost
 from raynforce.envs.make import locate
 from raynforce.envs.patience import patience
 from raynforce.envs.vector import probe
-from raynforce.given import obstacle as not_sent
+from raynforce.given import obstacle
 from raynforce.imports import bare
 from raynforce.policies.cost import PolicyCost, policy_cost
 from raynforce.runtimes.placing import cores
@@ -182,7 +182,7 @@ def facts_of(config: Config, cost: Cost = KINDS[0]) -> Facts:
         cost,
         tolerates_lag=algorithm.max_lag != 0,
         streams=algorithm.consumes == "stream",
-        obstacle=_obstacle(config.env) or not_sent((config.env, config.algo, config.network.factory)),
+        obstacle=_obstacle(config.env) or _not_sent(config),
         wants_ray=config.ray != RayConfig(),
         cores=cores(),
     )
@@ -207,6 +207,12 @@ def _obstacle(env: str) -> str:
     if sys.platform != "linux":
         return "roles in processes need Linux"
     return "" if _known_elsewhere(env) else f"{env} is registered in this process alone"
+
+
+def _not_sent(config: Config) -> str:
+    """Why what the user's script defines cannot be used in processes; asked only if that decides something."""
+    given = (config.env, config.algo, config.network.factory)
+    return obstacle(given) if config.runtime == "auto" else ""
 
 
 def _known_elsewhere(env: str) -> bool:

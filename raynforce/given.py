@@ -79,6 +79,7 @@ class Lender:
         with _changing:
             for entry in self._lent:
                 entry.runs -= 1  # what it stood for stays known, for `evaluate` after `train`
+                entry.packed = entry.packed if entry.runs else None
             self._lent.clear()
 
 

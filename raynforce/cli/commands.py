@@ -87,14 +87,15 @@ def resume(arguments: argparse.Namespace) -> int:
     changes = settings.parse_assignments(arguments.set)
     changes |= {k: v for k in ("steps", "target") if (v := getattr(arguments, k)) is not None}
     changes = _dotted(changes) | _where(arguments)
-    if seeds_in(arguments.run):
-        from raynforce.cli import seeds
-
-        return seeds.resume(arguments, changes, _me())
-    run = open_run(arguments.run, all=True)
+    several = seeds_in(arguments.run)
+    run = open_run(several[0] if several else arguments.run, all=True)
     before = settings.read_yaml(str(run.config))
     if _asks_for_ray(arguments, str(changes.get("runtime", before.get("runtime", "auto")))):
         changes["runtime"] = "ray"
+    if several:
+        from raynforce.cli import seeds
+
+        return seeds.resume(arguments, changes, _me())
     return _train(arguments, lambda **how: api.resume(run, settings=changes, **how))
 
 

@@ -8,6 +8,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raynforce.errors import UsageError
@@ -57,7 +58,8 @@ def lines(seeds: Seeds, me: str) -> Iterator[str]:
     found, results = seeds.summary(), seeds.results
     yield ""
     if results:
-        yield f"median of {len(results)} seeds, from the lowest to the highest:"
+        several = f"median of {len(results)} seeds, from the lowest to the highest:"
+        yield several if len(results) > 1 else "one seed:"
         yield f"  best policy  {_spread(found['eval_return'], number)} mean return on fresh greedy episodes"
         if seeds.target is not None:
             met = f"  target       {seeds.target:g} met by {seeds.solved} of {len(results)}"
@@ -71,11 +73,12 @@ def lines(seeds: Seeds, me: str) -> Iterator[str]:
         yield f"failed: {_names([run.seed for run in seeds.failed])}"
     folder = shlex.quote(seeds.folder)
     yield from ["", f"runs: {seeds.folder}", "", "what to type next:", f"  {me} runs {folder}"]
-    if any(result.stopped.startswith("SIG") for result in results) or seeds.failed:
+    begun = [run.seed for run in seeds.runs if run.result is not None or Path(run.path, "config.yaml").exists()]
+    if len(begun) > sum(not result.stopped.startswith("SIG") for result in results):
         yield f"  {me} resume {folder}"
-    unborn = [run.seed for run in seeds.runs if run.result is None and not run.error]
-    if unborn:
-        yield f"  the same train command with --seeds {','.join(map(str, unborn))}, --out {folder}  # had not begun"
+    waiting = ",".join(str(run.seed) for run in seeds.runs if run.seed not in begun)
+    if waiting:
+        yield f"  the same command with --seeds {waiting} --out {folder}, for those that had not begun"
 
 
 def _spread(spread: Spread | None, show: Callable[[float], str]) -> str:

@@ -12,8 +12,8 @@ from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 from raynforce.runs.progress import Clock, Mode, Output, Snapshot, clock_time, make_progress, number
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.live import Live
-    from rich.table import Table
 
     from raynforce.status import Result
 
@@ -84,8 +84,8 @@ class SeedsView:
         fields = [
             f"seeds done {sum(row.state in ('done', 'failed') for row in rows)}/{len(rows)} {fraction:>4.0%}",
             f"{speed:>7,.0f} steps/s",
-            f"median return {number(_median([one.return_mean for one in seen])):>7}",
-            f"median best eval {number(_median([one.best_eval for one in seen])):>7}",
+            f"return {number(_median([one.return_mean for one in seen])):>7}",
+            f"best eval {number(_median([one.best_eval for one in seen])):>7} (medians)",
             f"eta {clock_time(seconds * (1 / fraction - 1) if fraction > SURE else None):>5}",
         ]
         return "   ".join(fields)
@@ -143,18 +143,20 @@ class LiveSeeds(SeedsView):
             console = Console(file=cast(IO[str], self._out), force_terminal=True, force_jupyter=False)
             self._live = Live(console=console, auto_refresh=False, transient=True)
             self._live.start()
-        self._live.update(self._table(now - self._began, self._live.console.height), refresh=True)
+        self._live.update(self._view(now - self._began, self._live.console.height), refresh=True)
 
     def stop(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
 
-    def _table(self, seconds: float, height: int) -> Table:
+    def _view(self, seconds: float, height: int) -> Group:
         from rich import box
+        from rich.console import Group
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(box=box.SIMPLE_HEAD, caption=self.line(seconds), caption_justify="left")
+        table = Table(box=box.SIMPLE_HEAD)
         for name in ("seed", "", "steps", "return", "best eval", "steps/s"):
             table.add_column(name, justify="left" if not name else "right", no_wrap=True)
         rows = sorted(self.rows.items(), key=lambda item: item[1].state != "training")  # those at work come first
@@ -166,7 +168,7 @@ class LiveSeeds(SeedsView):
                 steps = f"{seen.steps:,} {min(1.0, seen.steps / max(seen.total_steps, 1)):>4.0%}"
                 cells = [steps, number(seen.return_mean), number(seen.best_eval), speed]
             table.add_row(str(seed), row.state, *cells, style="" if row.state == "training" else "dim")
-        return table
+        return Group(table, Text(f" {self.line(seconds)}", no_wrap=True, overflow="ellipsis"))
 
 
 def make_view(stream: TextIO | None, mode: Mode) -> SeedsView:
