@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rays import TOKEN, Head
 
 import raynforce
 
@@ -178,6 +179,29 @@ def test_an_algorithm_and_a_network_of_the_script_itself(script: Script) -> None
         )
     )
     assert lines == ["__main__:Reinforce __main__:<lambda>", "True"]
+
+
+@pytest.mark.slow
+def test_a_script_and_its_neighbour_go_to_a_cluster(
+    script: Script, head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none of its files are: the class is sent, and the module that it imports is shipped."""
+    for name, value in {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    text = textwrap.dedent(ENV) + textwrap.dedent(
+        f"""
+        import os, raynforce
+        import my_length
+        class Short(Count):
+            def step(self, action):
+                *found, end, cut, info = super().step(action)
+                return *found, self.t >= my_length.LENGTH, cut, info
+        small = {SMALL} | dict(runtime="ray")
+        small["settings"] |= {{"ray.address": {head.address!r}, "ray.ship_code": "always"}}
+        print(raynforce.train(Short, out="run", **small).result.eval_return)
+        """
+    )
+    assert worked(script(text, my_length="LENGTH = 3"))[-1] == "3.0"
 
 
 @pytest.mark.slow
