@@ -107,6 +107,15 @@ def test_median_and_spread_count_a_seed_that_never_met_the_target_as_the_last() 
     assert all(len(line) < 120 for line in text.splitlines())
 
 
+def test_where_most_seeds_never_met_the_target_there_is_no_median() -> None:
+    figures = [(100, 1.0), (None, None), (None, None)]
+    results = [result(seed, solved_steps=steps, solved_at=at) for seed, (steps, at) in enumerate(figures)]
+    runs = [SeedRun(seed, f"runs/x/seed{seed}", one) for seed, one in enumerate(results)]
+    told = list(lines(Seeds("runs/x", runs, 475.0, 1), "raynforce"))
+    assert "  target       475 met by 1 of 3, the first after 100 steps and 1.0 s" in told
+    assert "target       475 met by 0 of 2" in "\n".join(lines(Seeds("runs/x", runs[1:], 475.0, 1), "raynforce"))
+
+
 def test_without_a_target_nothing_is_said_of_it() -> None:
     seeds = Seeds("runs/x", [SeedRun(0, "runs/x/seed0", result(eval_return=1.0))], None, 1)
     assert seeds.summary()["solved_steps"] is None

@@ -46,6 +46,7 @@ def _tell(arguments: argparse.Namespace, start: Callable[..., Seeds], me: str) -
     if arguments.quiet:
         for run in seeds.failed:
             print(f"raynforce: seed {run.seed}: {run.error}", file=sys.stderr)
+        print(f"runs: {seeds.folder}", file=stream)
     else:
         print(*lines(seeds, me), sep="\n", file=stream)
     if arguments.json:
@@ -63,9 +64,11 @@ def lines(seeds: Seeds, me: str) -> Iterator[str]:
         yield f"  best policy  {_spread(found['eval_return'], number)} mean return on fresh greedy episodes"
         if seeds.target is not None:
             met = f"  target       {seeds.target:g} met by {seeds.solved} of {len(results)}"
-            if seeds.solved:
-                steps, at = found["solved_steps"], found["solved_at"]
+            steps, at = found["solved_steps"], found["solved_at"]
+            if steps is not None and at is not None and math.isfinite(steps.median):
                 met += f", after {_spread(steps, _count)} steps and {_spread(at, _seconds)} s"
+            elif steps is not None and at is not None:
+                met += f", the first after {_count(steps.low)} steps and {_seconds(at.low)} s"
             yield met
         beside = f", {seeds.at_once} at a time" if seeds.at_once > 1 else ""
         yield f"  speed        {_spread(found['steps_per_second'], _count)} steps/s{beside}"
