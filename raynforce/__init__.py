@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from raynforce.policy import Policy as Policy
     from raynforce.policy import load as load
     from raynforce.runs.metrics import Sink as Sink
+    from raynforce.seeds import InterruptedSeeds as InterruptedSeeds
+    from raynforce.seeds import Seeds as Seeds
+    from raynforce.seeds import train_seeds as train_seeds
     from raynforce.status import Callback as Callback
     from raynforce.status import Result as Result
     from raynforce.status import Status as Status
@@ -39,6 +42,7 @@ _HOMES = {
     "raynforce.algos.base": ("Algorithm", "Loss"),
     "raynforce.algos.off_policy": ("OffPolicy", "OffPolicyConfig"),
     "raynforce.api": ("Interrupted", "Run", "evaluate", "resume", "train"),
+    "raynforce.seeds": ("InterruptedSeeds", "Seeds", "train_seeds"),
     "raynforce.config": ("AlgorithmConfig", "Config"),
     "raynforce.envs.snapshots": ("Snapshot", "register_snapshot"),
     "raynforce.errors": ("RaynforceError", "UsageError"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -17,15 +19,18 @@ import numpy as np
 from raynforce import settings
 from raynforce.auto import settle
 from raynforce.config import Config, EvalConfig
+from raynforce.envs.vector import probe
 from raynforce.errors import UsageError
 from raynforce.experiment import resolve
-from raynforce.imports import importing, name_of
+from raynforce.given import Lender, lending
+from raynforce.imports import bare, importing, is_given, load_object
 from raynforce.policy import Policy, load, read_policy
 from raynforce.runs.directory import RunDirectory, find_policy
 from raynforce.runs.metrics import Sink
 from raynforce.runs.mirrored import local_path, new_run, open_run
-from raynforce.runs.progress import Mode, make_progress
+from raynforce.runs.progress import Mode, Progress, make_progress
 from raynforce.runs.store import is_url
+from raynforce.spaces import EnvSpec
 from raynforce.status import Callback, Result, Status
 from raynforce.training import Training
 
@@ -80,16 +85,30 @@ def train(
     `overlap`, `async`, `central`, `replay`, `shared-agent`) who waits for whom; `auto` chooses. `start_from` is a run
     or a checkpoint whose weights the new run begins with: network and observation normaliser; optimiser, counters and
     replay are fresh. A callback is a `Callback`, or a function that is called with the `Status` after every round. In
-    Python, `env` may also be the factory itself, `algo` the class, and `network.factory` the function, if another
-    process could import them by name. Ctrl-C raises `Interrupted`, whose `run` can be resumed.
+    Python, `env` may also be the factory itself (a class, a function, a lambda), `algo` the class, and
+    `network.factory` the function; what a script or a notebook defines is sent to the run's processes. Ctrl-C raises
+    `Interrupted`, whose `run` can be resumed.
     """
-    _not_while_imported()
     given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
     given |= {"start_from": None if start_from is None else str(start_from)}
-    layers = [_layer(config), _nested(settings), {"env": name_of(env), "algo": name_of(algo)}]
-    layers.append({k: v for k, v in given.items() if v is not None})
-    resolved, preset = resolve(*layers)
-    return start(resolved, preset, out, callbacks=callbacks, sinks=sinks, progress=progress)
+    with lending() as lender:
+        found, preset = resolved(env, algo, config, settings, given, lender)
+        return start(found, preset, out, callbacks=callbacks, sinks=sinks, progress=progress)
+
+
+def resolved(
+    env: str | Callable[..., Any],
+    algo: str | type[Any],
+    config: str | Path | Mapping[str, Any] | None,
+    settings: Mapping[str, Any] | None,
+    given: Mapping[str, Any],
+    lender: Lender,
+) -> tuple[Config, dict[str, Any]]:
+    """What the arguments of `train` stand for, and the preset that was applied, dotted."""
+    _not_while_imported()
+    names = {"env": lender.name_of(env), "algo": lender.name_of(algo)}
+    layers = [_layer(config), _nested(settings, lender), names, {k: v for k, v in given.items() if v is not None}]
+    return resolve(*layers)
 
 
 def start(
@@ -99,20 +118,19 @@ def start(
     *,
     callbacks: Sequence[Callback | OnRound] = (),
     sinks: Sequence[Sink] = (),
-    progress: Mode = "auto",
+    progress: Mode | Progress = "auto",
     stream: Any = None,
     began: float | None = None,
 ) -> Run:
     """Train a resolved config."""
     stream = stream or sys.stdout
-    directory = new_run(_fresh(config) if out is None else out)
+    directory = new_run(fresh_name(config) if out is None else out, numbered=out is None)
     for note in directory.notes:
         _say(f"note: {note}", stream, progress)
     if config.start_from is not None and not is_url(config.start_from):
         config = replace(config, start_from=os.path.abspath(os.path.expanduser(config.start_from)))
     config, env, chosen = settle(config)
-    tuned = ", ".join(f"{k}={json.dumps(v, separators=(',', ':'))}" for k, v in preset.items())
-    _say(tuned and f"preset: {tuned}", stream, progress)
+    _say(preset_line(preset), stream, progress)
     _say(chosen, stream, progress)
     training = Training(
         config,
@@ -127,9 +145,17 @@ def start(
     return _finished(training, directory, config)
 
 
+def preset_line(preset: Mapping[str, Any]) -> str:
+    """What was applied of it; nothing if there is none."""
+    tuned = ", ".join(f"{k}={json.dumps(v, separators=(',', ':'))}" for k, v in preset.items())
+    return tuned and f"preset: {tuned}"
+
+
 def resume(
     run: str | Path | RunDirectory,
     *,
+    env: str | Callable[..., Any] | None = None,
+    algo: str | type[Any] | None = None,
     steps: int | None = None,
     target: float | None = None,
     runtime: str | None = None,
@@ -137,7 +163,7 @@ def resume(
     settings: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback | OnRound] = (),
     sinks: Sequence[Sink] = (),
-    progress: Mode = "auto",
+    progress: Mode | Progress = "auto",
     stream: Any = None,
     began: float | None = None,
 ) -> Run:
@@ -147,36 +173,50 @@ def resume(
     other numbers of the algorithm, evaluation, checkpoints, where it runs (`runtime`, `topology`), and the number of
     samplers and their environments; what is then not equal any more to a run that was never stopped is said. What the
     saved state was made with is refused: environment, algorithm, seed and network.
+
+    `env` and `algo` are for a run whose own were defined in a script or a notebook: the same again.
     """
     _not_while_imported()
     directory = open_run(run, all=True)
-    changes = _nested(settings)
-    given = {"steps": steps, "target": target, "runtime": runtime, "topology": topology}
+    had, changes = _layer(directory.config), dict(settings or {})
+    given = {"env": env, "algo": algo, "steps": steps, "target": target, "runtime": runtime, "topology": topology}
     changes |= {k: v for k, v in given.items() if v is not None}
-    had, changes = _how_stepped(_layer(directory.config), changes)
-    for name in ("algo", "env", "seed", "start_from"):
-        if changes.get(name, had.get(name)) != had.get(name):
-            raise UsageError(f"{name} of {directory.shown} is {had.get(name)!r} and cannot become {changes[name]!r}")
-    before, _ = resolve({"preset": "none"}, had)
-    config, _ = resolve({"preset": "none"}, had, changes)
-    config, env, chosen = settle(config)
-    stream = stream or sys.stdout
-    for note in directory.notes:
-        _say(f"note: {note}", stream, progress)
-    _say(chosen, stream, progress)
-    training = Training(
-        config,
-        env,
-        directory,
-        before=before,
-        callbacks=_callbacks(callbacks),
-        sinks=_sinks(sinks),
-        stream=stream,
-        progress=progress,
-        began=began,
-        title=f"resuming {directory.shown}",
-    )
-    return _finished(training, directory, config)
+    with lending() as lender:
+        had, changes = _how_stepped(had, _nested(_not_by_name(had, changes, lender), lender))
+        for name in ("algo", "env", "seed", "start_from"):
+            if changes.get(name, had.get(name)) != had.get(name):
+                was = f"{name} of {directory.shown} is {had.get(name)!r}"
+                raise UsageError(f"{was} and cannot become {changes[name]!r}")
+        before, _ = resolve({"preset": "none"}, had)
+        config, _ = resolve({"preset": "none"}, had, changes)
+        config, spec, chosen = settle(config)
+        stream = stream or sys.stdout
+        for note in directory.notes:
+            _say(f"note: {note}", stream, progress)
+        _say(chosen, stream, progress)
+        training = Training(
+            config,
+            spec,
+            directory,
+            before=before,
+            callbacks=_callbacks(callbacks),
+            sinks=_sinks(sinks),
+            stream=stream,
+            progress=progress,
+            began=began,
+            title=f"resuming {directory.shown}",
+        )
+        return _finished(training, directory, config)
+
+
+def _not_by_name(had: Mapping[str, Any], changes: dict[str, Any], lender: Lender) -> dict[str, Any]:
+    """Let the names of what a script gave to the old run stand for what is given now; the other changes."""
+    factory = (had.get("network") or {}).get("factory")
+    for setting, name in {"env": had.get("env"), "algo": had.get("algo"), "network.factory": factory}.items():
+        if isinstance(name, str) and is_given(name):
+            thing = changes.pop(setting, name)
+            lender.know(name, load_object(thing, setting) if isinstance(thing, str) else thing)
+    return changes
 
 
 def _how_stepped(had: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -186,10 +226,10 @@ def _how_stepped(had: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str
     return settings.merge({"sampling": {"parallel": "no"}}, had), changes
 
 
-def _say(line: str, stream: Any, progress: Mode) -> None:
+def _say(line: str, stream: Any, progress: Mode | Progress) -> None:
     """Show a line before the view of the run begins, on a terminal that may be gone or know few characters."""
     if line and progress != "quiet":
-        make_progress(stream, mode="plain").message(line)
+        make_progress(stream, mode="plain" if isinstance(progress, str) else progress).message(line)
 
 
 def _finished(training: Training, directory: RunDirectory, config: Config) -> Run:
@@ -205,7 +245,10 @@ class Interrupted(KeyboardInterrupt):
     """A signal ended the run after a clean checkpoint; `run` is what there is of it."""
 
     def __init__(self, run: Run, number: int) -> None:
-        super().__init__(f"ended by {signal.Signals(number).name}; to go on: raynforce resume {run.result.run}")
+        go_on = f"raynforce resume {run.result.run}"
+        if is_given(run.config.env):  # which the command line does not know
+            go_on = f"raynforce.resume({run.result.run!r}, env=...)"
+        super().__init__(f"ended by {signal.Signals(number).name}; to go on: {go_on}")
         self.run = run
         self.number = number
 
@@ -213,6 +256,7 @@ class Interrupted(KeyboardInterrupt):
 def evaluate(
     path: str | Path,
     *,
+    env: str | Callable[..., Any] | None = None,
     episodes: int = 100,
     which: str = "best",
     seed: int | None = None,
@@ -221,6 +265,7 @@ def evaluate(
 ) -> tuple[np.ndarray, Path]:
     """Play greedy episodes with a run's policy on fresh seeds.
 
+    `env` is for a run whose own was defined in a script or a notebook: the same again, or one with equal spaces.
     `parallel` steps environments side by side, in `threads` those that wait for something, in `processes` those that
     compute. `say` is told how far it is, once that takes longer than two seconds.
 
@@ -232,9 +277,11 @@ def evaluate(
     found = find_policy(local_path(path), which)
     spec, version = read_policy(found)
     fresh = time.time_ns() % 2**63 if seed is None else seed
-    envs = EnvArgs(spec.env.env, min(episodes, EvalConfig.envs), fresh, spec.env.args, parallel=parallel)
-    evaluator = Evaluator(spec, envs)
-    try:
+    with lending() as lender, contextlib.ExitStack() as opened:
+        name = _lent(spec.env, env, lender)
+        envs = EnvArgs(name, min(episodes, EvalConfig.envs), fresh, spec.env.args, parallel=parallel)
+        evaluator = Evaluator(spec, envs)
+        opened.callback(evaluator.close)
         evaluator.begin(version, episodes)
         patience = PATIENCE
         while not (so_far := evaluator.advance(patience)).over:
@@ -244,8 +291,21 @@ def evaluate(
         if so_far.failure is not None:
             raise so_far.failure
         return so_far.returns, found
-    finally:
-        evaluator.close()
+
+
+def _lent(spec: EnvSpec, env: str | Callable[..., Any] | None, lender: Lender) -> str:
+    """The name of the environment to evaluate on; `spec` is that of the run."""
+    if env is None and is_given(spec.env):
+        lender.know(spec.env, load_object(spec.env))
+    if env is None:
+        return spec.env
+    name: str = lender.name_of(env)
+    found = probe(name, spec.args)
+    if (found.obs, found.action) != (spec.obs, spec.action):
+        raise UsageError(
+            f"env {bare(name)!r} has other spaces than {bare(spec.env)!r}, which the policy was trained on"
+        )
+    return name
 
 
 def _not_while_imported() -> None:
@@ -263,8 +323,8 @@ def _layer(config: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(config) if isinstance(config, Mapping) else settings.read_yaml(str(config))
 
 
-def _nested(dotted: Mapping[str, Any] | None) -> dict[str, Any]:
-    return settings.nested({k: name_of(v) if callable(v) else v for k, v in (dotted or {}).items()})
+def _nested(dotted: Mapping[str, Any] | None, lender: Lender) -> dict[str, Any]:
+    return settings.nested({k: lender.name_of(v) if callable(v) else v for k, v in (dotted or {}).items()})
 
 
 def _callbacks(given: Sequence[Callback | OnRound]) -> list[Callback]:
@@ -289,12 +349,13 @@ class _FunctionCallback(Callback):
         self._function(status)
 
 
-def _fresh(config: Config) -> Path:
-    """A run directory of its own under `runs/`."""
-    names = [part.rpartition(":")[2].replace("/", "-") for part in (config.algo, config.env)]
-    base = Path("runs") / f"{names[0]}-{names[1]}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, count = base, 1
-    while path.exists():
-        count += 1
-        path = base.with_name(f"{base.name}-{count}")
-    return path
+def fresh_name(config: Config, seeds: str = "") -> Path:
+    """A run directory under `runs/`; of several that begin in one second, all but one get a number behind it."""
+    algo, env = (_as_file_name(name) for name in (config.algo, config.env))
+    return Path("runs") / f"{algo}-{env}-seed{seeds or config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _as_file_name(name: str) -> str:
+    """Of `module:name`, and of `__main__:make.<locals>.Maze`, the last part says enough."""
+    last = bare(name).rpartition(":")[2].replace("/", "-")
+    return re.sub(r"[^\w.-]+", "", last.rpartition(".")[2]) if is_given(name) else last

@@ -16,6 +16,8 @@ from raynforce.envs.cost import PATIENCE, Cost
 from raynforce.envs.make import locate
 from raynforce.envs.patience import patience
 from raynforce.envs.vector import probe
+from raynforce.given import obstacle
+from raynforce.imports import bare
 from raynforce.measured import cost_of_acting, cost_of_env
 from raynforce.policies.cost import PolicyCost
 from raynforce.runtimes.placing import cores
@@ -181,7 +183,7 @@ def facts_of(config: Config, cost: Cost = KINDS[0]) -> Facts:
         cost,
         tolerates_lag=algorithm.max_lag != 0,
         streams=algorithm.consumes == "stream",
-        obstacle=_obstacle(config.env),
+        obstacle=_obstacle(config.env) or _not_sent(config),
         wants_ray=config.ray != RayConfig(),
         cores=cores(),
     )
@@ -206,6 +208,12 @@ def _obstacle(env: str) -> str:
     if sys.platform != "linux":
         return "roles in processes need Linux"
     return "" if _known_elsewhere(env) else f"{env} is registered in this process alone"
+
+
+def _not_sent(config: Config) -> str:
+    """Why what the user's script defines cannot be used in processes; asked only if that decides something."""
+    given = (config.env, config.algo, config.network.factory)
+    return obstacle(given) if config.runtime == "auto" else ""
 
 
 def _known_elsewhere(env: str) -> bool:
@@ -267,6 +275,7 @@ def _where(env: str, asked: Plan, chosen: Plan, facts: Facts) -> list[str]:
 
 def cost_line(env: str, cost: Cost) -> str:
     """What is known of a step, in words."""
+    env = bare(env)
     if cost.seconds is None:
         return f"{env} could not be timed"
     computing = cost.computing

@@ -39,12 +39,32 @@ def load_module(name: str) -> ModuleType:
         importing.pop()
 
 
-def load_object(path: str) -> Any:
-    """Return the object that `module:name` stands for; `name` may have dots, as in `my_envs:Maze.large`."""
+def is_given(path: str) -> bool:
+    """Whether it is the name of an object that was given instead of its `module:name`; see `raynforce.given`."""
+    return "@" in path and ":" in path
+
+
+def bare(path: str) -> str:
+    """Such a name without where it is from; any other name as it is."""
+    return path.partition("@")[0] if is_given(path) else path
+
+
+def load_object(path: str, setting: str = "env") -> Any:
+    """Return the object that `module:name` stands for; `name` may have dots, as in `my_envs:Maze.large`.
+
+    `setting` is the one it is for, for what is said where it cannot be found.
+    """
     module_name, colon, names = path.partition(":")
     if not (module_name and colon and names):
         raise UsageError(f"{path!r} is not of the form module:name, for example my_envs:make_env")
-    found: Any = load_module(module_name)
+    if is_given(path):
+        from raynforce.given import find
+
+        found: Any = find(path)
+        if found is None:
+            raise UsageError(_not_known(path, setting))
+        return found
+    found = load_module(module_name)
     for name in names.split("."):
         try:
             found = getattr(found, name)
@@ -53,14 +73,13 @@ def load_object(path: str) -> Any:
     return found
 
 
-def name_of(thing: Any) -> str:
-    """The `module:name` of a function or class, as configs and other processes need it; a text stays as it is."""
-    if isinstance(thing, str) or not callable(thing):
-        return thing  # what is neither is refused where settings are read
-    module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
-    path = f"{module}:{name}"
-    if module == "__main__" or "<" in name or load_object(path) is not thing:
-        raise UsageError(
-            f"{thing!r} cannot be found by name from another process: put it into a module and give 'module:name'"
-        )
-    return path
+def _not_known(path: str, setting: str) -> str:
+    name, _, where = path.partition("@")
+    last = name.partition(":")[2].rpartition(".")[2]
+    last = last if last.isidentifier() else "..."
+    again = f"settings={{{setting!r}: {last}}}" if "." in setting else f"{setting}={last}"
+    calls = [f"raynforce.{call}(run, {again})" for call in ("resume", "evaluate")[: 2 if setting == "env" else 1]]
+    return (
+        f"{name!r} was defined in {where}, not in a module: in Python, {' or '.join(calls)} goes on with it; once it "
+        f"is in a module, so does raynforce resume RUN --set {setting}=MODULE:NAME"
+    )

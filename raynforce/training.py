@@ -14,13 +14,14 @@ from raynforce.crew import Crew
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
 from raynforce.evaluating import FINAL, Evaluations, Pinned, Played, Schedule
 from raynforce.experience.ledger import Ledger
+from raynforce.imports import bare
 from raynforce.policies.acting import PolicyVersion
 from raynforce.recording import Best, Record
 from raynforce.resuming import Takeover, machine_note, require_same_buffers, settings_note, steps_note
 from raynforce.runs.directory import Loaded, RunDirectory
 from raynforce.runs.faults import FaultHistory
 from raynforce.runs.metrics import Sink
-from raynforce.runs.progress import Mode, Snapshot, make_progress
+from raynforce.runs.progress import Mode, Progress, Snapshot, make_progress
 from raynforce.runs.timing import TimeTree
 from raynforce.runtimes.base import Pending, RoleError
 from raynforce.runtimes.member import Job
@@ -53,7 +54,7 @@ class Training:
         callbacks: Sequence[Callback] = (),
         sinks: Sequence[Sink] = (),
         stream: TextIO,
-        progress: Mode = "auto",
+        progress: Mode | Progress = "auto",
         began: float | None = None,
         title: str = "",
     ) -> None:
@@ -79,7 +80,7 @@ class Training:
         # Closes what was opened if the rest cannot be built.
         with self.stop_request.watching(at_once=True), contextlib.ExitStack() as opened:
             opened.callback(self._progress.stop)
-            self._build(env, before, sinks, opened, title or f"{config.algo} on {config.env}")
+            self._build(env, before, sinks, opened, title or f"{bare(config.algo)} on {bare(config.env)}")
             self._opened = opened.pop_all()
 
     def _build(

@@ -278,8 +278,6 @@ def test_a_factory_and_a_class_may_be_given_themselves(tmp_path: Path) -> None:
     trained = small(tmp_path / "run", Identity, Reinforce)
     assert trained.config.env == "raynforce.envs.tiny:Identity"
     assert trained.config.algo == "examples.own_algorithm:Reinforce"
-    with pytest.raises(raynforce.UsageError, match="put it into a module"):
-        raynforce.train(lambda: Identity())
     with pytest.raises(raynforce.UsageError, match="neither"):
         small(tmp_path / "other", callbacks=[5])
 

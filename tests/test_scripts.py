@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rays import TOKEN, Head
 
 import raynforce
 
@@ -113,12 +114,94 @@ def test_a_script_that_names_its_own_functions_is_told(script: Script, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_function_of_the_script_itself_is_refused(script: Script) -> None:
-    done = script(
-        textwrap.dedent(ENV) + f"\nimport raynforce\nraynforce.train(make, out='run', **{SMALL})\n",
+def test_a_script_trains_on_its_own_class_in_processes(script: Script, tmp_path: Path) -> None:
+    """It has no guard, and its environment uses another class and a global of the script."""
+    text = textwrap.dedent(ENV) + textwrap.dedent(
+        f"""
+        import raynforce
+        LENGTH = 3
+        class Short(Count):
+            def step(self, action):
+                *found, end, cut, info = super().step(action)
+                return *found, self.t >= LENGTH, cut, info
+        print("script")
+        runs = [raynforce.train(Short, out=name, **{SMALL} | dict(runtime=name)) for name in ("inline", "process")]
+        print([run.result.eval_return for run in runs], len({{run.result.weights_sha256 for run in runs}}))
+        """
     )
-    assert done.returncode == 1
-    assert "put it into a module" in done.stderr.splitlines()[-1]
+    assert worked(script(text)) == ["script", "[3.0, 3.0] 1"]
+    config = (tmp_path / "process" / "config.yaml").read_text()
+    assert f"env: '__main__:Short@{tmp_path}/script.py'\n" in config, "a reader sees where it is from"
+    again = text.partition("runs = ")[0] + textwrap.dedent(
+        """
+        run = raynforce.resume("process", steps=128, runtime="inline", progress="quiet")
+        print(run.result.steps, raynforce.evaluate("process", episodes=2)[0])
+        """
+    )
+    assert worked(script(again)) == ["script", "128 [3. 3.]"], "the same script knows the name"
+    (tmp_path / "script.py").rename(tmp_path / "moved.py")
+    for words in (["resume", "process"], ["eval", "process"]):
+        command = [sys.executable, "-m", "raynforce", *words]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+        )
+        (line,) = done.stderr.splitlines()
+        assert (done.returncode, line.partition(": in Python, ")[0]) == (
+            2,
+            f"raynforce: '__main__:Short' was defined in {tmp_path}/script.py, not in a module",
+        )
+        assert "raynforce.resume(run, env=Short) or raynforce.evaluate(run, env=Short)" in line
+
+
+@pytest.mark.slow
+def test_an_algorithm_and_a_network_of_the_script_itself(script: Script) -> None:
+    network = (ROOT / "examples" / "own_network.py").read_text().partition("from __future__ import annotations\n")[2]
+    lines = worked(
+        script(
+            ALGORITHM
+            + network
+            + textwrap.dedent(
+                f"""
+                import raynforce
+                small = {SMALL}
+                first = raynforce.train("CartPole-v1", Reinforce, out="algo", **small)
+                small["settings"] |= {{"network.factory": lambda *given: make(*given)}}
+                second = raynforce.train("CartPole-v1", out="network", **small)
+                print(first.result.algo.partition("@")[0], second.config.network.factory.partition("@")[0])
+                print(second.policy().act([0.0, 0.0, 0.0, 0.0]) in (0, 1))
+                """
+            )
+        )
+    )
+    assert lines == ["__main__:Reinforce __main__:<lambda>", "True"]
+
+
+@pytest.mark.slow
+def test_a_script_and_its_neighbour_go_to_a_cluster(
+    script: Script, head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none of its files are: the class is sent, and the module that it imports is shipped."""
+    for name, value in {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    text = textwrap.dedent(ENV) + textwrap.dedent(
+        f"""
+        import os, raynforce
+        import my_length
+        class Short(Count):
+            def step(self, action):
+                *found, end, cut, info = super().step(action)
+                return *found, self.t >= my_length.LENGTH, cut, info
+        small = {SMALL} | dict(runtime="ray")
+        small["settings"] |= {{"ray.address": {head.address!r}, "ray.ship_code": "always"}}
+        print(raynforce.train(Short, out="run", **small).result.eval_return)
+        """
+    )
+    assert worked(script(text, my_length="LENGTH = 3"))[-1] == "3.0"
 
 
 @pytest.mark.slow

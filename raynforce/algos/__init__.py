@@ -26,7 +26,7 @@ def algorithm_class(name: str) -> type[Algorithm[Any]]:
         hint = f" ({elsewhere})" if elsewhere else nearest(name, BUILT_IN)
         known = ", ".join(BUILT_IN)
         raise UsageError(f"no algorithm {name!r}{hint}; raynforce has {known}, or your own module:Class")
-    found = load_object(path)
+    found = load_object(path, "algo")
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise UsageError(f"algorithm {name!r} is {found!r}, not a subclass of raynforce.Algorithm")
     return found

@@ -58,7 +58,7 @@ def train(arguments: argparse.Namespace) -> int:
         "sampling.envs": arguments.envs,
         "preset": "none" if arguments.no_preset else None,
     }
-    _no_empty(arguments, "out", "config", "target", "from")
+    _no_empty(arguments, "out", "config", "target", "from", "seeds")
     given = settings.nested({k: v for k, v in flags.items() if v is not None} | _where(arguments))
     assigned = settings.parse_assignments(arguments.set)
     file = settings.read_yaml(arguments.config) if arguments.config else {}
@@ -72,6 +72,10 @@ def train(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         print(config.to_yaml(explain=True), end="")
         return 0
+    if arguments.seeds is not None:
+        from raynforce.cli import seeds
+
+        return seeds.train(arguments, config, preset, _me())
     from raynforce.api import start
 
     return _train(arguments, lambda **how: start(config, preset, arguments.out, **how))
@@ -79,15 +83,21 @@ def train(arguments: argparse.Namespace) -> int:
 
 def resume(arguments: argparse.Namespace) -> int:
     from raynforce import api
+    from raynforce.runs.directory import seeds_in
     from raynforce.runs.mirrored import open_run
 
     changes = settings.parse_assignments(arguments.set)
     changes |= {k: v for k in ("steps", "target") if (v := getattr(arguments, k)) is not None}
     changes = _dotted(changes) | _where(arguments)
-    run = open_run(arguments.run, all=True)
+    several = seeds_in(arguments.run)
+    run = open_run(several[0] if several else arguments.run, all=True)
     before = settings.read_yaml(str(run.config))
     if _asks_for_ray(arguments, str(changes.get("runtime", before.get("runtime", "auto")))):
         changes["runtime"] = "ray"
+    if several:
+        from raynforce.cli import seeds
+
+        return seeds.resume(arguments, changes, _me())
     return _train(arguments, lambda **how: api.resume(run, settings=changes, **how))
 
 

@@ -13,6 +13,7 @@ TRAIN_EXAMPLES = """\
 examples:
   raynforce train ppo CartPole-v1 --target 475
   raynforce train dqn CartPole-v1 --seed 1 --out runs/mine
+  raynforce train ppo CartPole-v1 --target 475 --seeds 5
   raynforce train ppo my_sims:make_arm --steps 1e6 --set algorithm.gamma=0.995
   raynforce train ppo my_sims:make_arm --from runs/mine --out runs/finer
   raynforce train my_algorithms:Reinforce CartPole-v1
@@ -125,6 +126,9 @@ def _parser() -> _Parser:
     train.add_argument("--steps", metavar="N", help="environment steps to train for (default 200,000)")
     train.add_argument("--target", metavar="R", help="stop once 20 greedy episodes return R on average")
     train.add_argument("--seed", metavar="S", help="random seed (default 0)")
+    train.add_argument(
+        "--seeds", metavar="N", help="train N seeds side by side, from --seed on, or those named: 11,12,13"
+    )
     train.add_argument("--samplers", metavar="N", help="number of samplers")
     train.add_argument("--envs", metavar="M", help="environments in each sampler")
     train.add_argument("--out", metavar="DIR", help="a new run directory (default runs/ALGO-ENV-...)")
@@ -139,7 +143,7 @@ def _parser() -> _Parser:
     _output(train)
 
     resume = _command(commands, "resume", "continue a run from its last checkpoint, as if it had never stopped")
-    resume.add_argument("run", metavar="RUN", help="a run directory")
+    resume.add_argument("run", metavar="RUN", help="a run directory, or one with the runs of --seeds: all go on")
     resume.add_argument("--steps", metavar="N", help="train until N environment steps in all")
     resume.add_argument("--target", metavar="R", help="stop once an evaluation returns R on average; none removes it")
     _set(resume)

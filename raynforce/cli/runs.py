@@ -11,6 +11,7 @@ from pathlib import Path
 
 from raynforce.cli import text
 from raynforce.errors import UsageError
+from raynforce.imports import bare
 from raynforce.runs.catalog import Glance, find, glance
 from raynforce.runs.progress import number
 
@@ -57,7 +58,7 @@ def lines(runs: Sequence[Glance], directory: Path, columns: int, paint: text.Pai
 def _row(run: Glance, directory: Path, now: float) -> Row:
     row = dict.fromkeys(COLUMNS, "") | {"run": text.plain(_name(run, directory)), "status": run.state}
     # Of `module:name` the name tells runs apart; `show` has all of it.
-    row |= {name: text.plain(str(run.config.get(name, "–"))).rpartition(":")[2] for name in ("algo", "env")}
+    row |= {name: text.plain(bare(str(run.config.get(name, "–")))).rpartition(":")[2] for name in ("algo", "env")}
     if run.state == "broken":
         return row
     total = "" if run.total is None else f"/{text.short(run.total)}"

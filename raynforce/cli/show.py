@@ -16,6 +16,7 @@ from typing import Any
 from raynforce import settings
 from raynforce.cli.text import BOLD, DIM, GREEN, RED, STATES, Paint, age, plain, say, size, titled, width, wrapped
 from raynforce.errors import RaynforceError, UsageError
+from raynforce.imports import is_given
 from raynforce.runs import catalog
 from raynforce.runs.catalog import Glance, Kept, bytes_in, checkpoints_of, glance, look_at
 from raynforce.runs.directory import RunDirectory
@@ -150,6 +151,9 @@ class _Run:
             command += f" --steps {2 * usable.step}"
         elif run.state == "finished" and run.reason == "target met":
             command += " --target none"
+        for name in ("env", "algo"):  # what was defined in a script cannot be found from here
+            if is_given(str(run.config.get(name))):
+                command += f" --set {name}=MODULE:NAME"
         return Next(usable.step, f"resume goes on at step {usable.step:,}{why}", command)
 
     def to_json(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import gymnasium
 from raynforce.envs.describe import describe
 from raynforce.envs.frames import stacks_of
 from raynforce.errors import UsageError, nearest, summary
-from raynforce.imports import load_module, load_object
+from raynforce.imports import is_given, load_module, load_object
 from raynforce.spaces import EnvSpec
 
 # A word in the message of a failed import, and what to install.
@@ -59,7 +59,7 @@ def locate(env: str) -> str | Callable[..., Any]:
     module, colon, name = env.partition(":")
     if not colon:
         return _registered(env)
-    if module and name:
+    if module and name and not is_given(env):
         load_module(module)
         if name in gymnasium.registry:  # a package that registers its environments when imported
             return name

@@ -31,10 +31,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Birth:
-    """An order to the nursery: a process for a lane. Its socket comes after it."""
+    """An order to the nursery: a process for a lane. Its socket comes after it.
 
-    def __init__(self, lane: int, generation: int, plan: Any, episode: int) -> None:
-        self.lane, self.generation, self.plan, self.episode = lane, generation, plan, episode
+    `given` is the environment itself, where it is not from a module.
+    """
+
+    def __init__(self, lane: int, generation: int, plan: Any, episode: int, given: bytes) -> None:
+        self.lane, self.generation, self.plan, self.episode, self.given = lane, generation, plan, episode, given
 
 
 def main() -> None:
@@ -162,7 +165,10 @@ class Resident:
         self.lane.close()
 
     def _make(self) -> None:
+        from raynforce.given import unpack
+
         birth = self._birth
+        unpack(birth.given)
         self.lane = birth.plan.lane(birth.lane, birth.episode)
         self._about = self.lane.about()
         self._tell("spaces", self._about)

@@ -20,6 +20,7 @@ from raynforce.envs.nursery import CALL, GRACE, MEMORY, STEP, TOLD, Birth
 from raynforce.envs.rows import Rows, row_bytes
 from raynforce.envs.workers import Crew, Doorbell, Report
 from raynforce.errors import EnvError, UsageError, how_it_ended
+from raynforce.given import pack
 from raynforce.spaces import EnvSpec
 
 _BEGIN = """
@@ -38,6 +39,7 @@ class Processes(Crew):
 
     def __init__(self, plan: Plan, count: int) -> None:
         super().__init__(plan, count)
+        self._given = pack([plan.env])
         self._memory = -1
         self._lines: dict[int, socket.socket] = {}
         self._generations = np.zeros(count, np.uint32)
@@ -71,7 +73,7 @@ class Processes(Crew):
         self._lines[lane] = ours
         self._generations[lane] += 1
         with theirs, self._nursery_lives():
-            self._orders.send(Birth(lane, int(self._generations[lane]), self.plan, episode))
+            self._orders.send(Birth(lane, int(self._generations[lane]), self.plan, episode, self._given))
             socket.send_fds(self._line, [b"b"], [theirs.fileno()])
 
     def step(self, lanes: Sequence[int]) -> None:

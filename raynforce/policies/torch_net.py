@@ -433,7 +433,7 @@ def build(
     """Make the network of a run with fresh parameters: from its spec, or by the user's `module:factory`."""
     if factory is None:
         return SpecNet(spec, spec.initial(np.random.default_rng([seed, 7])), device)
-    make = load_object(factory)
+    make = load_object(factory, "network.factory")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -53,12 +54,22 @@ class RunDirectory:
     patience: float | None = None
     """Seconds that the last checkpoint may be under way, if it is not the disk that it is written to."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, numbered: bool = False) -> None:
+        """`numbered` if `create` may put `-2` behind its name, and so on, where there is one already."""
+        self._numbered = numbered
+        self._be_at(path)
+        self.notes: list[str] = []
+        """What a user should know of it since it was opened."""
+        self._saving = threading.Lock()
+        self._newest: dict[str, Stated] = {}  # segments of the checkpoint that was saved or loaded last, by file
+        self._manifests: dict[str, dict[str, Any] | None] = {}  # of whole checkpoints
+        self.journal: Journal | None = None
+        """Writes the events while there is one, so that nobody waits for the disk."""
+
+    def _be_at(self, path: Path) -> None:
         self.path = path
         self.shown = str(path)
         """How a user names it."""
-        self.notes: list[str] = []
-        """What a user should know of it since it was opened."""
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
         self.events = path / "events.jsonl"
@@ -66,14 +77,11 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.best = path / "best"
         self.last = path / "last"
-        self._saving = threading.Lock()
-        self._newest: dict[str, Stated] = {}  # segments of the checkpoint that was saved or loaded last, by file
-        self._manifests: dict[str, dict[str, Any] | None] = {}  # of whole checkpoints
-        self.journal: Journal | None = None
-        """Writes the events while there is one, so that nobody waits for the disk."""
 
     def must_be_new(self) -> None:
-        """Refuse a directory that holds anything already."""
+        """Refuse a directory that holds anything already, unless another name will do."""
+        if self._numbered:
+            return
         try:
             taken = self.path.exists() and not (self.path.is_dir() and self._is_unmade())
         except OSError as error:
@@ -93,19 +101,45 @@ class RunDirectory:
         return left and not written and not (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
 
     def create(self, config: str) -> None:
-        """Make it, with its config."""
+        """Make it, with its config. Of several processes that want the same one, a single one gets it."""
         self.must_be_new()
         made: list[Path] = []
         try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            made = [self.events, self.config.with_name(_NEW_CONFIG), self.checkpoints]
-            self.events.write_bytes(b"")
-            self._replace_config(config)  # the last: a directory with a config is a run
+            with self._claimed(made):
+                self.checkpoints.mkdir(parents=True, exist_ok=True)
+                made += [self.checkpoints, self.config.with_name(_NEW_CONFIG), self.events]
+                self.events.write_bytes(b"")
+                self._replace_config(config)  # the last: a directory with a config is a run
+                made.clear()
         except OSError as error:
-            for path in made:  # so that the same command can be tried again
+            raise UsageError(f"cannot write to output directory {self.path}: {error.strerror}") from None
+        finally:
+            for path in reversed(made):  # so that the same command can be tried again
                 with contextlib.suppress(OSError):
                     path.rmdir() if path.is_dir() else path.unlink()
-            raise UsageError(f"cannot write to output directory {self.path}: {error.strerror}") from None
+
+    @contextlib.contextmanager
+    def _claimed(self, made: list[Path]) -> Iterator[None]:
+        """Have the directory, a new one or one with nothing in it, for oneself; `made` is told of a new one."""
+        with contextlib.suppress(FileExistsError):  # a file, which the next line complains about
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        first, number = self.path, 1
+        while not made:
+            try:
+                self.path.mkdir()  # one process alone can do that
+                made.append(self.path)
+            except FileExistsError:
+                if not self._numbered:
+                    break
+                number += 1
+                self._be_at(first.with_name(f"{first.name}-{number}"))
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # a file system without locks: then it is up to the user
+                folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                stack.callback(os.close, folder)
+                fcntl.flock(folder, fcntl.LOCK_EX)  # the kernel undoes it however this process ends
+            self.must_be_new()  # another process may have had it until now
+            yield
 
     def write_config(self, config: str) -> None:
         """Replace the config, whole or not at all."""
@@ -151,6 +185,8 @@ class RunDirectory:
             raise UsageError(f"there is no run at {path}{_similar(path)}")
         if not path.is_dir():
             raise UsageError(f"{path} is not a run directory: it is a file")
+        if seeds := seeds_in(path):
+            raise UsageError(f"{path} holds the runs of {len(seeds)} seeds: name one, such as {seeds[0]}")
         if not run.config.is_file():
             raise UsageError(f"{path} is not a run directory: it has no config.yaml")
         return run
@@ -358,7 +394,18 @@ def find_policy(path: Path, which: str = "best") -> Path:
     for name in (which, "last"):
         if (path / name).is_dir():
             return path / name
+    if seeds := seeds_in(path):
+        raise CheckpointError(f"{path} holds the runs of {len(seeds)} seeds: name one, such as {seeds[0]}")
     raise CheckpointError(f"{path} holds no checkpoint: it is not a run, or was stopped before its first checkpoint")
+
+
+def seeds_in(folder: str | Path) -> list[Path]:
+    """The runs of several seeds that were trained into one folder, `seed0` and so on; nothing if it is none."""
+    path = Path(folder).expanduser()
+    if not path.is_dir() or (path / "config.yaml").exists():
+        return []
+    found = [run for run in path.glob("seed*") if run.name[4:].isdigit() and (run / "config.yaml").is_file()]
+    return sorted(found, key=lambda run: int(run.name[4:]))
 
 
 def _similar(path: Path) -> str:

@@ -168,9 +168,15 @@ class MirroredRun(RunDirectory):
 # -- what a user typed ------------------------------------------------------------------------------------
 
 
-def new_run(out: str | Path) -> RunDirectory:
-    """The run directory for a new run; `UsageError` if there is anything already."""
-    run = MirroredRun(Remote.open(str(out))) if is_url(str(out)) else RunDirectory(Path(out).expanduser())
+def new_run(out: str | Path, *, numbered: bool = False) -> RunDirectory:
+    """The run directory for a new run; `UsageError` if there is anything already.
+
+    With `numbered`, one of that name or with a number behind it that nobody else has.
+    """
+    if is_url(str(out)):
+        run: RunDirectory = MirroredRun(Remote.open(str(out)))
+    else:
+        run = RunDirectory(Path(out).expanduser(), numbered=numbered)
     run.must_be_new()
     return run
 

@@ -70,8 +70,13 @@ class Progress(Protocol):
         """Show the last snapshot and give the terminal back; a second call does nothing."""
 
 
-def make_progress(stream: TextIO | None, *, mode: Mode = "auto") -> Progress:
-    """The view that fits `stream`: `auto` is live on a terminal, and plain in a pipe, a file or CI."""
+def make_progress(stream: TextIO | None, *, mode: Mode | Progress = "auto") -> Progress:
+    """The view that fits `stream`: `auto` is live on a terminal, and plain in a pipe, a file or CI.
+
+    `mode` may also be a view itself.
+    """
+    if not isinstance(mode, str):
+        return mode
     modes = get_args(Mode)
     if mode not in modes:
         raise UsageError(f"progress mode is {mode!r}: use one of {', '.join(modes)}{nearest(str(mode), modes)}")
@@ -106,7 +111,7 @@ class PlainProgress:
     """Lines for logs and pipes: one every `every` seconds at most, the first at once, the last always, none twice."""
 
     def __init__(self, stream: TextIO, *, every: float = 2.0, clock: Clock = time.monotonic) -> None:
-        self._out = _Output(stream)
+        self._out = Output(stream)
         self._every = every
         self._clock = clock
         self._began: float | None = None
@@ -156,7 +161,7 @@ class LiveProgress:
     max_width = 100
 
     def __init__(self, stream: TextIO, *, every: float = 0.25, clock: Clock = time.monotonic) -> None:
-        self._out = _Output(stream)
+        self._out = Output(stream)
         self._every = every
         self._clock = clock
         self._due = -math.inf
@@ -253,7 +258,7 @@ class LiveProgress:
 _CLEAR_LINE = "\r\x1b[2K"
 
 
-class _Output(io.TextIOBase):
+class Output(io.TextIOBase):
     """A stream that goes quiet, instead of raising, once nobody reads it (`raynforce train … | head`)."""
 
     def __init__(self, stream: TextIO) -> None:

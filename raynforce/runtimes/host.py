@@ -23,10 +23,19 @@ FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.
 SLOW = ("state", "load")  # methods that may take as long as building
 
 
-def pack(role: str, args: Sequence[Any], name: str, place: Place, path: Sequence[str] | None = None) -> bytes:
-    """All that a host needs to build a role; modules are looked for on `path`, by default as they are here."""
+def pack(
+    role: str, args: Sequence[Any], name: str, place: Place, path: Sequence[str] | None = None, given: bytes = b""
+) -> bytes:
+    """All that a host needs to build a role; modules are looked for on `path`, by default as they are here.
+
+    `given` is what the user's script defines. Then arguments may hold objects of its classes too.
+    """
     settings = role, name, place, [os.path.abspath(p) for p in sys.path] if path is None else path
-    return pickle.dumps((settings, pickle.dumps(args, protocol=5)), protocol=5)
+    if given:
+        from raynforce.given import dumps
+
+        return pickle.dumps((settings, given, dumps(args)), protocol=5)
+    return pickle.dumps((settings, given, pickle.dumps(args, protocol=5)), protocol=5)
 
 
 class Host:
@@ -44,13 +53,18 @@ class Host:
 
     def build(self, packed: bytes) -> None:
         """Settle in this process, then build the role that `pack` described."""
-        (role, self.name, self._place, path), args = pickle.loads(packed)
+        (role, self.name, self._place, path), given, args = pickle.loads(packed)
         settle(self._place.threads, self._place.nice, path)
+        from raynforce.given import unpack
         from raynforce.imports import load_object
+
+        def built() -> Any:
+            unpack(given)
+            return load_object(role)(*pickle.loads(args))
 
         try:
             with watchdog(self._place.start_seconds):
-                self._role = self._guarded(lambda: load_object(role)(*pickle.loads(args)))
+                self._role = self._guarded(built)
         except RaynforceError as error:
             self._failure = error
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from raynforce.config import Config
+from raynforce.given import pack
 from raynforce.runtimes.base import Runtime
 from raynforce.runtimes.placing import place_roles, require_room
 
@@ -14,16 +15,18 @@ def open_runtime(config: Config, say: Callable[[str], None], *, torch: bool = Fa
 
     `torch` if samplers will import it: then fewer of them fit into the memory of this machine.
     """
+    if config.runtime in ("process", "ray"):  # what has no module is sent to the roles
+        given = pack((config.env, config.algo, config.network.factory))
     if config.runtime == "ray":
         from raynforce.runtimes.ray.runtime import RayRuntime  # imports ray
 
-        return RayRuntime(config, say, torch)
+        return RayRuntime(config, say, torch, given)
     places, _ = place_roles(config, None)
     if config.runtime == "process":
         from raynforce.runtimes.process import ProcessRuntime
 
         require_room(config, torch)
-        return ProcessRuntime(places, say)
+        return ProcessRuntime(places, say, given)
     from raynforce.runtimes.inline import InlineRuntime
 
     return InlineRuntime(places, say)

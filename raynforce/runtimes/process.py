@@ -97,7 +97,7 @@ class _Worker(Handle):
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(), guard),
                 process_group=0,  # a terminal's Ctrl-C is not for it, and its children can be ended with it
-                env={**os.environ, "PYTHONPATH": _first_on_path(Path(raynforce.__file__).parent.parent)},
+                env={**os.environ, "PYTHONPATH": first_on_path(Path(raynforce.__file__).parent.parent)},
             )
         except BaseException:
             ours.close()
@@ -227,12 +227,13 @@ class _Worker(Handle):
 class ProcessRuntime(Runtime):
     """Each role in a process of its own. What they print is passed on to `say`."""
 
-    def __init__(self, places: Mapping[str, Place], say: Callable[[str], None]) -> None:
+    def __init__(self, places: Mapping[str, Place], say: Callable[[str], None], given: bytes = b"") -> None:
         if not hasattr(os, "memfd_create"):
             raise UsageError("--runtime process needs Linux: use inline or ray")
         _allow_many_files()
         self.places = places
         self.say = say
+        self._given = given  # see `raynforce.given`
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
 
@@ -242,7 +243,7 @@ class ProcessRuntime(Runtime):
         self._selector.register(worker.socket, selectors.EVENT_READ, worker.hear)
         self._selector.register(worker.death, selectors.EVENT_READ, worker.died)
         self._selector.register(worker.output, selectors.EVENT_READ, lambda: worker.read(self.say))
-        worker.ask("build", [host.pack(role, args, name, place or Place())])
+        worker.ask("build", [host.pack(role, args, name, place or Place(), given=self._given)])
         return worker
 
     def wait(
@@ -325,7 +326,8 @@ def _fail(answers: Sequence[_Answer], error: Exception) -> None:
         answer.error = error
 
 
-def _first_on_path(directory: Path) -> str:
+def first_on_path(directory: Path) -> str:
+    """PYTHONPATH with this in front; `worker.forget_home` undoes it."""
     return os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

@@ -8,7 +8,9 @@ import json
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,55 @@ def test_a_directory_that_could_not_be_made_can_be_tried_again(tmp_path: Path) -
         with pytest.raises(UsageError, match=r"cannot write to output directory .*No space left"):
             run.create("env: x\n")
     run.create("env: x\n")
+
+
+def create_at_once(path: Path, count: int, *, numbered: bool) -> list[RunDirectory | UsageError]:
+    """What becomes of so many threads that create the same directory at the same moment."""
+    begin = threading.Barrier(count)
+
+    def create(index: int) -> RunDirectory | UsageError:
+        run = RunDirectory(path, numbered=numbered)
+        begin.wait()
+        try:
+            run.create(f"env: number{index}\n")
+            return run
+        except UsageError as error:
+            return error
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(create, range(count)))
+
+
+def test_runs_that_begin_at_once_get_names_of_their_own(tmp_path: Path) -> None:
+    made = [run for run in create_at_once(tmp_path / "runs" / "run", 8, numbered=True) if isinstance(run, RunDirectory)]
+    assert sorted(run.path.name for run in made) == ["run", *(f"run-{number}" for number in range(2, 9))]
+    assert sorted(run.config.read_text() for run in made) == [f"env: number{index}\n" for index in range(8)]
+    assert all(run.shown == str(run.path) for run in made)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_directory_that_several_ask_for_goes_to_one(tmp_path: Path, exists: bool) -> None:
+    path = tmp_path / "run"
+    if exists:
+        path.mkdir()
+    found = create_at_once(path, 8, numbered=False)
+    (winner,) = [index for index, run in enumerate(found) if isinstance(run, RunDirectory)]
+    assert (path / "config.yaml").read_text() == f"env: number{winner}\n"
+    refused = [str(error) for error in found if isinstance(error, UsageError)]
+    assert all("exists already: choose another with --out" in line for line in refused)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_directory_that_could_not_be_made_is_not_left_behind(tmp_path: Path, exists: bool) -> None:
+    path = tmp_path / "run"
+    if exists:
+        path.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        fail_to_write_config(patch)
+        with pytest.raises(UsageError, match="cannot write to output directory"):
+            RunDirectory(path).create("env: x\n")
+    assert path.exists() == exists
+    assert not exists or os.listdir(path) == []
 
 
 # -- opening one ------------------------------------------------------------------------------------------

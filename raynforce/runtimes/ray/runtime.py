@@ -89,8 +89,11 @@ class RayRuntime(Runtime):
 
     channel = "tcp"
 
-    def __init__(self, config: Config, say: Callable[[str], None] = lambda _: None, torch: bool = False) -> None:
-        """`torch` if samplers will import it."""
+    def __init__(
+        self, config: Config, say: Callable[[str], None] = lambda _: None, torch: bool = False, given: bytes = b""
+    ) -> None:
+        """`torch` if samplers will import it; `given` is what the user's script defines: see `raynforce.given`."""
+        self._given = given
         self._cluster = connect(config, say, torch)
         self._hearing, self._reading, self._raylet = ExitStack(), ExitStack(), Raylet()
         voices = Voices(say)
@@ -119,7 +122,8 @@ class RayRuntime(Runtime):
         actor = self._actor.options(**options).remote(name)
         handle = RayHandle(self, actor, name)
         # Where code was sent, a node may have other files under the names of the driver's search path.
-        actor.build.remote(pack(role, args, name, place, path=[] if self._cluster.shipped else None))
+        path: list[str] | None = [] if self._cluster.shipped else None
+        actor.build.remote(pack(role, args, name, place, path=path, given=self._given))
         self.failures.begin(actor._actor_id.hex(), name)
         self._handles[handle] = None
         if place.home:

@@ -8,6 +8,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatch
 from importlib.machinery import PathFinder
@@ -16,6 +17,7 @@ from typing import Any
 
 from raynforce.config import Config
 from raynforce.errors import UsageError
+from raynforce.imports import is_given
 from raynforce.runtimes.ray.state import PACKAGE
 
 LARGEST = 256 << 20  # bytes; Ray takes twice that
@@ -63,6 +65,9 @@ def code_roots(config: Config) -> list[Path]:
     installed = [Path(path).resolve() for path in {*sysconfig.get_paths().values(), str(PACKAGE)}]
     roots: dict[Path, None] = {}
     for name in (config.env, config.algo, config.network.factory or ""):
+        if is_given(name):  # it travels by itself, but may need its neighbours
+            roots |= dict.fromkeys(_neighbours(installed))
+            continue
         module, colon, _ = name.partition(":")
         top = module.partition(".")[0]
         spec = PathFinder.find_spec(top, [os.getcwd(), *sys.path]) or importlib.util.find_spec(top) if colon else None
@@ -73,3 +78,14 @@ def code_roots(config: Config) -> list[Path]:
         if not any(path.is_relative_to(place) for place in installed):
             roots[path.parent] = None
     return list(roots)
+
+
+def _neighbours(installed: Sequence[Path]) -> Iterator[Path]:
+    """The directory of the user's script, or that a notebook works in, if modules were imported from there."""
+    main = sys.modules["__main__"]
+    script = getattr(main, "__file__", None)
+    root = Path(script).resolve().parent if script else Path.cwd()
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values()) if module is not main]
+    found = [path for file in files if file and (path := Path(file).resolve()).is_relative_to(root)]
+    if any(not any(path.is_relative_to(place) for place in installed) for path in found):
+        yield root

@@ -1,0 +1,105 @@
+"""`raynforce train --seeds`, and `resume` of what it made: runs side by side, and their median."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raynforce.errors import UsageError
+from raynforce.runs.progress import number
+
+if TYPE_CHECKING:
+    from raynforce.config import Config
+    from raynforce.seeds import Seeds, Spread
+
+
+def train(arguments: argparse.Namespace, config: Config, preset: dict[str, Any], me: str) -> int:
+    from raynforce.seeds import numbers, start_seeds
+
+    if "," in arguments.seeds and arguments.seed is not None:
+        raise UsageError("--seeds names the seeds already: drop --seed, or give --seeds their number")
+    seeds = numbers(arguments.seeds, config.seed)
+    return _tell(arguments, lambda **how: start_seeds(config, preset, seeds, arguments.out, **how), me)
+
+
+def resume(arguments: argparse.Namespace, changes: dict[str, Any], me: str) -> int:
+    from raynforce.seeds import resume_seeds
+
+    return _tell(arguments, lambda **how: resume_seeds(arguments.run, changes, **how), me)
+
+
+def _tell(arguments: argparse.Namespace, start: Callable[..., Seeds], me: str) -> int:
+    from raynforce.seeds import InterruptedSeeds
+
+    stream = sys.stderr if arguments.json else sys.stdout
+    try:
+        seeds = start(stream=stream, progress="quiet" if arguments.quiet else "auto")
+        code = 1 if seeds.failed else 0
+    except InterruptedSeeds as interrupted:
+        seeds, code = interrupted.seeds, 128 + interrupted.number
+    if arguments.quiet:
+        for run in seeds.failed:
+            print(f"raynforce: seed {run.seed}: {run.error}", file=sys.stderr)
+        print(f"runs: {seeds.folder}", file=stream)
+    else:
+        print(*lines(seeds, me), sep="\n", file=stream)
+    if arguments.json:
+        print(json.dumps(seeds.to_json()))
+    return code
+
+
+def lines(seeds: Seeds, me: str) -> Iterator[str]:
+    """Median and spread, and what to type next."""
+    found, results = seeds.summary(), seeds.results
+    yield ""
+    if results:
+        several = f"median of {len(results)} seeds, from the lowest to the highest:"
+        yield several if len(results) > 1 else "one seed:"
+        yield f"  best policy  {_spread(found['eval_return'], number)} mean return on fresh greedy episodes"
+        if seeds.target is not None:
+            met = f"  target       {seeds.target:g} met by {seeds.solved} of {len(results)}"
+            steps, at = found["solved_steps"], found["solved_at"]
+            if steps is not None and at is not None and math.isfinite(steps.median):
+                met += f", after {_spread(steps, _count)} steps and {_spread(at, _seconds)} s"
+            elif steps is not None and at is not None:
+                met += f", the first after {_count(steps.low)} steps and {_seconds(at.low)} s"
+            yield met
+        beside = f", {seeds.at_once} at a time" if seeds.at_once > 1 else ""
+        yield f"  speed        {_spread(found['steps_per_second'], _count)} steps/s{beside}"
+    if seeds.failed:
+        yield f"failed: {_names([run.seed for run in seeds.failed])}"
+    folder = shlex.quote(seeds.folder)
+    yield from ["", f"runs: {seeds.folder}", "", "what to type next:", f"  {me} runs {folder}"]
+    begun = [run.seed for run in seeds.runs if run.result is not None or Path(run.path, "config.yaml").exists()]
+    if len(begun) > sum(not result.stopped.startswith("SIG") for result in results):
+        yield f"  {me} resume {folder}"
+    waiting = ",".join(str(run.seed) for run in seeds.runs if run.seed not in begun)
+    if waiting:
+        yield f"  the same command with --seeds {waiting} --out {folder}, for those that had not begun"
+
+
+def _spread(spread: Spread | None, show: Callable[[float], str]) -> str:
+    if spread is None:
+        return "–"
+    low, middle, high = (
+        show(value) if math.isfinite(value) else "never" for value in (spread.low, spread.median, spread.high)
+    )
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def _names(seeds: list[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"

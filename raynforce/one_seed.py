@@ -1,0 +1,143 @@
+"""One of several seeds that train side by side, in a process of its own: `python -m raynforce.one_seed`.
+
+Its job comes on stdin, which stays open for as long as somebody wants the result. What it tells goes to stdout, a JSON
+object a line; what the user's code prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from raynforce.errors import RaynforceError, summary
+from raynforce.threads import cap_threads
+
+if TYPE_CHECKING:
+    from raynforce.config import Config
+    from raynforce.runs.progress import Snapshot
+
+TELL_EVERY = 0.25  # seconds
+GRACE = 30.0  # seconds that a run has to end with a checkpoint once nobody wants it any more
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to do: train a config, or resume a run."""
+
+    out: str
+    config: Config | None
+    """None: the run is there already, and is resumed."""
+    changes: dict[str, Any]
+    """Settings of a resumed run, dotted."""
+    began: float = 0.0
+    """On the monotonic clock, which all processes of a machine share."""
+
+
+def pack(job: Job, given: bytes) -> bytes:
+    """What the process reads; `given` is what the user's script defines: see `raynforce.given`."""
+    from raynforce.given import dumps
+
+    data = dumps(job) if given else pickle.dumps(job)
+    return pickle.dumps(([os.path.abspath(path) for path in sys.path], given, data))
+
+
+class Teller:
+    """Shows a run to the process that started this one."""
+
+    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
+        self._write = write
+        self._waiting: Snapshot | None = None
+        self._due = 0.0
+
+    def start(self, title: str) -> None: ...
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._waiting = snapshot
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + TELL_EVERY
+            self._tell()
+
+    def message(self, text: str) -> None:
+        self._write({"message": text})
+
+    def stop(self) -> None:
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._waiting is not None:
+            self._write({"snapshot": asdict(self._waiting)})
+            self._waiting = None
+
+
+def main() -> None:
+    """Do the job that comes on stdin."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # until there is a run, which has a checkpoint to write first
+        signal.signal(number, lambda number, _: os._exit(128 + number))
+    cap_threads()  # before numpy is imported
+    from raynforce.runtimes.worker import forget_home
+
+    forget_home()
+    told = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+
+    def write(facts: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # nobody listens any more, and our lifeline says so too
+            told.write(json.dumps(facts).encode() + b"\n")
+
+    with open(0, "rb", closefd=False) as orders:
+        path, given, data = pickle.load(orders)
+    sys.path[:] = [*path, *(p for p in sys.path if p not in path)]
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    try:
+        write({"result": _run(given, data, Teller(write))})
+    except RaynforceError as error:
+        _failed(write, str(error), error.exit_code)
+    except KeyboardInterrupt as interrupt:
+        sys.exit(128 + (interrupt.args[0] if interrupt.args and isinstance(interrupt.args[0], int) else 2))
+    except (Exception, SystemExit) as error:
+        import traceback
+
+        traceback.print_exc()
+        _failed(write, summary(error), 1)
+
+
+def _run(given: bytes, data: bytes, teller: Teller) -> dict[str, Any]:
+    from raynforce import api
+    from raynforce.given import unpack
+
+    unpack(given)
+    job: Job = pickle.loads(data)
+    try:
+        if job.config is None:
+            run = api.resume(job.out, settings=job.changes, progress=teller, began=job.began)
+        else:
+            run = api.start(job.config, {}, job.out, progress=teller, began=job.began)
+    except api.Interrupted as interrupted:
+        run = interrupted.run
+    return run.result.to_json()
+
+
+def _failed(write: Callable[[dict[str, Any]], None], error: str, code: int) -> None:
+    write({"error": error, "code": code})
+    sys.exit(code)
+
+
+def _end_with_stdin() -> None:
+    """Ask this process to end once the other end of its stdin is gone."""
+    os.read(0, 1)
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+        os.kill(os.getpid(), number)
+        time.sleep(GRACE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""What the terminal shows while several seeds train side by side: a table, plain lines, or nothing."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+
+from raynforce.runs.progress import Clock, Mode, Output, Snapshot, clock_time, make_progress, number
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.live import Live
+
+    from raynforce.status import Result
+
+SURE = 0.02  # of all that is to be done, before the time left can be guessed
+
+
+@dataclass
+class Row:
+    """One seed."""
+
+    state: str = "waiting"
+    seen: Snapshot | None = None
+
+    def fraction(self, total: int) -> float:
+        if self.state in ("done", "failed"):
+            return 1.0
+        return min(1.0, self.seen.steps / total) if self.seen is not None and total else 0.0
+
+
+class SeedsView:
+    """All seeds of one experiment. This one shows nothing; none of its methods fails because the terminal is gone."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        self._total = 0
+        self._notes: set[str] = set()
+
+    def start(self, title: str, seeds: Sequence[int], total: int) -> None:
+        """Begin, with a line that says what runs; `total` is the number of steps of each."""
+        self.rows, self._total = {seed: Row() for seed in seeds}, total
+        self.message(title)
+
+    def began(self, seed: int) -> None:
+        self.rows[seed].state = "training"
+
+    def update(self, seed: int, snapshot: Snapshot) -> None:
+        self.rows[seed].seen = snapshot
+
+    def told(self, seed: int, text: str) -> None:
+        """Show a line of one seed; what all of them would note is shown once."""
+        if not text.startswith("note: "):
+            self.message(f"seed {seed}: {text}")
+        elif text not in self._notes:
+            self._notes.add(text)
+            self.message(text)
+
+    def ended(self, seed: int, result: Result | None, error: str) -> None:
+        """Show how one has ended."""
+        stopped = result is None or result.stopped.startswith("SIG")
+        self.rows[seed].state = "failed" if error else "stopped" if stopped else "done"
+        self.message(f"seed {seed}: {_ending(result, error)}")
+
+    def message(self, text: str) -> None:
+        """Show a line that stays."""
+
+    def draw(self) -> None:
+        """Show where all of them stand, if that is due."""
+
+    def stop(self) -> None:
+        """Give the terminal back."""
+
+    def line(self, seconds: float) -> str:
+        """Where all of them stand, in one line."""
+        rows = list(self.rows.values())
+        seen = [row.seen for row in rows if row.seen is not None]
+        fraction = statistics.fmean(row.fraction(self._total) for row in rows)
+        speed = sum(row.seen.steps_per_second for row in rows if row.seen is not None and row.state == "training")
+        fields = [
+            f"seeds done {sum(row.state in ('done', 'failed') for row in rows)}/{len(rows)} {fraction:>4.0%}",
+            f"{speed:>7,.0f} steps/s",
+            f"return {number(_median([one.return_mean for one in seen])):>7}",
+            f"best eval {number(_median([one.best_eval for one in seen])):>7} (medians)",
+            f"eta {clock_time(seconds * (1 / fraction - 1) if fraction > SURE else None):>5}",
+        ]
+        return "   ".join(fields)
+
+
+class PlainSeeds(SeedsView):
+    """One line for all of them, every `every` seconds at most."""
+
+    def __init__(self, stream: TextIO, *, every: float = 2.0, clock: Clock = time.monotonic) -> None:
+        super().__init__()
+        self._lines = make_progress(stream, mode="plain")
+        self._every, self._clock = every, clock
+        self._began = clock()
+        self._due = self._began + every
+        self._last = ""
+
+    def message(self, text: str) -> None:
+        self._lines.message(text)
+
+    def draw(self) -> None:
+        now = self._clock()
+        if now >= self._due and any(row.seen for row in self.rows.values()):
+            self._due = now + max(self._every, (now - self._began) / 60)  # an overnight log stays readable
+            line = self.line(now - self._began)
+            if line.partition("eta")[0] != self._last.partition("eta")[0]:  # else nothing has happened
+                self.message(line)
+            self._last = line
+
+
+class LiveSeeds(SeedsView):
+    """A table that is redrawn in place; lines scroll by above it."""
+
+    def __init__(self, stream: TextIO, *, every: float = 0.25, clock: Clock = time.monotonic) -> None:
+        super().__init__()
+        self._out = Output(stream)
+        self._every, self._clock = every, clock
+        self._began, self._due = clock(), -math.inf
+        self._live: Live | None = None
+
+    def message(self, text: str) -> None:
+        if self._live is None:
+            self._out.lines(text)
+        elif not self._out.broken:
+            self._live.console.print(text, markup=False, highlight=False)
+
+    def draw(self) -> None:
+        now = self._clock()
+        if now < self._due or self._out.broken:
+            return
+        self._due = now + self._every
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=cast(IO[str], self._out), force_terminal=True, force_jupyter=False)
+            self._live = Live(console=console, auto_refresh=False, transient=True)
+            self._live.start()
+        self._live.update(self._view(now - self._began, self._live.console.height), refresh=True)
+
+    def stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _view(self, seconds: float, height: int) -> Group:
+        from rich import box
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD)
+        for name in ("seed", "", "steps", "return", "best eval", "steps/s"):
+            table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+        rows = sorted(self.rows.items(), key=lambda item: item[1].state != "training")  # those at work come first
+        for seed, row in rows[: max(3, height - 6)]:
+            seen: Any = row.seen
+            cells = [""] * 4
+            if seen is not None:
+                speed = f"{seen.steps_per_second:,.0f}" if row.state == "training" else ""
+                steps = f"{seen.steps:,} {min(1.0, seen.steps / max(seen.total_steps, 1)):>4.0%}"
+                cells = [steps, number(seen.return_mean), number(seen.best_eval), speed]
+            table.add_row(str(seed), row.state, *cells, style="" if row.state == "training" else "dim")
+        return Group(table, Text(f" {self.line(seconds)}", no_wrap=True, overflow="ellipsis"))
+
+
+def make_view(stream: TextIO | None, mode: Mode) -> SeedsView:
+    """The view that fits `stream`, as `make_progress` chooses it."""
+    from raynforce.runs.progress import LiveProgress, QuietProgress
+
+    chosen = make_progress(stream, mode=mode)
+    if stream is None or isinstance(chosen, QuietProgress):
+        return SeedsView()
+    return LiveSeeds(stream) if isinstance(chosen, LiveProgress) else PlainSeeds(stream)
+
+
+def _ending(result: Result | None, error: str) -> str:
+    if error:
+        return f"failed: {error}"
+    if result is None:
+        return "ended before it began"
+    how = f"{result.stopped} at {result.steps:,} steps"
+    if result.solved_steps is not None and result.solved_at is not None:
+        how = f"target met at {result.solved_steps:,} steps, after {result.solved_at:.1f} s"
+    return f"{how}; best policy {number(result.eval_return)}"
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
