@@ -62,12 +62,14 @@ H = TypeVar("H", bound=OffPolicyConfig)
 class OffPolicy(Algorithm[H]):
     """Base of algorithms that learn from replay. Yours adds a network and a `loss` of the columns of `Replay.sample`.
 
-    `loss` gives `per_sample` errors if transitions are to be sampled in proportion to them.
+    `loss` gives `per_sample` errors if transitions are to be sampled in proportion to them. Where you define `begin`,
+    `after_update`, `state` or `load`, call those of this class too.
     """
 
     consumes = "replay"
     max_lag = None
     shares_gradients = True
+    forgets = ("most", "_errors")
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
