@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +26,8 @@ METHODS = {
 }
 """What an algorithm has to define itself."""
 OURS = str(Path(raynforce.__file__).parent) + os.sep
-LIBRARIES = tuple({str(Path(sysconfig.get_path(name))) + os.sep for name in ("stdlib", "purelib", "platlib")})
+STANDARD = str(Path(os.__file__).parent) + os.sep
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def require_methods(kind: type[Algorithm[Any]], name: str) -> None:
@@ -112,10 +112,10 @@ def _place(trace: TracebackType | None, algo: Algorithm[Any] | None) -> _Place |
     while trace is not None:
         code, frame = trace.tb_frame.f_code, trace.tb_frame
         path = os.path.abspath(code.co_filename)
-        theirs = not path.startswith((OURS, *LIBRARIES))
+        library = path.startswith(STANDARD) or any(folder in path for folder in INSTALLED)
         # An algorithm that was installed as a package lies among the libraries.
-        theirs |= not path.startswith(OURS) and algo is not None and frame.f_locals.get("self") is algo
-        if theirs and not code.co_filename.startswith("<"):
+        theirs = not library or (algo is not None and frame.f_locals.get("self") is algo)
+        if theirs and not path.startswith(OURS) and not code.co_filename.startswith("<"):
             found = _Place(code.co_name, path, trace.tb_lineno, trace.tb_next is None)
         trace = trace.tb_next
     return found
@@ -171,7 +171,7 @@ def explained(algo: Algorithm[Any], loss: Any, error: Exception) -> Exception:
         return _wrong(algo, "loss", metrics[bad], f"a tensor as the metric {bad!r}: torch.tensor(…)")
     if not bool(total.isfinite().all()):
         return AlgorithmError(
-            f"{_who(algo)}.loss returned a total of {float(total):g} within {algo.updates:,} updates: look for a "
+            f"{_who(algo)}.loss returned a total of {total.item():g} within {algo.updates:,} updates: look for a "
             f"division, log or exp of what may be 0 or large, or lower algorithm.learning_rate; {error}"
         )
     if isinstance(error, KeyError):

@@ -222,10 +222,18 @@ def doctor(arguments: argparse.Namespace) -> int:
     for option in ("replay", "debugger", "before", "seconds"):
         if getattr(arguments, option) not in (None, False):
             raise UsageError(f"--{option} is for a run: {_me()} doctor RUN --replay [N]")
+    algorithm = arguments.env is not None and _is_algorithm(arguments.env)
+    if arguments.on is not None and not algorithm:
+        raise UsageError(f"a second argument is for an algorithm, and {arguments.env!r} is none: leave it out")
+    how: list[str] = []
     if arguments.env is None:
         from raynforce.cli.machine import check_machine
 
-        report, how = check_machine(), []
+        report = check_machine()
+    elif algorithm:
+        from raynforce.checkup import check_algorithm
+
+        report = check_algorithm(arguments.env, arguments.on, settings.parse_assignments(arguments.set))
     else:
         from raynforce.cli.advice import how_to_run
         from raynforce.envs.doctor import check_env
@@ -248,6 +256,21 @@ def doctor(arguments: argparse.Namespace) -> int:
             print("\nhow to run it:", *how, sep="\n  ")
         print("\nready to train" if report.ok else "\nfix the errors above, then ask the doctor again")
     return 0 if report.ok else 1
+
+
+def _is_algorithm(text: str) -> bool:
+    """Whether it is the name of an algorithm; else it is an environment's."""
+    from raynforce.algos import BUILT_IN
+    from raynforce.algos.base import Algorithm
+    from raynforce.imports import load_object
+
+    if text in BUILT_IN:
+        return True
+    module, colon, name = text.partition(":")
+    if not (module and colon and name) or not all(part.isidentifier() for part in name.split(".")):
+        return False  # `my_arms:Arm-v3` is an id
+    found = load_object(text)
+    return isinstance(found, type) and issubclass(found, Algorithm)
 
 
 def _as_run(text: str) -> RunDirectory | None:

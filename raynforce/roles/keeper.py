@@ -51,6 +51,11 @@ class Keeper:
         if self._unsaved is not None and (new := self._unsaved.look(saved)):
             self._notes.append(self._unsaved.note(new))
 
+    @property
+    def unsaved(self) -> dict[str, str]:
+        """What has changed and is not saved, as far as is known: names, and what they are."""
+        return {} if self._unsaved is None else self._unsaved.found
+
     def take_notes(self) -> list[str]:
         """What the user should know and has not been told."""
         notes, self._notes = self._notes, []
@@ -65,20 +70,20 @@ class Keeper:
             if self.algo.updates:
                 self._look(tree["algo"])
             tree |= {"unsaved": self._unsaved.found} if self._unsaved.found else {}
-        return tree | ({"kept": self._kept.state()} if self._kept.names else {})
+        return tree | ({"keeps": self._kept.state()} if self._kept.names else {})
 
     def load(self, tree: Tree) -> list[str]:
         """Undo `state`; returns a sentence on what begins at its initial value."""
-        with torch.no_grad():
-            with blamed(self._name, self.algo):
-                self.algo.load(tree["algo"])
-            saved: Tree = tree.get("kept", {})
-            notes = self._kept.load(saved)
-        lost = [*tree.get("unsaved", ()), *(name for name in self._kept.names if name not in saved)]
-        if lost := list(dict.fromkeys(lost)):
-            were, value = ("was", "it begins at its initial value") if len(lost) == 1 else ("were", _THEIRS)
-            notes.append(f"{', '.join(lost)} of {type(self.algo).__name__} {were} not saved: {value}")
+        with torch.no_grad(), blamed(self._name, self.algo):
+            self.algo.load(tree["algo"])
+        saved: Tree = tree.get("keeps", {})
+        notes = self._kept.load(saved)
+        before: dict[str, str] = tree.get("unsaved", {})
+        lost = list(dict.fromkeys([*before, *(name for name in self._kept.names if name not in saved)]))
+        if self._unsaved is not None:
+            self._unsaved.found |= {name: what for name, what in before.items() if self._unsaved.is_candidate(name)}
+        if lost:
+            were = "was not saved: it begins at its initial value"
+            were = were if len(lost) == 1 else "were not saved: they begin at their initial values"
+            notes.append(f"{', '.join(lost)} of {type(self.algo).__name__} {were}")
         return notes
-
-
-_THEIRS = "they begin at their initial values"

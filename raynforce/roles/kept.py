@@ -102,6 +102,7 @@ class Kept:
         labels = labels or _numbers(len(values))
         return {label: self._written(value, name) for label, value in zip(labels, values, strict=True)}
 
+    @torch.no_grad()
     def load(self, tree: Tree) -> list[str]:
         """Undo `state`; returns a sentence for what is not in the tree, or not kept any more."""
         for name in self.names:

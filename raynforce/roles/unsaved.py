@@ -42,9 +42,13 @@ class Unsaved:
         self.found: dict[str, str] = {}
         """Their names, and what they are."""
 
+    def is_candidate(self, name: str) -> bool:
+        """Whether an attribute of this name, if there is one, is neither ours nor declared."""
+        return name not in self._apart
+
     def _candidates(self) -> Iterator[tuple[str, Any]]:
         for name, value in vars(self._algo).items():
-            if name not in self._apart and not self._look.is_network(value):
+            if self.is_candidate(name) and not self._look.is_network(value):
                 yield name, value
 
     def look(self, saved: Tree | None = None) -> list[str]:
