@@ -116,19 +116,15 @@ class DDPG(OffPolicy[DDPGConfig]):
 
     def loss(self, net: Network, minibatch: Batch) -> Loss:
         """Let the critics take a step of their own, then ask them how good the actor's actions are."""
-        critic_loss, error, value = self._improve_critics(net, minibatch)
+        metrics, error = self.improve_critics(net, minibatch)
         action = net(observations(minibatch))["policy"]
         total = -self.critics(minibatch["obs"], action)[0].mean()
-        metrics = {"actor_loss": total, "critic_loss": critic_loss, "q_values": value}
-        return Loss(total, metrics, per_sample=error)
+        return Loss(total, {"actor_loss": total, **metrics}, per_sample=error)
 
-    def _improve_critics(self, net: Network, minibatch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """One step towards the smaller value of the next state, by both targets; returns loss, errors and values."""
+    def improve_critics(self, net: Network, minibatch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """One step of the critics towards reward and future; returns what to report, and the errors `[N]`."""
         with torch.no_grad():
-            action = net(observations(minibatch, "next_"), params=self.target_actor)["policy"]
-            noise = (torch.randn_like(action) * self.hp.smoothing).clamp(-0.5, 0.5)
-            future = self.target_critics(minibatch["next_obs"], (action + noise).clamp(-1, 1)).amin(0)
-            goal = self.reward_scale * minibatch["reward"] + minibatch["discount"] * future
+            goal = self.reward_scale * minibatch["reward"] + minibatch["discount"] * self.future(net, minibatch)
         taken = minibatch["action"].flatten(1).clamp(-1, 1)  # as recorded it may lie beyond the bounds
         values = self.critics(minibatch["obs"], taken)  # [2, N]
         errors = values - goal
@@ -136,7 +132,14 @@ class DDPG(OffPolicy[DDPGConfig]):
         self.critic_optimizer.zero_grad()
         loss.backward()
         self.critic_optimizer.step()
-        return loss.detach(), errors[0].detach().abs(), values[0].detach()
+        return {"critic_loss": loss, "q_values": values[0]}, errors[0].detach().abs()
+
+    def future(self, net: Network, minibatch: Batch) -> Tensor:
+        """The value `[N]` of the next state: the smaller of both targets', for the target's action and some noise."""
+        action = net(observations(minibatch, "next_"), params=self.target_actor)["policy"]
+        noise = (torch.randn_like(action) * self.hp.smoothing).clamp(-0.5, 0.5)
+        future: Tensor = self.target_critics(minibatch["next_obs"], (action + noise).clamp(-1, 1)).amin(0)
+        return future
 
     def after_update(self, net: Network, minibatch: Batch, loss: Loss) -> None:
         super().after_update(net, minibatch, loss)  # tells replay the errors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
 import numpy as np
 
@@ -66,6 +66,7 @@ class OffPolicy(Algorithm[H]):
     `after_update`, `state` or `load`, call those of this class too.
     """
 
+    Settings: ClassVar[type[AlgorithmConfig]] = OffPolicyConfig
     consumes = "replay"
     max_lag = None
     shares_gradients = True

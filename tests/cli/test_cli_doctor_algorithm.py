@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import Answer
+from marks import slowly
 
 from raynforce.checkup import check_algorithm
 from raynforce.envs.doctor import Report
@@ -29,7 +30,7 @@ def found(report: Report, title: str) -> str:
     return details[0]
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn", "impala", "a3c", "own_algos:Declared", "examples.own_off_policy:DDPG"])
+@pytest.mark.parametrize("algo", ["dqn", "own_algos:Declared", *slowly("ppo", "impala", "a3c")])
 def test_a_right_one_is_ready(algo: str) -> None:
     report = check_algorithm(algo)
     assert report.ok, report.findings
@@ -40,6 +41,7 @@ def test_a_right_one_is_ready(algo: str) -> None:
 
 def test_it_tells_what_is_declared() -> None:
     report = check_algorithm("examples.own_off_policy:DDPG")
+    assert {f.level for f in report.findings} == {"ok"}
     assert "discrete actions: this DDPG is for" in found(report, "refuses")
     assert "IdentityBox, continuous actions" in found(report, "tried on")
     declares = found(report, "declares")
