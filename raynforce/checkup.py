@@ -333,11 +333,7 @@ def _optimised(algo: Algorithm[Any]) -> Iterator[tuple[str, Tensor]]:
 
 def _differences(one: Tree, other: Tree) -> list[str]:
     """The names of arrays and numbers that two states do not have in common, in words that a user knows."""
-    (arrays, rest), (others, other_rest) = split(one), split(other)
-    arrays = {
-        p: a for p, a in arrays.items() if SEGMENTS not in p.split("/")
-    }  # what replay holds follows from the rest
-    others = {p: a for p, a in others.items() if SEGMENTS not in p.split("/")}
+    (arrays, rest), (others, other_rest) = split(_without_segments(one)), split(_without_segments(other))
     paths = [p for p in arrays if p not in others or not np.array_equal(arrays[p], others[p], equal_nan=True)]
     paths += [p for p in others if p not in arrays]
     words = {"params": "network", "adam": "optimiser", "torch_rng": "random stream of torch", "rng": "random stream"}

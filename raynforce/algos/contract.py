@@ -129,19 +129,19 @@ def is_own(algo: Algorithm[Any]) -> bool:
     return not type(algo).__module__.startswith("raynforce.")
 
 
-def wrong_arrays(algo: Algorithm[Any], method: str, given: Any) -> AlgorithmError:
+def wrong_arrays(algo: Algorithm[Any], method: str, given: Any, error: Exception) -> AlgorithmError:
     """For what was to be arrays by name, and could not be made tensors."""
-    wanted = "arrays by name, such as rows(fragment, {'advantage': advantage})"
-    verb = "returned"
+    wanted, verb = "arrays by name, such as rows(fragment, {'advantage': advantage})", "returned"
     if method == "minibatches":
         wanted, verb = "a dict of tensors or arrays", "yielded"
     if not isinstance(given, Mapping):
         return _wrong(algo, method, given, wanted, verb)
-    bad = next((k for k, v in given.items() if not isinstance(v, np.ndarray) and not hasattr(v, "requires_grad")), None)
-    if bad is None:
-        bad = next(k for k, v in given.items() if isinstance(v, np.ndarray) and v.dtype.kind not in "biufc")
-        return _wrong(algo, method, given[bad], f"numbers in {bad!r}, and its dtype is {given[bad].dtype}", verb)
-    return _wrong(algo, method, given[bad], f"an array or a tensor as {bad!r}", verb)
+    for name, value in given.items():
+        if not isinstance(value, np.ndarray) and not hasattr(value, "requires_grad"):
+            return _wrong(algo, method, value, f"an array or a tensor as {name!r}", verb)
+        if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
+            return _wrong(algo, method, value, f"numbers in {name!r}, and its dtype is {value.dtype}", verb)
+    return AlgorithmError(f"{_who(algo)}.{method} {verb} what cannot be made tensors: {summary(error)}")
 
 
 def explained(algo: Algorithm[Any], loss: Any, error: Exception) -> Exception:

@@ -266,10 +266,10 @@ def _is_algorithm(text: str) -> bool:
 
     if text in BUILT_IN:
         return True
-    module, colon, name = text.partition(":")
-    if not (module and colon and name) or not all(part.isidentifier() for part in name.split(".")):
-        return False  # `my_arms:Arm-v3` is an id
-    found = load_object(text)
+    try:
+        found = load_object(text) if ":" in text else None
+    except UsageError:
+        return False  # `my_arms:Arm-v3` is an id; and of a name that leads nowhere the other doctor tells
     return isinstance(found, type) and issubclass(found, Algorithm)
 
 

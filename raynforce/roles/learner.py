@@ -349,7 +349,7 @@ def tensors(algo: Algorithm[Any], arrays: Mapping[str, Any], method: str, device
     except Exception as error:
         if not is_own(algo):
             raise
-        raise wrong_arrays(algo, method, arrays) from error
+        raise wrong_arrays(algo, method, arrays, error) from error
 
 
 def flat_gradient(net: Network, loss: Loss) -> Tensor:
