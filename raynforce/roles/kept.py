@@ -18,6 +18,7 @@ from raynforce.trees import SEGMENTS, Tree, load_rng, rng_state
 
 PIECES = "pieces"
 """What `segments` of a kept buffer are called in its tree: names of segments may be those of another buffer."""
+CPU = torch.device("cpu")
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -28,10 +29,12 @@ class Kept:
         self._algo = algo
         self.names = names(type(algo), "keeps")
         self._began: dict[int, list[Tree]] = {}  # by optimiser: its settings before the first update
+        self._device = CPU
 
     def begin(self, device: torch.device) -> None:
         """Take what `begin` has made: place it, and see that it can be saved."""
         self._began.clear()
+        self._device = device
         for name in self.names:
             if not hasattr(self._algo, name):
                 who = type(self._algo).__name__
@@ -108,7 +111,7 @@ class Kept:
         for name in self.names:
             if name in tree:
                 try:
-                    setattr(self._algo, name, self._read(getattr(self._algo, name), tree[name]))
+                    setattr(self._algo, name, self._read(getattr(self._algo, name), tree[name], self._device))
                 except CheckpointError:
                     raise
                 except Exception as error:
@@ -118,13 +121,13 @@ class Kept:
             return []
         return [f"{', '.join(gone)} of the checkpoint is not kept by {type(self._algo).__name__} any more: left out"]
 
-    def _read(self, now: Any, node: Tree) -> Any:
-        """What a tree stands for: the thing that is there, with its content restored, or a new one."""
+    def _read(self, now: Any, node: Tree, device: torch.device = CPU) -> Any:
+        """What a tree stands for: the thing that is there, with its content restored, or a new one on the device."""
         kind, value = node["kind"], node["value"]
         if kind == "tensor":
             saved = torch.from_numpy(np.array(value)).to(getattr(torch, node["dtype"]))
             if not isinstance(now, Tensor):
-                return saved
+                return saved.to(device)
             if now.shape != saved.shape:
                 raise CheckpointError(f"a kept tensor is of shape {tuple(now.shape)}, saved {tuple(saved.shape)}")
             return now.copy_(saved)
@@ -138,12 +141,12 @@ class Kept:
             load_rng(now, value)
             return now
         if kind == "dict":
-            found = self._all_read(now.get if isinstance(now, Mapping) else _none, node["keys"], value)
+            found = self._all_read(now.get if isinstance(now, Mapping) else _none, node["keys"], value, device)
             pairs = dict(zip(node["keys"], found, strict=True))
             return _filled(now, pairs, lambda old: (old.clear(), old.update(pairs))) if type(now) is dict else pairs
         if kind == "list":
             there = list(now) if isinstance(now, list | tuple | deque) else []
-            found = self._all_read(lambda i: there[i] if i < len(there) else None, None, value)
+            found = self._all_read(lambda i: there[i] if i < len(there) else None, None, value, device)
             if isinstance(now, tuple):
                 return tuple(found)
             return _filled(now, found, lambda old: (old.clear(), old.extend(found)))
@@ -159,12 +162,14 @@ class Kept:
             return now
         return value
 
-    def _all_read(self, now: Callable[[Any], Any], keys: Sequence[Any] | None, value: Tree) -> list[Any]:
+    def _all_read(
+        self, now: Callable[[Any], Any], keys: Sequence[Any] | None, value: Tree, device: torch.device
+    ) -> list[Any]:
         if "plain" in value:
             return list(value["plain"])
         labels = _numbers(len(value)) if keys is None else _labels(keys)
         keys = range(len(value)) if keys is None else keys
-        return [self._read(now(key), value[label]) for key, label in zip(keys, labels, strict=True)]
+        return [self._read(now(key), value[label], device) for key, label in zip(keys, labels, strict=True)]
 
     def _load_optimizer(self, now: torch.optim.Optimizer, saved: Tree, began: list[Tree]) -> None:
         """Its settings as they were saved, but those that were changed for this resume."""
