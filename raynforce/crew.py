@@ -151,4 +151,4 @@ class Crew:
         for host in self.hosts:
             host.attempts = attempt
             loading.append(self.pool.submit(host, "begin_anew", attempt))
-        return [note for several in self.wait_for(loading) for note in several or ()]
+        return list(dict.fromkeys(note for several in self.wait_for(loading) for note in several or ()))

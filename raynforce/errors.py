@@ -37,6 +37,10 @@ class ContractError(EnvError):
     """It broke it from the start, so trying again is of no use."""
 
 
+class AlgorithmError(RaynforceError):
+    """The user's algorithm raised, or returned what is not wanted of it."""
+
+
 class CheckpointError(RaynforceError):
     """A checkpoint is missing, torn, or does not fit what it is loaded into. Exit code 2."""
 

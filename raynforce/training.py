@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
 from raynforce.algos import algorithm_class
+from raynforce.algos.contract import declared
 from raynforce.config import Config
 from raynforce.crew import Crew
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
@@ -75,6 +76,7 @@ class Training:
         self._evaluated_while_turning = 0.0
         self._final_speed: float | None = None
         self._resumes = 0  # how often the run was resumed
+        self._told: set[str] = set()  # notes
         self._progress = make_progress(stream, mode=progress)
         self.stop_request = StopRequest(self._announce_stop)
         # Closes what was opened if the rest cannot be built.
@@ -92,7 +94,7 @@ class Training:
         loaded = self._run.load_newest() if resume else None
         saved = None if loaded is None else loaded.parts
         algorithm = algorithm_class(config.algo)
-        self._acting = algorithm(config, env).acting()
+        self._acting = declared(config, env, algorithm)
         require_topology(config, algorithm, env)
         if before is not None and loaded is not None:
             require_fit(loaded.parts["policy"].get("acting"), self._acting, config, self._run)
@@ -240,6 +242,8 @@ class Training:
         status, learned = self._status, round_.learned
         self._version, self._number = round_.version, learned.number
         self._tally.add(learned)
+        for note in learned.notes:
+            self._tell_once(f"note: {note}")
         self._supervision.steps = status.steps
         for receipt, turn in round_.receipts:
             self._supervision.received(receipt, self._crew.pool, self._crew.samplers[receipt.sampler])
@@ -249,6 +253,11 @@ class Training:
             for index in receipt.served:
                 self._crew.pool.works(self._crew.hosts[index])
         self._times.add("learner", {**learned.seconds, **round_.learner._asdict()})
+
+    def _tell_once(self, line: str) -> None:
+        if line not in self._told:  # several workers may say the same
+            self._told.add(line)
+            self._progress.message(line)
 
     def _report(self, round_: Round) -> None:
         status = self._status

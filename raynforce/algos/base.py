@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 import numpy as np
 
 from raynforce.config import AlgorithmConfig, Config
-from raynforce.errors import UsageError
+from raynforce.errors import AlgorithmError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import final_values, gae
 from raynforce.experience.vtrace import vtrace
@@ -69,6 +69,13 @@ class Algorithm(Generic[H]):
     shares_gradients: ClassVar[bool] = False
     """Whether several workers may each compute gradients with a copy of the network that is a little old, and have them
     applied one after another: topology `shared-agent`. It takes one pass over what was sampled."""
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """Names of attributes that later updates depend on, made in `__init__` or `begin`: torch modules, optimisers,
+    tensors, arrays, random generators, replay buffers, numbers, and lists or dicts of these. They are put on the
+    learner's device, saved with every checkpoint and loaded again. Those of base classes count too."""
+    forgets: ClassVar[tuple[str, ...]] = ()
+    """Names of attributes that change in training and that nothing depends on: a resume begins them afresh, and
+    nothing is said of it. Those of base classes count too."""
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         self.config = config
@@ -89,9 +96,7 @@ class Algorithm(Generic[H]):
 
     def heads(self) -> dict[str, int]:
         """Network outputs and their sizes."""
-        raise UsageError(
-            f"algorithm {self.config.algo!r} does not define heads(), the network's outputs and their sizes"
-        )
+        raise NotImplementedError
 
     def network(self) -> NetworkSpec:
         """The network; by default a multi-layer perceptron for each head, sharing nothing."""
@@ -130,9 +135,10 @@ class Algorithm(Generic[H]):
     # -- how it learns ------------------------------------------------------------------------------------
 
     def begin(self, net: Network) -> None:
-        """Called where learning happens, before the first update: make target networks and buffers here.
+        """Called where learning happens, before the first update: make target networks, modules and buffers here.
 
-        With weights of another run it is called again, once these are in place.
+        Torch draws by the run's seed in here. Name what you make in `keeps`, and it is saved and loaded for you. With
+        weights of another run it is called again, once these are in place.
         """
 
     def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:
@@ -140,7 +146,10 @@ class Algorithm(Generic[H]):
         raise NotImplementedError
 
     def minibatches(self, batch: Batch, rng: np.random.Generator) -> Iterator[Mapping[str, Tensor | np.ndarray]]:
-        """Yield the minibatches of one round; one optimiser step follows each."""
+        """Yield the minibatches of one round; one optimiser step follows each. By default all rows are one."""
+        if not batch:
+            who = type(self).__name__
+            raise AlgorithmError(f"{who}.prepare returned no arrays: return some, or define {who}.minibatches")
         if len(next(iter(batch.values()))):
             yield batch
 
@@ -158,7 +167,7 @@ class Algorithm(Generic[H]):
     # -- what it remembers --------------------------------------------------------------------------------
 
     def state(self) -> Tree:
-        """Everything that later updates depend on, beside the network and the optimiser.
+        """Everything that later updates depend on, beside the network, its optimiser and what is named in `keeps`.
 
         It is written out before the next round, so large arrays need not be copied.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
 import numpy as np
 
@@ -62,12 +62,15 @@ H = TypeVar("H", bound=OffPolicyConfig)
 class OffPolicy(Algorithm[H]):
     """Base of algorithms that learn from replay. Yours adds a network and a `loss` of the columns of `Replay.sample`.
 
-    `loss` gives `per_sample` errors if transitions are to be sampled in proportion to them.
+    `loss` gives `per_sample` errors if transitions are to be sampled in proportion to them. Where you define `begin`,
+    `after_update`, `state` or `load`, call those of this class too.
     """
 
+    Settings: ClassVar[type[AlgorithmConfig]] = OffPolicyConfig
     consumes = "replay"
     max_lag = None
     shares_gradients = True
+    forgets = ("most", "_errors")
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)

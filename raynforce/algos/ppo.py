@@ -79,6 +79,7 @@ class PPO(Algorithm[PPOConfig]):
 
     Settings: ClassVar[type[AlgorithmConfig]] = PPOConfig
     max_lag = None
+    forgets = ("_divergence",)  # of one epoch
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)

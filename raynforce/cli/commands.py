@@ -243,12 +243,20 @@ def doctor(arguments: argparse.Namespace) -> int:
     for option in ("replay", "debugger", "before", "seconds"):
         if getattr(arguments, option) not in (None, False):
             raise UsageError(f"--{option} is for a run: {_me()} doctor RUN --replay [N]")
+    algorithm = arguments.env is not None and _is_algorithm(arguments.env)
+    if arguments.on is not None and not algorithm:
+        raise UsageError(f"a second argument is for an algorithm, and {arguments.env!r} is none: leave it out")
+    if arguments.steps is not None and (arguments.env is None or algorithm):
+        raise UsageError(f"--steps is for an environment: {_me()} doctor ENV --steps N")
+    how: list[str] = []
     if arguments.env is None:
-        if arguments.steps is not None:
-            raise UsageError(f"--steps is for an environment: {_me()} doctor ENV --steps N")
         from raynforce.cli.machine import check_machine
 
-        report, how = check_machine(), []
+        report = check_machine()
+    elif algorithm:
+        from raynforce.checkup import check_algorithm
+
+        report = check_algorithm(arguments.env, arguments.on, settings.parse_assignments(arguments.set))
     else:
         from raynforce.cli.advice import how_to_run
         from raynforce.envs.doctor import check_env
@@ -264,6 +272,21 @@ def doctor(arguments: argparse.Namespace) -> int:
     from raynforce.cli.findings import tell
 
     return tell(report, how, as_json=arguments.json)
+
+
+def _is_algorithm(text: str) -> bool:
+    """Whether it is the name of an algorithm; else it is an environment's."""
+    from raynforce.algos import BUILT_IN
+    from raynforce.algos.base import Algorithm
+    from raynforce.imports import load_object
+
+    if text in BUILT_IN:
+        return True
+    try:
+        found = load_object(text) if ":" in text else None
+    except UsageError:
+        return False  # `my_arms:Arm-v3` is an id; and of a name that leads nowhere the other doctor tells
+    return isinstance(found, type) and issubclass(found, Algorithm)
 
 
 def _as_run(text: str) -> RunDirectory | None:

@@ -26,6 +26,7 @@ DOCTOR_EXAMPLES = """\
 examples:
   raynforce doctor                        this machine
   raynforce doctor my_sims:make_arm       an environment, before training on it
+  raynforce doctor my_algos:Mine [ENV]    an algorithm, on a tiny environment or ENV
   raynforce doctor runs/mine              a run: what went wrong, what to do
   raynforce doctor runs/mine --replay 2   see recorded fault 2 again
 """
@@ -174,11 +175,19 @@ def _parser() -> _Parser:
     show.add_argument("--verify", action="store_true", help="read every byte of its checkpoints and compare; 1 if torn")
     _output(show, progress=False)
 
-    what = "check this machine, an environment or a run, and explain what is wrong"
+    what = "check this machine, an environment, an algorithm or a run, and explain what is wrong"
     doctor = _command(commands, "doctor", what, epilog=DOCTOR_EXAMPLES)
-    doctor.add_argument("env", nargs="?", metavar="ENV|RUN", help="an id or module:factory, or a run directory")
     doctor.add_argument(
-        "--set", metavar="env_args.K=V", dest="set", action="append", default=[], help="keyword arguments for ENV"
+        "env", nargs="?", metavar="ENV|ALGO|RUN", help="an id or module:factory, an algorithm, or a run directory"
+    )
+    doctor.add_argument("on", nargs="?", metavar="ENV", help="of ALGO: what to try it on (default a tiny one)")
+    doctor.add_argument(
+        "--set",
+        metavar="env_args.K=V",
+        dest="set",
+        action="append",
+        default=[],
+        help="keyword arguments for ENV; of ALGO any setting",
     )
     doctor.add_argument("--steps", metavar="N", help="steps to try ENV for (default 10,000, or 4 seconds)")
     again = doctor.add_argument_group("see a fault of RUN again, in this process")

@@ -358,20 +358,21 @@ class ModuleNet(_Base):
         self.module = module.to(device)
         self.heads = dict(heads)
         self._grad = torch.zeros_like(self.flat)
-        self._slices: dict[str, tuple[int, torch.Size]] = {}
+        self.slices: dict[str, tuple[int, torch.Size]] = {}
+        """Where each parameter is in the flat vector: first element, and shape."""
         offset = 0
         for name, parameter in named:
             part = slice(offset, offset + parameter.numel())
             parameter.data = self.flat[part].view(parameter.shape)
             parameter.grad = self._grad[part].view(parameter.shape)
-            self._slices[name] = (offset, parameter.shape)
+            self.slices[name] = (offset, parameter.shape)
             offset = part.stop
         self._free: dict[str, Tensor] = {}
         for free in spec.free:
             vector = self.flat[offset : offset + free.size].requires_grad_()
             vector.grad = self._grad[offset : offset + free.size]
             self._free[free.name] = vector
-            self._slices[free.name] = (offset, vector.shape)
+            self.slices[free.name] = (offset, vector.shape)
             offset += free.size
 
     def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None) -> Outputs:
@@ -383,7 +384,7 @@ class ModuleNet(_Base):
         if params is None:
             outputs = self._call(inputs)
         else:
-            views = {n: params[o : o + s.numel()].view(s) for n, (o, s) in self._slices.items()}
+            views = {n: params[o : o + s.numel()].view(s) for n, (o, s) in self.slices.items()}
             free = {n: views.pop(n) for n in free}
             outputs = torch.func.functional_call(self.module, views, (inputs,))
         for head, size in self.heads.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,8 @@ class Contribution:
     """The same of the worker's replay buffer, if it has one."""
     moments: Tree | None = None
     """Of its observations, if the network normalises them: the state of a `RunningStats`."""
+    notes: Sequence[str] = ()
+    """What the user should know of the algorithm; most often nothing."""
 
     @property
     def sampler(self) -> int:

@@ -30,3 +30,5 @@ class Learned(NamedTuple):
     """The same of each that was refused."""
     seconds: Mapping[str, float] = {}
     """Where the learner's time went: `prepare` (advantages, replay) and `learn`."""
+    notes: Sequence[str] = ()
+    """What the user should know of the algorithm; most often nothing."""

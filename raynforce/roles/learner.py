@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raynforce.algos import algorithm_class
-from raynforce.algos.base import Arrays, Loss
+from raynforce.algos.base import Algorithm, Arrays, Loss
+from raynforce.algos.contract import blamed, explained, is_own, wrong_arrays
 from raynforce.algos.off_policy import OffPolicy
 from raynforce.config import Config
 from raynforce.errors import CheckpointError, RaynforceError, UsageError
@@ -27,6 +27,7 @@ from raynforce.policies.torch_net import Network, build, tensor
 from raynforce.roles.adam import Adam
 from raynforce.roles.contribution import Contribution
 from raynforce.roles.counters import Counters
+from raynforce.roles.keeper import Keeper
 from raynforce.roles.learned import Learned
 from raynforce.roles.torch_stream import TorchStream
 from raynforce.spaces import EnvSpec
@@ -40,7 +41,8 @@ class Learner:
         torch.set_num_threads(config.learner.threads)
         self._config = config
         self._device = _device(config.learner.device)
-        self._algo = algorithm_class(config.algo)(config, env)
+        self._keeper = Keeper(config, env, self._device)
+        self._algo = self._keeper.algo
         spec = self._algo.network()
         heads = self._algo.heads()
         self._net = build(spec, config.network.factory, heads, env.obs, config.seed, self._device)
@@ -57,7 +59,7 @@ class Learner:
         self._number = 0
         self._counters = Counters() if config.topology == "shared-agent" else None
         self._buffers: dict[int, Mapping[str, float]] = {}  # what workers tell of theirs
-        self._algo.begin(self._net)
+        self._keeper.begin(self._net)
 
     def begin_from(self, version: PolicyVersion, seen: int) -> None:
         """Begin with another run's weights, and with its normaliser after `seen` steps; all else stays fresh."""
@@ -70,7 +72,7 @@ class Learner:
         if self._normalizer is not None and version.shift is not None and version.scale is not None:
             self._normalizer.begin_from(version.shift, version.scale, seen)
             self._net.normalize_with(*self._normalizer.affine())
-        self._algo.begin(self._net)  # target networks start equal
+        self._keeper.begin(self._net)  # target networks start equal
 
     def learn(self, *received: Fragment) -> Learned:
         """Train on fragments; the next `publish` gives the policy version they led to."""
@@ -82,12 +84,13 @@ class Learner:
             raise RaynforceError(
                 f"{self._config.algo} learns from fragments at most {algo.max_lag} versions old, not {lag}"
             )
-        self._begin_round()
-        if self._config.learner.scale_rewards:
-            algo.reward_scale = self._updated_reward_scale(fragments)
-        batch = self._tensors(algo.prepare(net, fragments))
-        prepared = time.perf_counter()
-        trained = self._train(algo.minibatches(batch, self._rng))
+        with blamed(self._config.algo, algo):
+            self._begin_round()
+            if self._config.learner.scale_rewards:
+                algo.reward_scale = self._updated_reward_scale(fragments)
+            batch = self._tensors(algo.prepare(net, fragments), "prepare")
+            prepared = time.perf_counter()
+            trained = self._train(algo.minibatches(batch, self._rng))
         if self._normalizer is not None and fragments:
             for fragment in fragments:
                 self._normalizer.update(fragment.seen(self._normalizer.paths))
@@ -111,10 +114,11 @@ class Learner:
         """
         began = time.perf_counter()
         algo = self._off_policy
-        self._begin_round()
         drawn = dict(zip(which, draws, strict=True))
         by_shard = [drawn.get(shard) for shard in range(counts.shape[1])]
-        trained = self._train(minibatches(by_shard, counts, algo.scheduled["priority_beta"]))
+        with blamed(self._config.algo, algo):
+            self._begin_round()
+            trained = self._train(minibatches(by_shard, counts, algo.scheduled["priority_beta"]))
         algo.limiter.insert(sum(arrival.steps for arrival in arrivals))
         algo.limiter.sample(trained.updates * algo.hp.batch_size)
         return algo.take_errors(), self._end_round(trained, arrivals, began, began)
@@ -133,16 +137,26 @@ class Learner:
         algo, net = self._algo, self._net
         rate = algo.scheduled["learning_rate"]
         measured: list[Mapping[str, Tensor]] = []
-        with self._torch_rng.in_use():
-            for minibatch in minibatches:
-                tensors = self._tensors(minibatch)
-                loss = algo.loss(net, tensors)
-                norm = self.apply(self.gradients(loss), rate)
-                measured.append({**loss.metrics, "grad_norm": norm})
-                algo.updates += 1
-                with torch.no_grad():
-                    algo.after_update(net, tensors, loss)
-        return _Trained(len(measured), averages(measured))
+        loss: Loss | None = None
+        try:
+            with self._torch_rng.in_use():
+                for minibatch in minibatches:
+                    tensors = self._tensors(minibatch, "minibatches")
+                    loss = algo.loss(net, tensors)
+                    norm = self.apply(self.gradients(loss), rate)
+                    measured.append({**loss.metrics, "grad_norm": norm})
+                    algo.updates += 1
+                    with torch.no_grad():
+                        algo.after_update(net, tensors, loss)
+            trained = _Trained(len(measured), averages(measured))
+        except Exception as error:
+            better = explained(algo, loss, error)
+            if better is error:
+                raise
+            raise better from error
+        if measured:
+            self._keeper.look()
+        return trained
 
     def _end_round(self, trained: _Trained, arrivals: Sequence[Arrival], began: float, prepared: float) -> Learned:
         """Count what has arrived, and tell how the round went."""
@@ -163,6 +177,7 @@ class Learner:
             _joined([arrival.lengths for arrival in arrivals], np.int64),
             [arrival[:3] for arrival in arrivals],
             seconds=seconds,
+            notes=self._keeper.take_notes(),
         )
 
     def gradients(self, loss: Loss) -> Tensor:
@@ -191,8 +206,8 @@ class Learner:
     def _progress(self) -> float:
         return min(1.0, self._steps / self._config.steps)
 
-    def _tensors(self, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-        return {k: v if isinstance(v, Tensor) else tensor(v, self._device) for k, v in arrays.items()}
+    def _tensors(self, arrays: Mapping[str, Any], method: str) -> dict[str, Tensor]:
+        return tensors(self._algo, arrays, method, self._device)
 
     def _updated_reward_scale(self, fragments: Sequence[Fragment]) -> float:
         """One over the deviation of running discounted returns, these fragments included."""
@@ -220,7 +235,7 @@ class Learner:
         tree: Tree = {
             "params": self._net.flat.detach().cpu().numpy().copy(),
             "adam": self._adam.state(),
-            "algo": self._algo.state(),
+            **self._keeper.state(),
             "rng": rng_state(self._rng),
             "torch_rng": self._torch_rng.state(),
             "return_stats": self._return_stats.state(),
@@ -236,11 +251,12 @@ class Learner:
             tree["counters"] = self._counters.state()
         return without(tree, self._algo.known)
 
-    def load(self, tree: Tree) -> None:
+    def load(self, tree: Tree) -> list[str]:
+        """Undo `state`; returns a sentence on what the algorithm has of its own and is not in it."""
         with torch.no_grad():
             self._net.flat.copy_(torch.tensor(tree["params"]))
             self._adam.load(tree["adam"])
-            self._algo.load(tree["algo"])
+        notes = self._keeper.load(tree)
         load_rng(self._rng, tree["rng"])
         self._torch_rng.load(tree["torch_rng"])
         self._return_stats.load(tree["return_stats"])
@@ -255,6 +271,7 @@ class Learner:
             self._net.normalize_with(*self._normalizer.affine())
         if self._counters is not None:
             self._counters.load(tree["counters"])
+        return notes
 
     # -- as the agent that workers share ------------------------------------------------------------------
 
@@ -285,7 +302,8 @@ class Learner:
         metrics = means([each.metrics for each in contributions]) | buffers | averages(norms) | self._agent.metrics()
         if lags:
             metrics |= {"lag/mean": sum(lags) / len(lags), "lag/max": float(max(lags))}
-        return self._told(_Trained(len(norms), metrics), arrivals, began, began)._replace(dropped=dropped)
+        told = self._told(_Trained(len(norms), metrics), arrivals, began, began)
+        return told._replace(dropped=dropped, notes=[note for each in contributions for note in each.notes])
 
     @property
     def _agent(self) -> Counters:
@@ -322,6 +340,16 @@ def _device(name: str) -> torch.device:
         found = torch.cuda.device_count()
         raise UsageError(f"learner.device = {name!r}, but torch sees {found} CUDA devices here: use auto or cpu")
     return device
+
+
+def tensors(algo: Algorithm[Any], arrays: Mapping[str, Any], method: str, device: torch.device) -> dict[str, Tensor]:
+    """What a method of the algorithm gave, on the device."""
+    try:
+        return {k: v if isinstance(v, Tensor) else tensor(v, device) for k, v in arrays.items()}
+    except Exception as error:
+        if not is_own(algo):
+            raise
+        raise wrong_arrays(algo, method, arrays, error) from error
 
 
 def flat_gradient(net: Network, loss: Loss) -> Tensor:

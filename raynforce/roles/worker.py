@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from raynforce.algos import algorithm_class
 from raynforce.algos.base import Loss
+from raynforce.algos.contract import blamed, explained
 from raynforce.algos.off_policy import OffPolicy, alone
 from raynforce.config import Config
 from raynforce.experience.fragment import Fragment
@@ -23,7 +23,8 @@ from raynforce.policies.acting import ActingSpec, PolicyVersion
 from raynforce.policies.normalizer import ObservationNormalizer
 from raynforce.policies.torch_net import build, tensor
 from raynforce.roles.contribution import Contribution
-from raynforce.roles.learner import averages, flat_gradient
+from raynforce.roles.keeper import Keeper
+from raynforce.roles.learner import averages, flat_gradient, tensors
 from raynforce.roles.sampler import EnvArgs, Sampler
 from raynforce.roles.torch_stream import TorchStream
 from raynforce.trees import Tree, load_rng, rng_state, without
@@ -39,7 +40,8 @@ class Worker:
     def __init__(self, config: Config, acting: ActingSpec, envs: EnvArgs, index: int) -> None:
         torch.set_num_threads(config.learner.threads)
         self._sampler = Sampler(acting, envs, config.sampling.fragment, index, config.sampling.samplers)
-        self._algo = algorithm_class(config.algo)(alone(config), acting.env)
+        self._keeper = Keeper(alone(config), acting.env, CPU)
+        self._algo = self._keeper.algo
         self._spec = self._algo.network()
         leaves, factory = acting.env.obs, config.network.factory
         self._net = build(self._spec, factory, self._algo.heads(), leaves, config.seed, CPU)
@@ -64,9 +66,10 @@ class Worker:
         fragment, receipt = self._sampler.produce(version)
         began = time.perf_counter()
         self._load(version)
-        gradients, losses = self._gradients(replace(fragment, sampler=0))  # of its own buffer, the only one
+        with blamed(self._algo.config.algo, self._algo):
+            gradients, losses = self._gradients(replace(fragment, sampler=0))  # of its own buffer, the only one
         own, buffer = self._metrics()
-        told = losses | own, buffer, self._moments(fragment)
+        told = losses | own, buffer, self._moments(fragment), self._keeper.take_notes()
         contribution = Contribution(gradients, version.number, receipt.arrival, *told)
         seconds = {**receipt.seconds, "gradients": time.perf_counter() - began}
         return contribution, receipt._replace(seconds=seconds, size=gradients.nbytes, kept=self._kept)
@@ -87,7 +90,7 @@ class Worker:
         if self._begun:
             return
         algo = self._algo
-        algo.begin(self._net)
+        self._keeper.begin(self._net)
         self._begun = True
         if isinstance(algo, OffPolicy) and algo.replay is not None and self._attempt:
             algo.replay.begin_anew(self._attempt)
@@ -95,20 +98,28 @@ class Worker:
     def _gradients(self, fragment: Fragment) -> tuple[np.ndarray, dict[str, float]]:
         """The flat gradient of each minibatch, `[K, P]`, and the means of what was measured."""
         algo, net = self._algo, self._net
-        batch = {k: tensor(v, CPU) for k, v in algo.prepare(net, [fragment]).items()}
+        batch = tensors(algo, algo.prepare(net, [fragment]), "prepare", CPU)
         losses: list[Loss] = []
         found = []
-        with self._torch_rng.in_use():
-            for minibatch in algo.minibatches(batch, self._rng):
-                tensors = {k: tensor(v, CPU) if isinstance(v, np.ndarray) else v for k, v in minibatch.items()}
-                loss = algo.loss(net, tensors)
-                losses.append(loss)
-                found.append(flat_gradient(net, loss).numpy().copy())
-                with torch.no_grad():
-                    algo.after_update(net, tensors, loss)
+        try:
+            with self._torch_rng.in_use():
+                for minibatch in algo.minibatches(batch, self._rng):
+                    given = tensors(algo, minibatch, "minibatches", CPU)
+                    losses.append(algo.loss(net, given))
+                    found.append(flat_gradient(net, losses[-1]).numpy().copy())
+                    with torch.no_grad():
+                        algo.after_update(net, given, losses[-1])
+            measured = averages([loss.metrics for loss in losses])
+        except Exception as error:
+            better = explained(algo, losses[-1] if losses else None, error)
+            if better is error:
+                raise
+            raise better from error
+        if losses:
+            self._keeper.look()
         gradients = np.stack(found) if found else np.zeros((0, len(net.flat)), np.float32)
         gradients.flags.writeable = False  # as it will be for whoever receives it from another process
-        return gradients, averages([loss.metrics for loss in losses])
+        return gradients, measured
 
     def _metrics(self) -> tuple[dict[str, float], dict[str, float]]:
         """What there is to report of the algorithm, and of its replay buffer."""
@@ -136,7 +147,7 @@ class Worker:
         own |= {"rng": rng_state(self._rng), "torch_rng": self._torch_rng.state()}
         self._algo.known = set(known)
         if self._begun:
-            own["algo"] = self._algo.state()
+            own |= self._keeper.state()
         return without({**self._sampler.state(), OWN: own}, self._algo.known)
 
     def load(self, tree: Tree) -> list[str]:
@@ -145,11 +156,11 @@ class Worker:
         self._attempt = own["attempt"]
         load_rng(self._rng, own["rng"])
         self._torch_rng.load(own["torch_rng"])
+        notes = []
         if "algo" in own:
             self._begin()
-            with torch.no_grad():
-                self._algo.load(own["algo"])
-        return self._sampler.load(tree)
+            notes = self._keeper.load(own)
+        return [*notes, *self._sampler.load(tree)]
 
     def begin_anew(self, sequence: int, attempt: int) -> None:
         """Go on with other episodes, other random streams and an empty buffer, for want of a state to be loaded.

@@ -1,0 +1,218 @@
+"""What is wanted of an algorithm, and what is said when it gives something else: who, where, what, and the fix."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+import raynforce
+from raynforce.algos.base import Algorithm, Loss
+from raynforce.config import Config
+from raynforce.errors import AlgorithmError, RaynforceError, UsageError, summary
+from raynforce.policies.acting import ActingSpec
+from raynforce.policies.spec import NetworkSpec
+from raynforce.spaces import EnvSpec
+
+METHODS = {
+    "heads": "heads() returns the network's outputs and their sizes, such as {'policy': 2, 'value': 1}",
+    "prepare": "prepare(net, fragments) returns the arrays to learn from; an OffPolicy algorithm has one",
+    "loss": "loss(net, minibatch) returns a raynforce.Loss",
+}
+"""What an algorithm has to define itself."""
+OURS = str(Path(raynforce.__file__).parent) + os.sep
+STANDARD = str(Path(os.__file__).parent) + os.sep
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+def require_methods(kind: type[Algorithm[Any]], name: str) -> None:
+    """Refuse an algorithm that leaves out what nobody else can define."""
+    for method, what in METHODS.items():
+        if getattr(kind, method) is getattr(Algorithm, method):
+            raise UsageError(f"algorithm {name!r} does not define {method}: {what}")
+
+
+def names(kind: type[Algorithm[Any]], declaration: str) -> tuple[str, ...]:
+    """All names that a class and its bases give in `keeps` or `forgets`, those of the bases first."""
+    found: dict[str, None] = {}
+    for each in reversed(kind.__mro__):
+        given = vars(each).get(declaration, ())
+        if not (isinstance(given, tuple | list) and all(isinstance(name, str) for name in given)):
+            raise UsageError(
+                f"{declaration} of {kind.__name__} is {given!r}; it is a tuple of names of attributes, such as "
+                '("critic",): mind the comma'
+            )
+        found |= dict.fromkeys(given)
+    return tuple(found)
+
+
+def make_algorithm(config: Config, env: EnvSpec, kind: type[Algorithm[Any]]) -> Algorithm[Any]:
+    """The algorithm of a run; what its `__init__` raises is told with its place."""
+    with blamed(config.algo):
+        return kind(config, env)
+
+
+def declared(config: Config, env: EnvSpec, kind: type[Algorithm[Any]]) -> ActingSpec:
+    """What samplers need to know; refuses an algorithm that declares anything in another form than is wanted."""
+    names(kind, "keeps"), names(kind, "forgets")
+    algo = make_algorithm(config, env, kind)
+    with blamed(config.algo, algo):
+        heads, network, acting, schedules = algo.heads(), algo.network(), algo.acting(), algo.schedules(0.0)
+    sized = isinstance(heads, Mapping) and all(
+        isinstance(k, str) and isinstance(n, int | np.integer) for k, n in heads.items()
+    )
+    if not (sized and heads):
+        raise _wrong(algo, "heads", heads, "a dict of output names and sizes, such as {'policy': 2, 'value': 1}")
+    if not isinstance(network, NetworkSpec):
+        raise _wrong(algo, "network", network, "a NetworkSpec: self.spec(towers…), or leave it out")
+    if not isinstance(acting, ActingSpec):
+        raise _wrong(algo, "acting", acting, "an ActingSpec: replace(super().acting(), …), or leave it out")
+    numbers = isinstance(schedules, Mapping) and all(
+        isinstance(value, int | float | np.number) for value in schedules.values()
+    )
+    if not (numbers and "learning_rate" in schedules):
+        wanted = "numbers by name, 'learning_rate' among them: {**super().schedules(progress), …}"
+        raise _wrong(algo, "schedules", schedules, wanted)
+    return acting
+
+
+@contextmanager
+def blamed(name: str, algo: Algorithm[Any] | None = None) -> Iterator[None]:
+    """What the user's code raises in here leaves as one line with its place; its own error is the cause."""
+    try:
+        yield
+    except RaynforceError as error:
+        place = _place(error.__traceback__, algo)
+        if place and not place.own and algo is not None and error.args:  # ours, of a call in the user's code
+            error.args = (f"{error} ({place.text})",)
+        raise
+    except Exception as error:
+        place = _place(error.__traceback__, algo)
+        if not place:
+            raise
+        raise AlgorithmError(f"algorithm {name} raised {summary(error)} in {place.text}") from error
+
+
+class _Place:
+    def __init__(self, method: str, path: str, line: int, own: bool) -> None:
+        self.own = own
+        """Whether it was raised there, not further in."""
+        near = os.path.relpath(path)
+        self.text = f"{method} ({path if near.startswith('..') else near}:{line})"
+
+
+def _place(trace: TracebackType | None, algo: Algorithm[Any] | None) -> _Place | None:
+    """The innermost line of the user's own code on the way to an error; None if there is none."""
+    found: _Place | None = None
+    while trace is not None:
+        code, frame = trace.tb_frame.f_code, trace.tb_frame
+        path = os.path.abspath(code.co_filename)
+        library = path.startswith(STANDARD) or any(folder in path for folder in INSTALLED)
+        # An algorithm that was installed as a package lies among the libraries.
+        theirs = not library or (algo is not None and frame.f_locals.get("self") is algo)
+        if theirs and not path.startswith(OURS) and not code.co_filename.startswith("<"):
+            found = _Place(code.co_name, path, trace.tb_lineno, trace.tb_next is None)
+        trace = trace.tb_next
+    return found
+
+
+# -- what it returns while it learns -----------------------------------------------------------------------------------
+
+
+def is_own(algo: Algorithm[Any]) -> bool:
+    """Whether the algorithm is the user's, and not one of ours."""
+    return not type(algo).__module__.startswith("raynforce.")
+
+
+def wrong_arrays(algo: Algorithm[Any], method: str, given: Any, error: Exception) -> AlgorithmError:
+    """For what was to be arrays by name, and could not be made tensors."""
+    wanted, verb = "arrays by name, such as rows(fragment, {'advantage': advantage})", "returned"
+    if method == "minibatches":
+        wanted, verb = "a dict of tensors or arrays", "yielded"
+    if not isinstance(given, Mapping):
+        return _wrong(algo, method, given, wanted, verb)
+    for name, value in given.items():
+        if not isinstance(value, np.ndarray) and not hasattr(value, "requires_grad"):
+            return _wrong(algo, method, value, f"an array or a tensor as {name!r}", verb)
+        if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
+            return _wrong(algo, method, value, f"numbers in {name!r}, and its dtype is {value.dtype}", verb)
+    return AlgorithmError(f"{_who(algo)}.{method} {verb} what cannot be made tensors: {summary(error)}")
+
+
+def explained(algo: Algorithm[Any], loss: Any, error: Exception) -> Exception:
+    """The error as the user should see it that using `loss`, the last one returned, has led to."""
+    if loss is None or not is_own(algo) or _place(error.__traceback__, algo):  # which tells more
+        return error
+    if not isinstance(loss, Loss):
+        return _wrong(algo, "loss", loss, "raynforce.Loss(total, metrics)")
+    total: Any = loss.total
+    metrics: Any = loss.metrics
+    if not hasattr(total, "requires_grad"):
+        return _wrong(algo, "loss", total, "a scalar tensor as Loss.total")
+    if loss.gradients is None and total.numel() != 1:
+        return _wrong(algo, "loss", total, "a scalar as Loss.total: take its mean()")
+    if loss.gradients is None and not total.requires_grad:
+        return _wrong(
+            algo,
+            "loss",
+            total,
+            "a Loss.total that depends on the network: make it of net(observations(minibatch)), outside of "
+            "torch.no_grad() and without detach()",
+        )
+    if not isinstance(metrics, Mapping):
+        return _wrong(algo, "loss", metrics, "a dict of tensors as Loss.metrics, which may be empty")
+    bad = next((name for name, value in metrics.items() if not hasattr(value, "requires_grad")), None)
+    if bad is not None:
+        return _wrong(algo, "loss", metrics[bad], f"a tensor as the metric {bad!r}: torch.tensor(…)")
+    if not bool(total.isfinite().all()):
+        return AlgorithmError(
+            f"{_who(algo)}.loss returned a total of {total.item():g} within {algo.updates:,} updates: look for a "
+            f"division, log or exp of what may be 0 or large, or lower algorithm.learning_rate; {error}"
+        )
+    if isinstance(error, KeyError):
+        return AlgorithmError(f"{_who(algo)}.loss has other metrics for each minibatch, now {', '.join(metrics)}")
+    return error
+
+
+def require_savable(algo: Algorithm[Any], tree: Any, path: str = "") -> None:
+    """Refuse what `state` returned if it cannot be written to a checkpoint."""
+    if not path and not isinstance(tree, dict):
+        raise _wrong(algo, "state", tree, "a dict of arrays, numbers and texts")
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            if not isinstance(key, str):
+                raise _wrong(algo, "state", key, f"texts as names{path and ' in ' + path}")
+            require_savable(algo, value, f"{path}/{key}" if path else key)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            require_savable(algo, value, path)
+    elif not (tree is None or isinstance(tree, np.ndarray | bool | int | float | str)):
+        fix = "tensor.cpu().numpy()" if hasattr(tree, "requires_grad") else "an array or a number"
+        raise _wrong(algo, "state", tree, f"{fix} as {path!r}; or name the attribute in keeps instead")
+
+
+def _who(algo: Algorithm[Any]) -> str:
+    return type(algo).__name__
+
+
+def _wrong(algo: Algorithm[Any], method: str, given: Any, wanted: str, verb: str = "returned") -> AlgorithmError:
+    return AlgorithmError(f"{_who(algo)}.{method} {verb} {_described(given)}; wanted is {wanted}")
+
+
+def _described(given: Any) -> str:
+    if given is None:
+        return "nothing (None)"
+    if isinstance(given, bool | int | float | str):
+        return f"{given!r}"
+    kind = type(given).__name__
+    if hasattr(given, "shape"):
+        return f"a {kind} of shape {tuple(given.shape)}"
+    if isinstance(given, Mapping | list | tuple) and not given:
+        return f"an empty {kind}"
+    text = repr(given) if isinstance(given, Mapping | list | tuple) else ""
+    return f"{text} ({kind})" if 0 < len(text) <= 80 else f"a {kind}"

@@ -1,0 +1,208 @@
+"""Finds what an algorithm changes in training and no checkpoint would have."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raynforce.algos.base import Algorithm
+from raynforce.algos.contract import names
+from raynforce.experience.replay import Replay
+from raynforce.policies.torch_net import Network
+from raynforce.trees import SEGMENTS, Tree, rng_state
+
+GIVEN = ("config", "hp", "env", "reward_scale", "scheduled", "version", "updates", "known")
+"""Attributes that the framework keeps up to date."""
+WHOLE = 1 << 22  # bytes of an array up to which all of it is compared
+PART = 1 << 19  # bytes at both ends of a larger one: buffers are filled from one
+ELEMENTS = 64  # of a list or dict, at both ends
+DEPTH = 6
+CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
+NUMBERS = (bool, int, float, complex, str, bytes, type(None), np.generic)
+
+
+class Unsaved:
+    """Compares the attributes of an algorithm with what they were before the first update."""
+
+    def __init__(self, algo: Algorithm[Any], net: Network) -> None:
+        self._algo = algo
+        kind = type(algo)
+        self._apart = {*GIVEN, *names(kind, "keeps"), *names(kind, "forgets")}
+        self._look = _Look(algo, net)
+        self._before = {name: self._look.mark(value) for name, value in self._candidates()}
+        self.found: dict[str, str] = {}
+        """Their names, and what they are."""
+
+    def is_candidate(self, name: str) -> bool:
+        """Whether an attribute of this name, if there is one, is neither ours nor declared."""
+        return name not in self._apart
+
+    def _candidates(self) -> Iterator[tuple[str, Any]]:
+        for name, value in vars(self._algo).items():
+            if self.is_candidate(name) and not self._look.is_network(value):
+                yield name, value
+
+    def look(self, saved: Tree | None = None) -> list[str]:
+        """Those that have come to light since the last look; `saved` is what `state` returns, if that is known."""
+        changed = {
+            name: value
+            for name, value in self._candidates()
+            if name not in self.found and self._look.mark(value) != self._before.get(name)
+        }
+        if changed and saved is None:
+            saved = self._algo.state()
+        new = {n: type(v).__name__ for n, v in changed.items() if v is not None and not self._is_in(saved or {}, n, v)}
+        self.found |= new
+        return list(new)
+
+    def note(self, new: list[str]) -> str:
+        """One line on these."""
+        which = ", ".join(f"{name} ({self.found[name]})" for name in new)
+        it, value = ("it", "its initial value") if len(new) == 1 else ("them", "their initial values")
+        return (
+            f"{type(self._algo).__name__} changes {which} in training and does not save {it}: a resume, or a restart "
+            f"of the learner, begins {it} at {value}; name {it} in keeps, or in forgets if nothing depends on {it}"
+        )
+
+    def _is_in(self, saved: Tree, name: str, value: Any) -> bool:
+        """Whether the state has it: under its name, or under another with equal content."""
+        items = list(_items(saved))
+        if name.strip("_") in {key for key, _ in items}:
+            return True
+        if isinstance(value, NUMBERS):
+            return any(isinstance(leaf, NUMBERS) and leaf == value for _, leaf in items)
+        if isinstance(value, np.random.Generator):
+            return rng_state(value) in [leaf for _, leaf in items if isinstance(leaf, dict) and "bit_generator" in leaf]
+        arrays = [leaf for _, leaf in items if isinstance(leaf, np.ndarray)]
+        return bool(own := list(_arrays(value))) and all(any(self._same(a, b) for b in arrays) for a in own)
+
+    def _same(self, one: np.ndarray, other: np.ndarray) -> bool:
+        return one.shape == other.shape and self._look.mark(one) == self._look.mark(other)
+
+
+class _Look:
+    """Marks of things, which differ if their content does. Of large ones, parts are looked at."""
+
+    def __init__(self, algo: Algorithm[Any], net: Network) -> None:
+        self._apart = {id(algo), id(net), *(id(getattr(algo, name, None)) for name in ("config", "hp", "env"))}
+        self._net = net
+
+    def is_network(self, value: Any) -> bool:
+        """Whether it is the network, or a part of its parameters."""
+        if value is self._net:
+            return True
+        tensors = list(value.parameters()) if isinstance(value, torch.nn.Module) else [value]
+        flat = self._net.flat.untyped_storage().data_ptr()
+        return bool(tensors) and all(isinstance(t, Tensor) and _storage(t) == flat for t in tensors)
+
+    def mark(self, value: Any) -> str:
+        sha = hashlib.sha1(usedforsecurity=False)
+        for chunk in self._chunks(value, DEPTH, set()):
+            sha.update(chunk)
+        return sha.hexdigest()
+
+    def _chunks(self, value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
+        if isinstance(value, NUMBERS):
+            yield repr(value).encode()
+        elif isinstance(value, Tensor):
+            yield from _of_tensor(value)
+        elif isinstance(value, np.ndarray):
+            yield from _of_array(value)
+        elif isinstance(value, CODE) or id(value) in self._apart or id(value) in seen or not depth:
+            yield b"."
+        else:
+            for part in _parts(value):
+                yield from self._chunks(part, depth - 1, seen | {id(value)})
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """What the content of a thing is made of."""
+    if isinstance(value, Replay):
+        yield from (len(value), value.resident)
+    elif isinstance(value, np.random.Generator):
+        yield str(rng_state(value))
+    elif isinstance(value, random.Random):
+        yield str(value.getstate())
+    elif isinstance(value, torch.Generator):
+        yield value.get_state()
+    elif isinstance(value, Mapping):
+        yield len(value)
+        yield from _some([part for pair in islice(value.items(), 2 * ELEMENTS) for part in pair])
+    elif isinstance(value, list | tuple | deque):
+        yield len(value)
+        yield from _some(value)
+    elif isinstance(value, set | frozenset):
+        yield len(value)
+    elif isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+        yield dict(value.state_dict())
+    else:
+        yield dict(getattr(value, "__dict__", {}))
+
+
+def _some(values: Any) -> Iterator[Any]:
+    count = len(values)
+    if count <= 2 * ELEMENTS:
+        yield from values
+    else:
+        yield from (values[i] for i in (*range(ELEMENTS), *range(count - ELEMENTS, count)))
+
+
+def _of_tensor(tensor: Tensor) -> Iterator[bytes]:
+    tensor = tensor.detach()
+    if tensor.is_sparse or tensor.is_quantized or tensor.is_meta:
+        return
+    flat = tensor.reshape(-1) if tensor.is_contiguous() else tensor
+    if tensor.nbytes > WHOLE:
+        yield str(tensor._version).encode()  # counts what was written into it, wherever
+        most = max(1, PART * len(flat) // tensor.nbytes)
+        flat = torch.cat((flat[:most], flat[-most:]))
+    flat = flat.float() if flat.dtype == torch.bfloat16 else flat
+    yield f"{tuple(tensor.shape)}".encode()
+    yield np.ascontiguousarray(flat.cpu().numpy()).tobytes()
+
+
+def _of_array(array: np.ndarray) -> Iterator[bytes]:
+    yield f"{array.shape}{array.dtype}".encode()
+    if array.dtype.hasobject or not array.size:
+        return
+    flat = array.reshape(-1) if array.flags.c_contiguous else array
+    if array.nbytes > WHOLE:
+        most = max(1, PART * len(flat) // array.nbytes)
+        yield np.ascontiguousarray(flat[:most]).tobytes()
+        flat = flat[-most:]
+    yield np.ascontiguousarray(flat).tobytes()
+
+
+def _items(tree: Tree) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        yield key, value
+        if isinstance(value, dict) and key != SEGMENTS:  # of a replay buffer, which may be large
+            yield from _items(value)
+
+
+def _arrays(value: Any) -> Iterator[Any]:
+    """The arrays of a thing, as `state` would have them."""
+    if isinstance(value, Tensor):
+        yield value.detach().cpu().numpy()
+    elif isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+        yield from _arrays(list(value.state_dict().values()))
+    elif isinstance(value, Mapping):
+        yield from _arrays(list(value.values()))
+    elif isinstance(value, list | tuple | deque):
+        for each in value:
+            yield from _arrays(each)
+
+
+def _storage(tensor: Tensor) -> int:
+    return -1 if tensor.is_sparse else tensor.untyped_storage().data_ptr()
