@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -126,7 +127,7 @@ def _policy_cost(found: Any) -> PolicyCost:
 def _kept(path: Path, key: Mapping[str, Any], now: T, read: Callable[[Any], T], *, first: bool) -> T:
     """Remember it. Of several that are the first at once, one is, and the others go by what it has found."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.stem}.{os.getpid()}")
+    new = path.with_name(f".{path.stem}.{os.getpid()}.{threading.get_native_id()}")
     try:
         new.write_text(json.dumps({"found": asdict(now), "of": key}, indent=1, default=repr))
         if first:
