@@ -182,6 +182,7 @@ def test_lines_fit_and_json_has_all(
     env: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["raynforce"])
+    monkeypatch.setenv("COLUMNS", "80")
     code = main(["doctor", env, "--steps", "800"])
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80

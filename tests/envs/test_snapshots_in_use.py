@@ -198,7 +198,8 @@ class Simulator:
 
 def test_the_pair_and_the_adapter_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
-    pair, adapter = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    pair, adapter = (next(b for b in blocks if word in b) for word in ("def save_state", "register_snapshot"))
     monkeypatch.setitem(sys.modules, "simulator", types.SimpleNamespace(Simulator=Simulator))
     monkeypatch.setattr(snapshots, "SNAPSHOTS", dict(snapshots.SNAPSHOTS))
     theirs = types.ModuleType("their_sims.arm")
