@@ -26,7 +26,7 @@ DOCTOR_EXAMPLES = """\
 examples:
   raynforce doctor                        this machine
   raynforce doctor my_sims:make_arm       an environment, before training on it
-  raynforce doctor my_algos:Mine [ENV]    an algorithm, on a tiny environment or ENV
+  raynforce doctor my_algos:Mine [ENV]    an algorithm, on a tiny ENV or yours
   raynforce doctor runs/mine              a run: what went wrong, what to do
   raynforce doctor runs/mine --replay 2   see recorded fault 2 again
 """
@@ -39,6 +39,11 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         import textwrap
 
         return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text:  # examples, whose lines are commands
+            return super()._fill_text(text, width, indent)
+        return "\n".join(indent + line for line in self._split_lines(text, width))
 
 
 class _Parser(argparse.ArgumentParser):
