@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ def train_and_resume(algo: str, tmp_path: Path, **more: Any) -> str:
 
     start(config, preset, tmp_path / "run", stream=stream, progress="plain")
     raynforce.resume(tmp_path / "run", steps=512, stream=stream, progress="plain")
-    return stream.getvalue()
+    return re.sub(r"\n +", " ", stream.getvalue())  # lines that were broken, as one
 
 
 def learner(algo: str, **settings: Any) -> Learner:
