@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from raynforce import settings
 from raynforce.cli.parser import WHERE
 from raynforce.errors import UsageError
-from raynforce.runs.progress import make_progress, number
+from raynforce.runs.progress import Output, number
 from raynforce.runs.terminal import columns, command, folded
 
 if TYPE_CHECKING:  # they import numpy: not for `--version`
@@ -136,8 +136,9 @@ def _train(arguments: argparse.Namespace, start: Any, sinks: Sequence[Service]) 
     stream = sys.stderr if arguments.json else sys.stdout
     code = 0
     how: dict[str, Any] = {"stream": stream, "progress": "auto", "began": _process_start(), "sinks": sinks}
-    if arguments.quiet:
-        how |= {"progress": "quiet", "opened": make_progress(stream, mode="plain").message}
+    if arguments.quiet:  # the path as it is, for a script to read
+        tell = Output(stream).write if stream is not None else len
+        how |= {"progress": "quiet", "opened": lambda path: tell(f"{path}\n")}
     try:
         run = start(**how)
     except Interrupted as interrupted:

@@ -108,8 +108,9 @@ def test_quiet_says_where_the_run_is(cli: Cli, tmp_path: Path) -> None:
 def test_quiet_tells_of_faults(cli: Cli) -> None:
     answer = cli("train", "ppo", "cli_envs:Stumbling", *TINY, "--out", "run", "--steps", "256")
     assert (answer.code, answer.out) == (0, "run\n")
-    assert "cli_envs:Stumbling broke: step raised RuntimeError: it stumbled; it was made anew" in answer.err
-    assert all("stumbled" in line for line in answer.err.splitlines())
+    first, *others = answer.err.splitlines()
+    assert "step raised RuntimeError: it stumbled" in first
+    assert all("restarted" in line for line in others)
 
 
 def test_resume_takes_the_number_of_samplers_and_environments(cli: Cli) -> None:
