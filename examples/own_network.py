@@ -1,6 +1,6 @@
 """A network of your own: any torch module, made by a function.
 
-    raynforce train ppo CartPole-v1 --set network.factory=examples.own_network:make
+    raynforce train ppo CartPole-v1 --set network.factory=examples.own_network:make --set network.factory_args.width=32
 
 The function gets the observation's leaves (`raynforce.spaces.ObsLeaf`: path, kind, shape, dtype, …) and the outputs
 that the algorithm wants, by name and size. `forward` gets a tensor `[N, ...]`, or for `Dict` and `Tuple` spaces a
@@ -36,7 +36,7 @@ class Residual(nn.Module):
         return {name: head(h) for name, head in self.heads.items()}
 
 
-def make(leaves: Sequence[ObsLeaf], heads: Mapping[str, int]) -> nn.Module:
-    """What `network.factory` names."""
+def make(leaves: Sequence[ObsLeaf], heads: Mapping[str, int], width: int = 64) -> nn.Module:
+    """What `network.factory` names; arguments after the first two are `network.factory_args`."""
     (leaf,) = leaves
-    return Residual(torch.Size(leaf.shape).numel(), heads)
+    return Residual(torch.Size(leaf.shape).numel(), heads, width)

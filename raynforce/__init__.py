@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from raynforce import sinks as sinks
     from raynforce.algos.base import Algorithm as Algorithm
     from raynforce.algos.base import Loss as Loss
     from raynforce.algos.off_policy import OffPolicy as OffPolicy
     from raynforce.algos.off_policy import OffPolicyConfig as OffPolicyConfig
+    from raynforce.api import Evaluated as Evaluated
     from raynforce.api import Interrupted as Interrupted
     from raynforce.api import Run as Run
     from raynforce.api import evaluate as evaluate
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "raynforce.algos.base": ("Algorithm", "Loss"),
     "raynforce.algos.off_policy": ("OffPolicy", "OffPolicyConfig"),
-    "raynforce.api": ("Interrupted", "Run", "evaluate", "resume", "train"),
+    "raynforce.api": ("Evaluated", "Interrupted", "Run", "evaluate", "resume", "train"),
     "raynforce.seeds": ("InterruptedSeeds", "Seeds", "train_seeds"),
     "raynforce.config": ("AlgorithmConfig", "Config"),
     "raynforce.envs.snapshots": ("Snapshot", "register_snapshot"),
@@ -51,10 +53,12 @@ _HOMES = {
     "raynforce.status": ("Callback", "Result", "Status"),
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = ["__version__", *sorted(_WHERE)]
+__all__ = ["__version__", "sinks", *sorted(_WHERE)]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "sinks":
+        return importlib.import_module("raynforce.sinks")
     if name not in _WHERE:
         raise AttributeError(f"module 'raynforce' has no attribute {name!r}")
     return getattr(importlib.import_module(_WHERE[name]), name)

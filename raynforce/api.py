@@ -24,6 +24,7 @@ from raynforce.errors import UsageError
 from raynforce.experiment import resolve
 from raynforce.given import Lender, lending
 from raynforce.imports import bare, importing, is_given, load_object
+from raynforce.infos import Values
 from raynforce.policy import Policy, load, read_policy
 from raynforce.runs.directory import RunDirectory, find_policy
 from raynforce.runs.metrics import Sink
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from raynforce.envs.lanes import Parallel
 
 OnRound = Callable[[Status], None]
+EPISODES, WATCHED = 100, 3  # that are evaluated, and if somebody looks at them
 PATIENCE = 2.0  # seconds until progress is told for the first time, where nothing else tells it
 
 
@@ -121,8 +123,9 @@ def start(
     progress: Mode | Progress = "auto",
     stream: Any = None,
     began: float | None = None,
+    opened: Callable[[str], None] | None = None,
 ) -> Run:
-    """Train a resolved config."""
+    """Train a resolved config. `opened` is told where the run is, once there is something."""
     stream = stream or sys.stdout
     directory = new_run(fresh_name(config) if out is None else out, numbered=out is None)
     for note in directory.notes:
@@ -142,7 +145,7 @@ def start(
         progress=progress,
         began=began,
     )
-    return _finished(training, directory, config)
+    return _finished(training, directory, config, opened)
 
 
 def preset_line(preset: Mapping[str, Any]) -> str:
@@ -166,6 +169,7 @@ def resume(
     progress: Mode | Progress = "auto",
     stream: Any = None,
     began: float | None = None,
+    opened: Callable[[str], None] | None = None,
 ) -> Run:
     """Continue a run from its last checkpoint as if it had never stopped.
 
@@ -206,7 +210,7 @@ def resume(
             began=began,
             title=f"resuming {directory.shown}",
         )
-        return _finished(training, directory, config)
+        return _finished(training, directory, config, opened)
 
 
 def _not_by_name(had: Mapping[str, Any], changes: dict[str, Any], lender: Lender) -> dict[str, Any]:
@@ -232,7 +236,9 @@ def _say(line: str, stream: Any, progress: Mode | Progress) -> None:
         make_progress(stream, mode="plain" if isinstance(progress, str) else progress).message(line)
 
 
-def _finished(training: Training, directory: RunDirectory, config: Config) -> Run:
+def _finished(training: Training, directory: RunDirectory, config: Config, opened: Callable[[str], None] | None) -> Run:
+    if opened is not None:
+        opened(directory.shown)
     result = training.train()
     number = training.stop_request.number
     run = Run(directory.path, config, result, training.where_the_time_went())
@@ -253,34 +259,64 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
+class Evaluated(tuple[np.ndarray, Path]):
+    """What an evaluation gave: `returns, checkpoint = raynforce.evaluate(…)`, and more by name."""
+
+    returns: np.ndarray
+    """Of each episode, `[E]`."""
+    checkpoint: Path
+    """Whose policy was evaluated."""
+    info: Values
+    """Numbers in `info` at the ends of the episodes: `[E]` by name, NaN where there was none."""
+    videos: Sequence[Path]
+    """Films of the episodes, if they were asked for."""
+
+    def __new__(cls, returns: np.ndarray, checkpoint: Path, info: Values, videos: Sequence[Path]) -> Evaluated:
+        made = super().__new__(cls, (returns, checkpoint))
+        made.returns, made.checkpoint, made.info, made.videos = returns, checkpoint, info, videos
+        return made
+
+
 def evaluate(
     path: str | Path,
     *,
     env: str | Callable[..., Any] | None = None,
-    episodes: int = 100,
+    episodes: int | None = None,
     which: str = "best",
     seed: int | None = None,
     parallel: Parallel = "no",
+    video: str | Path | None = None,
+    render: bool = False,
     say: Callable[[str], None] | None = None,
-) -> tuple[np.ndarray, Path]:
-    """Play greedy episodes with a run's policy on fresh seeds.
+) -> Evaluated:
+    """Play greedy episodes with a run's policy on fresh seeds: 100, or 3 if they are to be looked at.
 
     `env` is for a run whose own was defined in a script or a notebook: the same again, or one with equal spaces.
     `parallel` steps environments side by side, in `threads` those that wait for something, in `processes` those that
-    compute. `say` is told how far it is, once that takes longer than two seconds.
+    compute. `video` is a folder that gets a film of each episode (`pip install "raynforce[video]"`), `render` shows
+    them in a window; one environment plays them then. `say` is told how far it is, once that takes longer than two
+    seconds.
 
-    Returns the return of each episode, and the path of the checkpoint used.
+    Returns the return of each episode, and the path of the checkpoint used; more of it by name.
     """
-    from raynforce.roles.evaluator import Evaluator
+    from raynforce.envs.watching import Watched
+    from raynforce.roles.evaluator import EVALUATION_STREAM, Evaluator
     from raynforce.roles.sampler import EnvArgs
 
+    watched, shown = None, video is not None or render
+    if shown:
+        _only_one(video=video is not None, render=render, parallel=parallel != "no")
+    if episodes is None:
+        episodes = WATCHED if shown else EPISODES
     found = find_policy(local_path(path), which)
     spec, version = read_policy(found)
     fresh = time.time_ns() % 2**63 if seed is None else seed
     with lending() as lender, contextlib.ExitStack() as opened:
         name = _lent(spec.env, env, lender)
+        if shown:
+            watched = Watched(name, spec.env.args, seed=fresh, sampler=EVALUATION_STREAM, films=video)
         envs = EnvArgs(name, min(episodes, EvalConfig.envs), fresh, spec.env.args, parallel=parallel)
-        evaluator = Evaluator(spec, envs)
+        evaluator = Evaluator(spec, envs, vector=watched)
         opened.callback(evaluator.close)
         evaluator.begin(version, episodes)
         patience = PATIENCE
@@ -290,7 +326,8 @@ def evaluate(
             patience = min(60.0, 2 * patience)
         if so_far.failure is not None:
             raise so_far.failure
-        return so_far.returns, found
+        films = [] if watched is None or watched.films is None else watched.films.paths
+        return Evaluated(so_far.returns, found, so_far.info, films)
 
 
 def _lent(spec: EnvSpec, env: str | Callable[..., Any] | None, lender: Lender) -> str:
@@ -306,6 +343,13 @@ def _lent(spec: EnvSpec, env: str | Callable[..., Any] | None, lender: Lender) -
             f"env {bare(name)!r} has other spaces than {bare(spec.env)!r}, which the policy was trained on"
         )
     return name
+
+
+def _only_one(**given: bool) -> None:
+    """Of options that do not go together."""
+    names = [name for name, is_given in given.items() if is_given]
+    if len(names) > 1:
+        raise UsageError(f"{names[0]} and {names[1]} do not go together: one environment is shown in one way; drop one")
 
 
 def _not_while_imported() -> None:

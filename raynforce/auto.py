@@ -11,6 +11,7 @@ from typing import Any, Literal
 import gymnasium
 
 from raynforce.algos import algorithm_class
+from raynforce.algos.contract import declared
 from raynforce.config import Config, RayConfig
 from raynforce.envs.cost import PATIENCE, Cost
 from raynforce.envs.make import locate
@@ -191,7 +192,7 @@ def facts_of(config: Config, cost: Cost = KINDS[0]) -> Facts:
 
 def cost_of_policy(config: Config, spec: EnvSpec) -> PolicyCost | None:
     """What acting costs with this run's network for all of its environments."""
-    acting = algorithm_class(config.algo)(config, spec).acting()
+    acting = declared(config, spec, algorithm_class(config.algo))
     return cost_of_acting(acting, config.sampling.samplers * config.sampling.envs)
 
 

@@ -62,6 +62,8 @@ class NetworkConfig:
     """Normalise observations by running mean and deviation, as the network's first layer."""
     factory: str | None = None
     """Your own torch module as module:factory, called with the observation's leaves and the outputs wanted."""
+    factory_args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the factory, such as --set network.factory_args.width=128."""
 
     def __post_init__(self) -> None:
         shown = [list(layer) for layer in self.conv or ()]
@@ -69,6 +71,8 @@ class NetworkConfig:
             raise UsageError(
                 f"network.conv = {shown} must be a list of [channels, kernel, stride], such as [[32,8,4],[64,4,2]]"
             )
+        if self.factory_args and self.factory is None:
+            raise UsageError(f"network.factory_args = {self.factory_args} needs network.factory: give both, or neither")
         if shown and self.factory is not None:
             raise UsageError(
                 f"network.conv = {shown} is no part of your own network.factory = {self.factory!r}: leave one out"

@@ -10,6 +10,7 @@ import numpy as np
 
 from raynforce.config import EvalConfig
 from raynforce.errors import EnvError
+from raynforce.infos import NOTHING, Values
 from raynforce.roles.evaluator import Evaluation
 from raynforce.runtimes.base import Handle, Pending
 from raynforce.runtimes.member import Job, Member, Rules
@@ -123,6 +124,8 @@ class Evaluations:
         """Versions that were due and never played, because newer ones were due before their turn, or in vain."""
         self.waited = 0.0
         """Seconds that training has waited."""
+        self.info: Values = NOTHING
+        """Numbers in `info` at the ends of the episodes that were evaluated last."""
         self._pool, self._make, self._rules, self._how = pool, make, rules, how
         self._schedule, self._longest, self._hold = schedule, longest, hold
         self._show, self._stopped, self._broken, self._gave_up = show, stopped, broken, gave_up
@@ -234,6 +237,8 @@ class Evaluations:
             self.skipped += 1
             self._gave_up(pinned.steps, played.failure)
             return None
+        if played.over:
+            self.info = played.info
         return played
 
     def _submit(self, pinned: Pinned, episodes: int, purpose: int, seconds: float) -> Job:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raynforce.errors import RaynforceError, summary
@@ -38,6 +39,8 @@ class Job:
     """None: the run is there already, and is resumed."""
     changes: dict[str, Any]
     """Settings of a resumed run, dotted."""
+    log: tuple[str, ...] = ()
+    """Services that metrics are sent to, as `--log` names them."""
     began: float = 0.0
     """On the monotonic clock, which all processes of a machine share."""
 
@@ -68,6 +71,9 @@ class Teller:
 
     def message(self, text: str) -> None:
         self._write({"message": text})
+
+    def fault(self, text: str) -> None:
+        self._write({"fault": text})
 
     def stop(self) -> None:
         self._tell()
@@ -113,14 +119,17 @@ def main() -> None:
 def _run(given: bytes, data: bytes, teller: Teller) -> dict[str, Any]:
     from raynforce import api
     from raynforce.given import unpack
+    from raynforce.sinks import services
 
     unpack(given)
     job: Job = pickle.loads(data)
     try:
         if job.config is None:
-            run = api.resume(job.out, settings=job.changes, progress=teller, began=job.began)
+            sinks = services(job.log, Path(job.out))
+            run = api.resume(job.out, settings=job.changes, sinks=sinks, progress=teller, began=job.began)
         else:
-            run = api.start(job.config, {}, job.out, progress=teller, began=job.began)
+            sinks = services(job.log)
+            run = api.start(job.config, {}, job.out, sinks=sinks, progress=teller, began=job.began)
     except api.Interrupted as interrupted:
         run = interrupted.run
     return run.result.to_json()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from raynforce.config import CheckpointConfig
 from raynforce.errors import RaynforceError
@@ -66,6 +66,10 @@ class Record:
     def _close_journal(self) -> None:
         self._run.journal = None
         self._journal.close()
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Tell sinks which run this is."""
+        self._metrics.begin(self._run.path, config)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand a line of metrics to every sink."""

@@ -187,10 +187,11 @@ def start_seeds(
     seeds: Sequence[int],
     out: str | Path | None = None,
     *,
+    log: Sequence[str] = (),
     progress: Mode = "auto",
     stream: Any = None,
 ) -> Seeds:
-    """Train a resolved config with each of these seeds."""
+    """Train a resolved config with each of these seeds; `log` are services that metrics are sent to."""
     view = make_view(stream or sys.stdout, progress)
     if config.start_from is not None and not is_url(config.start_from):
         config = replace(config, start_from=os.path.abspath(os.path.expanduser(config.start_from)))
@@ -202,18 +203,23 @@ def start_seeds(
     for line in filter(None, (preset_line(preset), chosen)):
         view.message(line)
     with _folder(config, seeds, out) as folder:
-        jobs = {seed: Job(f"{folder}/seed{seed}", replace(config, seed=seed), {}) for seed in seeds}
+        jobs = {seed: Job(f"{folder}/seed{seed}", replace(config, seed=seed), {}, tuple(log)) for seed in seeds}
         title = f"{bare(config.algo)} on {bare(config.env)}, {len(seeds)} seeds"
         return _side_by_side(title, str(folder), config, jobs, given, view)
 
 
 def resume_seeds(
-    folder: str | Path, changes: Mapping[str, Any], *, progress: Mode = "auto", stream: Any = None
+    folder: str | Path,
+    changes: Mapping[str, Any],
+    *,
+    log: Sequence[str] = (),
+    progress: Mode = "auto",
+    stream: Any = None,
 ) -> Seeds:
     """Go on with all runs of a folder, side by side; `changes` as in `resume`, dotted."""
     runs = seeds_in(folder)
     config, _ = resolve({"preset": "none"}, read_yaml(str(runs[0] / "config.yaml")), nested(changes))
-    jobs = {int(run.name.removeprefix("seed")): Job(str(run), None, dict(changes)) for run in runs}
+    jobs = {int(run.name.removeprefix("seed")): Job(str(run), None, dict(changes), tuple(log)) for run in runs}
     view = make_view(stream or sys.stdout, progress)
     return _side_by_side(f"resuming {folder}", str(folder), config, jobs, b"", view)
 
@@ -372,6 +378,8 @@ class _Crowd:
             self._view.update(run.seed, Snapshot(**facts["snapshot"]))
         elif "message" in facts:
             self._view.told(run.seed, facts["message"])
+        elif "fault" in facts:
+            self._view.fault(run.seed, facts["fault"])
         elif "result" in facts:
             run.result = Result(**facts["result"])
         else:

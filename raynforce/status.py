@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from raynforce.config import Config
+from raynforce.errors import UsageError
+from raynforce.policy import Policy
 
 
 @dataclass
@@ -28,6 +32,15 @@ class Status:
     metrics: dict[str, float] = field(default_factory=dict)
     """The newest value of everything that is measured, by name."""
     stop_reason: str | None = None
+    path: Path = Path()
+    """The run's directory; of a run at a URL, the working copy on this machine."""
+    make_policy: Callable[[], Policy] | None = field(default=None, repr=False)
+
+    def policy(self) -> Policy:
+        """The newest version of the policy, ready to act. It is made when it is asked for, once for each version."""
+        if self.make_policy is None:
+            raise UsageError("there is no policy yet: ask for it in a callback")
+        return self.make_policy()
 
     def stop(self, reason: str = "a callback asked for it") -> None:
         """End the run after this round, with a checkpoint."""

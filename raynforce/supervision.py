@@ -25,7 +25,8 @@ MILESTONES = [1, 2, 3, *(10**n for n in range(1, 13))]  # the how-manieth enviro
 class Supervision:
     """Watches the pool of a run: writes its history, tells the user, keeps the counts."""
 
-    def __init__(self, config: Config, ledger: Ledger, say: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, ledger: Ledger, say: Callable[[str], None], note: Callable[[str], None]) -> None:
+        """`say` is told of faults, `note` of what else a user should know."""
         self.redone_updates = 0
         """Optimiser steps that were taken again because the learner had died."""
         self.env_restarts = 0
@@ -39,7 +40,7 @@ class Supervision:
         self.steps = 0
         self._config = config
         self._ledger = ledger
-        self._say = say
+        self._say, self._note = say, note
         self._sequences: dict[int, int] = {}  # of the next fragment of each sampler
         self._most = memory_limit(config)
         self._lost = 0  # with the fault that is being told
@@ -193,7 +194,7 @@ class Supervision:
             self.history.back(role)
 
     def note(self, text: str) -> None:
-        self._say(f"note: {text}")
+        self._note(f"note: {text}")
 
     def evaluation_given_up(self, steps: int, failure: EnvError) -> None:
         """The policy of this step could not be evaluated."""

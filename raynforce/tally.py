@@ -7,6 +7,7 @@ from collections import deque
 
 import numpy as np
 
+from raynforce import infos
 from raynforce.config import Config
 from raynforce.roles.learned import Learned
 from raynforce.status import Status
@@ -34,6 +35,7 @@ class Tally:
         self._seconds_before = 0.0  # of training before this process
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._lengths: deque[int] = deque(maxlen=RECENT)
+        self._info: dict[str, deque[float]] = {}  # numbers in `info` of those that had them, by name
 
     @property
     def seconds(self) -> float:
@@ -55,11 +57,21 @@ class Tally:
         self._unreported += learned.steps
         self._recent.extend(learned.returns.tolist())
         self._lengths.extend(learned.lengths.tolist())
+        self._hear(learned.info)
         status.metrics |= {name: float(value) for name, value in learned.metrics.items()}
         status.metrics |= {f"charts/{k}": v for k, v in learned.schedules.items()}
         if self._recent:
             status.metrics["charts/episodic_return"] = sum(self._recent) / len(self._recent)
             status.metrics["charts/episodic_length"] = sum(self._lengths) / len(self._lengths)
+
+    def _hear(self, told: infos.Values) -> None:
+        """Numbers that environments put into `info` where an episode ended."""
+        for name, values in told.items():
+            if name in self._info or len(self._info) < infos.MOST:
+                recent = self._info.setdefault(name, deque(maxlen=RECENT))
+                recent.extend(values.tolist())
+                if recent:
+                    self.status.metrics[f"charts/info/{name}"] = sum(recent) / len(recent)
 
     def report_is_due(self) -> bool:
         """Whether enough steps have gone by for a line of metrics; asking begins a new count then."""
@@ -78,7 +90,11 @@ class Tally:
             "recent": np.asarray(self._recent, np.float64),
             "lengths": np.asarray(self._lengths, np.int64),
             "metrics": {name: float(value) for name, value in status.metrics.items()},
-        }
+        } | self._info_state()
+
+    def _info_state(self) -> Tree:
+        told = {name: np.asarray(values, np.float64) for name, values in self._info.items()}
+        return {"info": infos.to_tree(told)} if told else {}
 
     def load(self, tree: Tree) -> None:
         for name in _KEPT:
@@ -89,3 +105,4 @@ class Tally:
         self._seconds_before = tree["seconds"]
         self._recent.extend(tree["recent"].tolist())
         self._lengths.extend(tree["lengths"].tolist())
+        self._hear(infos.from_tree(tree.get("info")))

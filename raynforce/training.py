@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
+from raynforce import infos
 from raynforce.algos import algorithm_class
 from raynforce.algos.contract import declared
 from raynforce.config import Config
@@ -17,6 +18,7 @@ from raynforce.evaluating import FINAL, Evaluations, Pinned, Played, Schedule
 from raynforce.experience.ledger import Ledger
 from raynforce.imports import bare
 from raynforce.policies.acting import PolicyVersion
+from raynforce.policy import Policy
 from raynforce.recording import Best, Record
 from raynforce.resuming import Takeover, machine_note, require_same_buffers, settings_note, steps_note
 from raynforce.runs.directory import Loaded, RunDirectory
@@ -65,6 +67,8 @@ class Training:
         self._callbacks = callbacks
         self._tally = Tally(config, self._began)
         self._status = self._tally.status
+        self._status.path, self._status.make_policy = run.path, self._newest_policy
+        self._shown: Policy | None = None  # to callbacks
         self._number = 0  # of the newest policy version
         self._schedule = Schedule(config.eval, config.steps)
         self._ledger = Ledger()
@@ -107,7 +111,7 @@ class Training:
             self._tell_changes(before, loaded)
         torch = self._acting.acts_with == "torch" or config.topology == "shared-agent"
         self._runtime = opened.enter_context(open_runtime(config, self._progress.message, torch=torch))
-        self._supervision = Supervision(config, self._ledger, self._progress.message)
+        self._supervision = Supervision(config, self._ledger, self._progress.fault, self._progress.message)
         self._crew = crew = Crew(config, env, self._acting, self._runtime, self._supervision, self._progress.message)
         self._evaluations = Evaluations(
             crew.pool,
@@ -139,12 +143,13 @@ class Training:
             lock,
             config.checkpoint,
             sinks,
-            self._progress.message,
+            self._progress.fault,
             opened,
             resume_step=self._status.steps if resume else None,
             positions={} if saved is None else saved["run"].get("sinks", {}),
         )
-        self._supervision.history = FaultHistory(self._run, self._progress.message)
+        self._record.begin(config.to_dict())
+        self._supervision.history = FaultHistory(self._run, self._progress.fault)
         opened.callback(self._supervision.history.close)
         if saved is None:
             self._record.save_now(self._save, self._show)  # from here on there is always something to resume from
@@ -349,6 +354,7 @@ class Training:
         self._tally.evaluated = pinned.number
         score = status.last_eval = float(returns.mean())
         measured = {"eval/return": score, "eval/deviation": float(returns.std()), "time/seconds": self._tally.seconds}
+        measured |= {f"eval/info/{name}": mean for name, mean in infos.means(self._evaluations.info).items()}
         self._record.write(pinned.steps, measured)
         if status.best_eval is None or score >= status.best_eval:
             status.best_eval, self._best = score, pinned
@@ -441,6 +447,12 @@ class Training:
         startup = self._turning_since - self._began
         rest = time.monotonic() - self._began - startup - training - evaluation
         return {"start-up": startup, "training": training, "evaluation": evaluation, "saving": rest}
+
+    def _newest_policy(self) -> Policy:
+        version = self._version.result()
+        if self._shown is None or self._shown.version.number != version.number:
+            self._shown = Policy(self._acting, version)
+        return self._shown
 
     # -- what is saved --------------------------------------------------------------------------------
 

@@ -261,6 +261,77 @@ def test_a_torch_module_of_ones_own(algo: str, env: str, tmp_path: Path, capsys:
     assert raynforce.load(trained.path).act(np.zeros((3, 4 if env == "CartPole-v1" else 3), np.float32)).shape[0] == 3
 
 
+def test_arguments_for_ones_own_network(tmp_path: Path) -> None:
+    own = {"network.factory": "examples.own_network:make"}
+    trained = small(tmp_path / "run", settings=own | {"network.factory_args.width": 8})
+    assert yaml.safe_load((trained.path / "config.yaml").read_text())["network"]["factory_args"] == {"width": 8}
+    narrow, wide = trained.policy("last").version.params.size, small(tmp_path / "wide", settings=own)
+    assert narrow < wide.policy("last").version.params.size  # it was loaded with its arguments
+    assert raynforce.resume(trained.path, steps=600, progress="quiet").result.steps >= 600
+    with pytest.raises(raynforce.RaynforceError, match=r"network.factory_args.width +8 +16"):
+        raynforce.resume(trained.path, steps=800, settings={"network.factory_args.width": 16}, progress="quiet")
+    with pytest.raises(raynforce.RaynforceError, match=r"network.factory_args"):
+        small(tmp_path / "from", settings=own, start_from=trained.path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"network.factory_args.width": 8}, "needs network.factory: give both, or neither"),
+        (
+            {"network.factory": "examples.own_network:make", "network.factory_args.depth": 3},
+            "does not take network.factory_args = {'depth': 3}: got an unexpected keyword argument 'depth'; "
+            "after leaves and outputs it takes width",
+        ),
+    ],
+)
+def test_arguments_that_a_network_does_not_take(settings: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(raynforce.UsageError) as told:
+        small(tmp_path / "run", settings=settings)
+    assert words in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+class Looker(raynforce.Callback):
+    """Asks for the policy and the run's directory wherever it is called."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, Path]] = []
+
+    def look(self, where: str, status: raynforce.Status) -> None:
+        policy = status.policy()
+        assert policy is status.policy()
+        assert policy.act(np.zeros(4, np.float32)) in (0, 1)
+        assert (status.path / "config.yaml").is_file()
+        self.seen.append((where, policy.version.number, status.path))
+        self.newest = policy
+
+    def on_round(self, status: raynforce.Status) -> None:
+        self.look("round", status)
+
+    def on_evaluation(self, status: raynforce.Status, returns: np.ndarray) -> None:
+        self.look("evaluation", status)
+
+    def on_end(self, status: raynforce.Status) -> None:
+        self.look("end", status)
+
+
+@pytest.mark.parametrize(("runtime", "topology"), [("inline", "sync"), ("process", "overlap")])
+def test_callbacks_see_the_runs_path_and_the_policy(runtime: str, topology: str, tmp_path: Path) -> None:
+    looker = Looker()
+    trained = small(tmp_path / "run", callbacks=[looker], runtime=runtime, topology=topology)
+    assert {where for where, _, _ in looker.seen} == {"round", "evaluation", "end"}
+    assert {path for _, _, path in looker.seen} == {trained.path}
+    numbers = [number for where, number, _ in looker.seen if where == "round"]
+    assert numbers == list(range(1, len(numbers) + 1))  # the newest each time
+    assert np.array_equal(looker.newest.version.params, trained.policy("last").version.params)
+
+
+def test_a_status_without_a_run_has_no_policy() -> None:
+    with pytest.raises(raynforce.UsageError, match="no policy yet"):
+        raynforce.Status(raynforce.Config(env="CartPole-v1")).policy()
+
+
 def test_resume_may_change_what_makes_sense_and_refuses_what_does_not(run: raynforce.Run, tmp_path: Path) -> None:
     trained = small(tmp_path / "run")
     config = (trained.path / "config.yaml").read_text()

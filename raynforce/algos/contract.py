@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -78,7 +79,7 @@ def declared(config: Config, env: EnvSpec, kind: type[Algorithm[Any]]) -> Acting
     if not (numbers and "learning_rate" in schedules):
         wanted = "numbers by name, 'learning_rate' among them: {**super().schedules(progress), …}"
         raise _wrong(algo, "schedules", schedules, wanted)
-    return acting
+    return replace(acting, factory_args=config.network.factory_args)  # which an algorithm need not know of
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from raynforce import settings
 from raynforce.cli.parser import WHERE
 from raynforce.errors import UsageError
-from raynforce.runs.progress import number
+from raynforce.runs.progress import Output, number
 from raynforce.runs.terminal import columns, command, folded
 
 if TYPE_CHECKING:  # they import numpy: not for `--version`
     from raynforce.config import Config
     from raynforce.runs.directory import RunDirectory
+    from raynforce.sinks import Service
 
 EPISODES = Annotated[int, settings.Range(1, 1_000_000)]
 EVIDENCE = Annotated[int, settings.Range(1, 1_000_000)]
@@ -54,8 +55,7 @@ def train(arguments: argparse.Namespace) -> int:
         "target": arguments.target,
         "seed": arguments.seed,
         "start_from": getattr(arguments, "from"),
-        "sampling.samplers": arguments.samplers,
-        "sampling.envs": arguments.envs,
+        **_how_many(arguments),
         "preset": "none" if arguments.no_preset else None,
     }
     _no_empty(arguments, "out", "config", "target", "from", "seeds")
@@ -77,18 +77,21 @@ def train(arguments: argparse.Namespace) -> int:
 
         return seeds.train(arguments, config, preset, _me())
     from raynforce.api import start
+    from raynforce.sinks import services
 
-    return _train(arguments, lambda **how: start(config, preset, arguments.out, **how))
+    return _train(arguments, lambda **how: start(config, preset, arguments.out, **how), services(arguments.log))
 
 
 def resume(arguments: argparse.Namespace) -> int:
     from raynforce import api
     from raynforce.runs.directory import seeds_in
     from raynforce.runs.mirrored import open_run
+    from raynforce.sinks import services
 
     changes = settings.parse_assignments(arguments.set)
     changes |= {k: v for k in ("steps", "target") if (v := getattr(arguments, k)) is not None}
-    changes = _dotted(changes) | _where(arguments)
+    given = {setting: v for setting, v in _how_many(arguments).items() if v is not None}
+    changes = _dotted(changes) | given | _where(arguments)
     several = seeds_in(arguments.run)
     run = open_run(several[0] if several else arguments.run, all=True)
     before = settings.read_yaml(str(run.config))
@@ -98,7 +101,12 @@ def resume(arguments: argparse.Namespace) -> int:
         from raynforce.cli import seeds
 
         return seeds.resume(arguments, changes, _me())
-    return _train(arguments, lambda **how: api.resume(run, settings=changes, **how))
+    return _train(arguments, lambda **how: api.resume(run, settings=changes, **how), services(arguments.log, run.path))
+
+
+def _how_many(arguments: argparse.Namespace) -> dict[str, str | None]:
+    _no_empty(arguments, "samplers", "envs")
+    return {"sampling.samplers": arguments.samplers, "sampling.envs": arguments.envs}
 
 
 def _asks_for_ray(arguments: argparse.Namespace, runtime: str) -> bool:
@@ -122,18 +130,25 @@ def _no_empty(arguments: argparse.Namespace, *options: str) -> None:
             raise UsageError(f"--{option.replace('_', '-')} is empty: give it a value, or leave it out")
 
 
-def _train(arguments: argparse.Namespace, start: Any) -> int:
+def _train(arguments: argparse.Namespace, start: Any, sinks: Sequence[Service]) -> int:
     from raynforce.api import Interrupted
 
     stream = sys.stderr if arguments.json else sys.stdout
     code = 0
+    how: dict[str, Any] = {"stream": stream, "progress": "auto", "began": _process_start(), "sinks": sinks}
+    if arguments.quiet:  # the path as it is, for a script to read
+        tell = Output(stream).write if stream is not None else len
+        how |= {"progress": "quiet", "opened": lambda path: tell(f"{path}\n")}
     try:
-        run = start(stream=stream, progress="quiet" if arguments.quiet else "auto", began=_process_start())
+        run = start(**how)
     except Interrupted as interrupted:
         run, code = interrupted.run, 128 + interrupted.number
     result = run.result
     if not arguments.quiet:
         print(*_summary(run.config, result, run.where_the_time_went, columns(stream)), sep="\n", file=stream)
+        for sink in sinks:
+            if sink.url:
+                print(f"  {sink.name}: {sink.url}", file=stream)
     if arguments.json:
         print(json.dumps(result.to_json()))
     return code
@@ -193,18 +208,26 @@ def _faults(result: Any) -> str:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    from raynforce import api
+    from raynforce import api, infos
 
-    episodes = settings.coerce(arguments.episodes, EPISODES, "--episodes")
+    _no_empty(arguments, "video")
+    if arguments.video:  # pygame, which most environments draw with, complains of a display and speakers otherwise
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    episodes = None if arguments.episodes is None else settings.coerce(arguments.episodes, EPISODES, "--episodes")
     seed = None if arguments.seed is None else settings.coerce(arguments.seed, SEED, "--seed")
-    returns, path = api.evaluate(
+    found = api.evaluate(
         arguments.run,
         episodes=episodes,
         which=arguments.checkpoint,
         seed=seed,
         parallel=arguments.parallel,
+        video=arguments.video,
+        render=arguments.render,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
+    returns, path = found
+    told = infos.means(found.info)
     facts = {
         "run": arguments.run,
         "checkpoint": str(path),
@@ -215,12 +238,18 @@ def evaluate(arguments: argparse.Namespace) -> int:
         "max": float(returns.max()),
     }
     if arguments.json:
-        print(json.dumps(facts))
+        more = {"info": told, "videos": [str(film) for film in found.videos]}
+        print(json.dumps(facts | {name: value for name, value in more.items() if value}))
     else:
         mean, deviation, low, high = (number(float(facts[k])) for k in ("mean", "deviation", "min", "max"))
         spread = f"deviation {deviation}, from {low} to {high}"
         line = f"{path}: mean return {mean} over {len(returns)} greedy episodes ({spread})"
         print(*folded(line, columns(sys.stdout), further="  "), sep="\n")
+        if told:
+            values = ", ".join(f"{name} {number(mean)}" for name, mean in told.items())
+            print(*folded(f"info: {values}", columns(sys.stdout), further="  "), sep="\n")
+        for film, value in zip(found.videos, returns.tolist(), strict=False):
+            print(f"film: {film} (return {number(value)})")
     return 0
 
 

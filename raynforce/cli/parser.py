@@ -135,8 +135,7 @@ def _parser() -> _Parser:
     train.add_argument(
         "--seeds", metavar="N", help="train N seeds side by side, from --seed on, or those named: 11,12,13"
     )
-    train.add_argument("--samplers", metavar="N", help="number of samplers")
-    train.add_argument("--envs", metavar="M", help="environments in each sampler")
+    _how_many(train)
     train.add_argument("--out", metavar="DIR", help="a new run directory (default runs/ALGO-ENV-...)")
     train.add_argument(
         "--from", metavar="CHECKPOINT", help="begin with the weights of a run (its best) or a checkpoint"
@@ -152,13 +151,14 @@ def _parser() -> _Parser:
     resume.add_argument("run", metavar="RUN", help="a run directory, or one with the runs of --seeds: all go on")
     resume.add_argument("--steps", metavar="N", help="train until N environment steps in all")
     resume.add_argument("--target", metavar="R", help="stop once an evaluation returns R on average; none removes it")
+    _how_many(resume)
     _set(resume)
     _where(resume)
     _output(resume)
 
     evaluate = _command(commands, "eval", "play greedy episodes with a trained policy, on fresh seeds")
     evaluate.add_argument("run", metavar="RUN", help="a run directory, or a checkpoint in one")
-    evaluate.add_argument("--episodes", metavar="N", default="100", help="how many (default 100)")
+    evaluate.add_argument("--episodes", metavar="N", help="how many (default 100; 3 with --video or --render)")
     evaluate.add_argument(
         "--checkpoint", choices=("best", "last"), default="best", help="which checkpoint (default best)"
     )
@@ -169,6 +169,8 @@ def _parser() -> _Parser:
         default="no",
         help="step slow environments side by side: in threads if they wait, in processes if they compute (default no)",
     )
+    evaluate.add_argument("--video", metavar="DIR", help="write a film (mp4) of each episode into this folder")
+    evaluate.add_argument("--render", action="store_true", help="show the episodes in a window")
     _output(evaluate, progress=False)
 
     runs = _command(commands, "runs", "list runs with their status, steps, return and age, the newest first")
@@ -215,6 +217,11 @@ def _command(commands: argparse._SubParsersAction[_Parser], name: str, what: str
         formatter_class=_Help,
         allow_abbrev=False,
     )
+
+
+def _how_many(parser: _Parser) -> None:
+    parser.add_argument("--samplers", metavar="N", help="number of samplers")
+    parser.add_argument("--envs", metavar="M", help="environments in each sampler")
 
 
 def _set(parser: _Parser) -> None:
@@ -271,5 +278,13 @@ WHERE = {
 def _output(parser: _Parser, progress: bool = True) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
     if progress:
-        parser.add_argument("--quiet", action="store_true", help="show no progress")
+        parser.add_argument(
+            "--log",
+            metavar="SERVICE",
+            action="append",
+            default=[],
+            choices=("wandb", "mlflow", "none"),
+            help="send metrics to wandb or mlflow too, as often as you like; resume goes on with those, none with none",
+        )
+        parser.add_argument("--quiet", action="store_true", help="print the run's path and faults, and no progress")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")

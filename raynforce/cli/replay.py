@@ -343,13 +343,14 @@ def _sampler(
 ) -> tuple[Sampler, list[PolicyVersion]]:
     """The sampler of the run's config in the state of the evidence, and the policy versions it was given since."""
     from raynforce.algos import algorithm_class
+    from raynforce.algos.contract import declared
     from raynforce.experiment import resolve
     from raynforce.policies.acting import PolicyVersion
     from raynforce.roles.sampler import EnvArgs, Sampler
 
     config: Config = resolve({"preset": "none"}, settings.read_yaml(str(run.config)))[0]
     parts = checkpoint.load(run.path / FOLDER / f"{number:04d}")
-    acting = algorithm_class(config.algo)(config, probe(config.env, config.env_args)).acting()
+    acting = declared(config, probe(config.env, config.env_args), algorithm_class(config.algo))
     envs = EnvArgs(config.env, config.sampling.envs, config.seed, config.env_args, config.sampling.exact_resume)
     sampler = Sampler(acting, envs, config.sampling.fragment, index)
     opened.callback(_close, sampler)

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 def train(arguments: argparse.Namespace, config: Config, preset: dict[str, Any], me: str) -> int:
     from raynforce.seeds import numbers, start_seeds
+    from raynforce.sinks import services
 
     if "," in arguments.seeds and arguments.seed is not None:
         raise UsageError("--seeds names the seeds already: drop --seed, or give --seeds their number")
     seeds = numbers(arguments.seeds, config.seed)
+    services(arguments.log)  # what cannot be is refused here, once
     return _tell(arguments, lambda **how: start_seeds(config, preset, seeds, arguments.out, **how), me)
 
 
@@ -39,7 +41,7 @@ def _tell(arguments: argparse.Namespace, start: Callable[..., Seeds], me: str) -
 
     stream = sys.stderr if arguments.json else sys.stdout
     try:
-        seeds = start(stream=stream, progress="quiet" if arguments.quiet else "auto")
+        seeds = start(stream=stream, log=arguments.log, progress="quiet" if arguments.quiet else "auto")
         code = 1 if seeds.failed else 0
     except InterruptedSeeds as interrupted:
         seeds, code = interrupted.seeds, 128 + interrupted.number

@@ -28,6 +28,7 @@ def make(
     life_loss: bool = False,
     clip_rewards: bool = False,
     all_actions: bool = False,
+    render_mode: str | None = None,
 ) -> Env:
     """A game of the Arcade Learning Environment, seen as in Mnih et al. 2015.
 
@@ -37,7 +38,7 @@ def make(
     latest. `sticky` is the chance in each frame that the action before is held instead (0.25 in Machado et al. 2018);
     with it, or with `noops` 0, starting an episode takes as long as some hundred steps. `life_loss` ends the episode,
     and the game, with a life, `clip_rewards` cuts rewards to -1 and 1: both change what evaluations count as well.
-    `all_actions` offers all 18 instead of those that the game uses.
+    `all_actions` offers all 18 instead of those that the game uses; `render_mode` is as for `gymnasium.make`.
     """
     _require("ale_py", "ale-py")
     _require("cv2", "opencv-python")
@@ -47,6 +48,7 @@ def make(
         frameskip=1,
         repeat_action_probability=sticky,
         full_action_space=all_actions,
+        render_mode=render_mode,
         disable_env_checker=True,
     )
     try:

@@ -18,11 +18,11 @@ Env = gymnasium.Env[Any, Any]
 MOST = 255  # frames in a stack
 
 
-def stacked(env: str, frames: int = 4, args: Mapping[str, Any] | None = None) -> Env:
+def stacked(env: str, frames: int = 4, args: Mapping[str, Any] | None = None, render_mode: str | None = None) -> Env:
     """The environment `env` (an id or `module:factory`, made with `args`) with its newest `frames` images stacked."""
     from raynforce.envs.make import close_env, make  # which asks this module what is stacked
 
-    made = make(env, args)
+    made = make(env, {**(args or {}), **({"render_mode": render_mode} if render_mode else {})})
     try:
         return FrameStack(made, frames)
     except BaseException:

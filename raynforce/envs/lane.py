@@ -11,6 +11,7 @@ import numpy as np
 from raynforce.envs.faults import EnvFault
 from raynforce.envs.local import Broke, LocalVector
 from raynforce.envs.rows import Rows
+from raynforce.infos import Info, numbers
 from raynforce.spaces import EnvSpec
 from raynforce.trees import Tree
 
@@ -40,6 +41,15 @@ class About(NamedTuple):
     """Of its first reset, which may take more than one environment."""
 
 
+class Told(NamedTuple):
+    """What is told of a step that is not in the lane's row."""
+
+    broke: bool
+    faults: list[EnvFault]
+    info: Info | None
+    """The numbers in `info`, if an episode has ended and there are any."""
+
+
 class Lane(LocalVector):
     """A vector of one environment, whose steps allocate nothing: they write into its row."""
 
@@ -47,6 +57,7 @@ class Lane(LocalVector):
         env, args, seed, sampler, _, record = plan
         super().__init__(env, args, 1, seed=seed, sampler=sampler, first=number, record=record)
         self.write_to(Rows(self.spec, 1))
+        self.info: Info | None = None  # of an episode that has ended, until it is taken
         try:
             if episode:  # not the first one: that the env can do it has been seen
                 self._proven = True
@@ -89,7 +100,7 @@ class Lane(LocalVector):
         try:
             if self._unsaved:
                 raise self._unsaved[0]
-            row.reward[0], end, cut = self._step_lane(0, self._for_env(action)[0], obs)
+            row.reward[0], end, cut, info = self._step_lane(0, self._for_env(action)[0], obs)
             self._require_finite(0, obs, row.reward)
         except Broke as broken:
             self._restart(0, broken, obs)
@@ -97,10 +108,18 @@ class Lane(LocalVector):
         row.terminated[0], row.truncated[0] = end, cut
         self._returns[0] += row.reward[0]
         if end or cut:
+            self.info = numbers(info) or None
             self._end(obs)
         self._proven = self._proven or not broke
         row.seconds[0] = time.monotonic() - begun
         return broke
+
+    def take_told(self, broke: bool) -> Told | None:
+        """What else there is to tell of a step; most often nothing."""
+        if not self.faults and self.info is None:
+            return None
+        info, self.info = self.info, None
+        return Told(broke, self.take_faults(), info)
 
     def _end(self, obs: list[np.ndarray]) -> None:
         """Keep the last observation of the episode, and begin the next one."""

@@ -12,13 +12,14 @@ import numpy as np
 
 from raynforce import settings
 from raynforce.envs.faults import EnvFault
-from raynforce.envs.lane import About, Plan
+from raynforce.envs.lane import About, Plan, Told
 from raynforce.envs.limits import require_files, require_tasks
 from raynforce.envs.local import BREAKS_IN_A_ROW, STEPS_BETWEEN
 from raynforce.envs.processes import Processes
 from raynforce.envs.vector import derive_seed, first_of_attempt
 from raynforce.envs.workers import Crew, Report, Serial, Threads
 from raynforce.errors import EnvError, UsageError, summary
+from raynforce.infos import NOTHING, Info
 
 Parallel = Literal["no", "threads", "processes"]
 _UNFIT = ("main thread", "event loop in thread")  # what is said where signals or asyncio are used in a thread
@@ -75,6 +76,7 @@ class Lanes:
         self._lost: dict[int, Broken] = {}  # lanes that were replaced, and are to be told of
         self._making: set[int] = set()  # those whose new env is not there yet
         self._faults: list[EnvFault] = []
+        self._info: dict[int, Info] = {}  # by lane
         self._crew = _crew(parallel, Plan(env, dict(args or {}), seed, sampler, first, record), count)
         self._poll = select.poll()
         self._poll.register(self._crew.fileno(), select.POLLIN)
@@ -156,6 +158,13 @@ class Lanes:
         faults, self._faults = self._faults, []
         return faults
 
+    def take_info(self) -> Mapping[int, Info]:
+        """By lane the numbers in `info` of episodes that have ended, of the steps that were last taken."""
+        if not self._info:
+            return NOTHING
+        info, self._info = self._info, {}
+        return info
+
     def reset(self, seed: int | None = None) -> None:
         """Begin the next episode in all lanes, while they are idle; with `seed`, their first ones by it."""
         if seed is not None:
@@ -210,14 +219,7 @@ class Lanes:
         """Take note of what is no plain step."""
         lane, what, value = report
         if what == "step":
-            broke, faults = value
-            self._faults += faults
-            fault = faults[0]
-            if self._unfit(fault.cause):
-                raise self._unfit_error(fault.cause)
-            if broke:
-                return Broken(lane, fault.kind, fault.cause, fault.facts())
-            done.append(lane)
+            return self._see_step(lane, value, done)
         elif what == "made":
             self._making.discard(lane)
             self._faults += value.faults
@@ -231,6 +233,18 @@ class Lanes:
                 raise self._told_well(value)
             self._lose(lane, "raised", f"it could not be made again: {summary(value)}")
             self._replace(lane)
+        return None
+
+    def _see_step(self, lane: int, told: Told, done: list[int]) -> Broken | None:
+        self._faults += told.faults
+        for fault in told.faults[:1]:
+            if self._unfit(fault.cause):
+                raise self._unfit_error(fault.cause)
+            if told.broke:
+                return Broken(lane, fault.kind, fault.cause, fault.facts())
+        if told.info is not None:
+            self._info[lane] = told.info
+        done.append(lane)
         return None
 
     def _told(self) -> list[Broken]:

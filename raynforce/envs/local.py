@@ -15,6 +15,7 @@ from raynforce.envs.make import Env, close_env, make_described
 from raynforce.envs.snapshots import NoTree, Pair, difference, keepers, pair_of
 from raynforce.envs.vector import FINITE, Step, derive_seed, finite, first_of_attempt, same
 from raynforce.errors import CheckpointError, ContractError, EnvError, UsageError, summary
+from raynforce.infos import NOTHING, Info, numbers
 from raynforce.spaces import EnvSpec, ObsLeaf
 from raynforce.trees import Tree
 
@@ -168,13 +169,14 @@ class LocalVector:
         terminated = np.empty(self.num_envs, np.bool_)
         truncated = np.empty(self.num_envs, np.bool_)
         ended: list[int] = []
+        told: Mapping[int, Info] = NOTHING
         broke: list[int] = []
         final: list[list[np.ndarray]] = [[] for _ in self._leaves]
         for lane, choice in enumerate(self._for_env(action)):
             try:
                 if lane in self._unsaved:
                     raise self._unsaved[lane]
-                reward[lane], end, cut = self._step_lane(lane, choice, obs)
+                reward[lane], end, cut, info = self._step_lane(lane, choice, obs)
                 terminated[lane], truncated[lane] = end, cut
                 if not (end or cut):
                     continue
@@ -185,6 +187,8 @@ class LocalVector:
                 reward[lane], terminated[lane], truncated[lane] = 0.0, False, False
                 continue
             ended.append(lane)
+            if found := numbers(info):
+                told = {**told, lane: found}
             for rows, array in zip(final, obs, strict=True):
                 rows.append(array[lane].copy())
             try:
@@ -205,7 +209,7 @@ class LocalVector:
         if broke:
             valid, broken_lanes = valid.copy(), np.array(broke, np.int64)
             valid[broken_lanes] = False
-        return Step(self.current(), reward, terminated, truncated, valid, final_lanes, final_obs, broken_lanes)
+        return Step(self.current(), reward, terminated, truncated, valid, final_lanes, final_obs, broken_lanes, told)
 
     def state(self) -> Tree:
         self._must_be_reset()
@@ -270,17 +274,17 @@ class LocalVector:
         self._put(lane, result[0], obs)
         self._require_finite(lane, obs)
 
-    def _step_lane(self, lane: int, choice: Any, obs: list[np.ndarray]) -> tuple[float, bool, bool]:
-        """Step one lane and write its observation; returns reward, terminated, truncated."""
+    def _step_lane(self, lane: int, choice: Any, obs: list[np.ndarray]) -> tuple[float, bool, bool, Any]:
+        """Step one lane and write its observation; returns reward, terminated, truncated, info."""
         try:
             result: Any = self._envs[lane].step(choice)
         except (Exception, SystemExit) as error:
             raise Broke("raised", f"step raised {summary(error)}") from error
         if wrong := wrong_step(result):
             raise Broke("garbage", wrong)
-        raw, reward, terminated, truncated, _ = result
+        raw, reward, terminated, truncated, info = result
         self._put(lane, raw, obs)
-        return float(reward), bool(terminated), bool(truncated)
+        return float(reward), bool(terminated), bool(truncated), info
 
     def _put(self, lane: int, raw: Any, obs: list[np.ndarray]) -> None:
         """Write one env's observation into row `lane` of the batch, if it fits."""
@@ -469,7 +473,7 @@ class LocalVector:
                 self._actions[lane, : len(past)] = past
             for choice in self._for_env(past):
                 self._steps[lane] += 1
-                reward, terminated, truncated = self._step_lane(lane, choice, obs)
+                reward, terminated, truncated, _ = self._step_lane(lane, choice, obs)
                 self._returns[lane] += np.float32(reward)  # as a step adds them up
                 if terminated or truncated:
                     return _Lost(reason, f"it ended after {self._steps[lane]} of {len(past)} steps")

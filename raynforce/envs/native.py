@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from raynforce.envs.make import close_env, locate, make
 from raynforce.envs.snapshots import path_of, snapshot_of
 from raynforce.envs.vector import Step, derive_seed, first_of_attempt
 from raynforce.errors import CheckpointError, ContractError, EnvError, UsageError, summary
+from raynforce.infos import NOTHING, Info, numbers
 from raynforce.trees import Tree
 
 
@@ -137,6 +139,7 @@ class NativeVector:
         ended = terminated | truncated
         any_ended = bool(np.count_nonzero(ended))
         final_lanes, final_obs = self._no_lanes, self._no_final
+        told = self._told(infos, np.flatnonzero(ended)) if any_ended and infos else NOTHING
         if self._mode is AutoresetMode.NEXT_STEP:
             self._ended, self._resetting = ended, any_ended
         elif any_ended:
@@ -144,7 +147,7 @@ class NativeVector:
             final_obs = self._finish(obs, ended, final_lanes, infos)
         self._obs = obs
         self._proven = True
-        return Step(obs, reward, terminated, truncated, valid, final_lanes, final_obs, self._no_lanes)
+        return Step(obs, reward, terminated, truncated, valid, final_lanes, final_obs, self._no_lanes, told)
 
     def state(self) -> Tree:
         self._must_be_reset()
@@ -236,6 +239,21 @@ class NativeVector:
                 raise self._broken(f"infos['final_obs'] has {came}; expected {tuple(shape)}")
         return final
 
+    def _told(self, infos: Any, lanes: np.ndarray) -> Mapping[int, Info]:
+        """By lane the numbers in `infos` of episodes that have ended.
+
+        `infos` has an array `[B]` for each key, and under `_key` whose values are there. Where lanes are reset in the
+        same step, that is what begins the next episodes: the ended ones have the same under `final_info`, or, as older
+        versions of gymnasium had it, `[B]` dicts.
+        """
+        found: dict[int, Info] = {}
+        with contextlib.suppress(Exception):  # they may be anything, which is no reason to stop
+            last = infos.get("final_info", {}) if self._mode is AutoresetMode.SAME_STEP else infos
+            for lane in lanes.tolist():
+                if told := numbers(_of_lane(last, lane) if isinstance(last, Mapping) else last[lane]):
+                    found[lane] = told
+        return found
+
     def _must_be_reset(self) -> None:
         if not self._obs:
             raise UsageError(f"env {self._env!r} has no running episodes yet; call reset() or load() first")
@@ -248,3 +266,10 @@ class NativeVector:
         error = cls(f"env {self._env!r} (its own vector implementation, step {self._steps}) broke: {what}")
         error.facts = fault.facts()
         return error
+
+
+def _of_lane(infos: Mapping[str, Any], lane: int) -> dict[str, Any]:
+    """What is there of one lane."""
+    masks = {f"_{name}" for name in infos}
+    mine = {name: c[lane] for name, c in infos.items() if name not in masks and isinstance(c, np.ndarray) and c.ndim}
+    return {name: value for name, value in mine.items() if f"_{name}" not in infos or infos[f"_{name}"][lane]}

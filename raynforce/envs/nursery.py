@@ -185,8 +185,8 @@ class Resident:
 
     def _step(self) -> None:
         broke = self.lane.step_one(self.lane.row.action)
-        if self.lane.faults:
-            self._tell("step", (broke, self.lane.take_faults()))
+        if (told := self.lane.take_told(broke)) is not None:
+            self._tell("step", told)
         else:
             os.write(self._told, self._done)
 

@@ -14,6 +14,7 @@ from raynforce.envs.lanes import Lanes, Parallel
 from raynforce.envs.local import Lost, lost_episodes, saved_obs
 from raynforce.envs.vector import Step
 from raynforce.errors import UsageError
+from raynforce.infos import Info
 from raynforce.trees import Tree
 
 _BY_LANE = ("episodes", "steps", "returns", "breaks", "unbroken")
@@ -53,6 +54,7 @@ class ParallelVector:
             self.answers(math.inf)
         if self._begun or seed is not None:
             self._lanes.reset(seed)
+            self._lanes.take_info()  # of episodes that nobody waits for any more
         return self._show()
 
     def begin_anew(self, attempt: int) -> dict[str, np.ndarray]:
@@ -79,7 +81,9 @@ class ParallelVector:
         terminated, truncated = lanes.terminated.copy(), lanes.truncated.copy()
         ended = np.flatnonzero(terminated | truncated)
         final = {path: column[ended] for path, column in lanes.final.items()}
-        return Step(self._show(), lanes.reward.copy(), terminated, truncated, valid, ended, final, cut)
+        return Step(
+            self._show(), lanes.reward.copy(), terminated, truncated, valid, ended, final, cut, lanes.take_info()
+        )
 
     # -- each lane at its own pace: first come, first served ----------------------------------------------
 
@@ -105,6 +109,10 @@ class ParallelVector:
     def ask(self, lanes: np.ndarray, action: np.ndarray) -> None:
         """Have these idle lanes, `[K]`, step with `action`, `[K, ...]`. Returns at once."""
         self._lanes.step(lanes, action)
+
+    def take_info(self) -> Mapping[int, Info]:
+        """By lane the numbers in `info` of episodes that have ended since this was last asked."""
+        return self._lanes.take_info()
 
     def answers(self, until: float) -> tuple[np.ndarray, np.ndarray]:
         """Wait for some lanes, until a time on the monotonic clock: those that have stepped, and those that broke."""

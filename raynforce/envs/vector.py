@@ -11,6 +11,7 @@ import numpy as np
 from raynforce.envs.faults import EnvFault
 from raynforce.envs.make import close_env, make_described
 from raynforce.errors import EnvError, UsageError
+from raynforce.infos import NOTHING, Info
 from raynforce.spaces import EnvSpec
 from raynforce.trees import Tree
 
@@ -36,6 +37,8 @@ class Step(NamedTuple):
     """`[K, ...]` the true last observations of those lanes."""
     cut: np.ndarray
     """`[K]` int64 lanes whose env broke in this step: their `obs` already shows the next episode, in a new env."""
+    info: Mapping[int, Info] = NOTHING
+    """By lane the numbers in `info` of an episode that ended in this step, if there were any."""
 
 
 class VectorEnv(Protocol):

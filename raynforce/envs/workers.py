@@ -27,7 +27,7 @@ class Report(NamedTuple):
 
     lane: int
     what: Literal["step", "made", "answer", "error", "died", "gone"]
-    """With a step that had faults, (whether it broke, the faults); with a new env, `About`; with an answer, what the
+    """With a step that has more to tell than its row, `Told`; with a new env, `About`; with an answer, what the
     method returned; with an error, the exception; with a process that died, how. One that was given up is gone."""
     value: Any
 
@@ -158,8 +158,8 @@ class _Worker:
         lane = self._settled
         try:
             broke = lane.step_one(self._action)
-            if lane.faults:
-                self.report = Report(self.index, "step", (broke, lane.take_faults()))
+            if (told := lane.take_told(broke)) is not None:
+                self.report = Report(self.index, "step", told)
         except BaseException as error:
             self.report = Report(self.index, "error", error)
         self.crew.post(self)

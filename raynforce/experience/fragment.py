@@ -9,6 +9,8 @@ import numpy as np
 
 from raynforce.trees import Tree
 
+INFO = "episode/info/"
+
 
 @dataclass(frozen=True)
 class Fragment:
@@ -26,6 +28,7 @@ class Fragment:
     | `final/index` | `[K]` int64 | `t * B + b` of episode ends where `obs[t + 1, b]` already shows the next episode |
     | `final/obs` (`final/obs/NAME`) | `[K, ...]` | the true last observations of those episodes |
     | `episode/return`, `episode/length` | `[E]` float32, int64 | episodes that ended in this fragment |
+    | `episode/info/NAME` | `[E]` float64 | numbers in `info` at their ends, NaN where there was none; may be absent |
 
     An episode end that is not in `final/index` has its true last observation at `obs[t + 1, b]`, and then
     row `t + 1` of that lane is not valid. No episode goes on through a row that is not valid.
@@ -86,6 +89,10 @@ class Fragment:
         """The observations that environment steps were taken from, each `[N, ...]`."""
         keep = self.columns["valid"]
         return {path: self.columns[path][:-1][keep] for path in paths}
+
+    def info(self) -> dict[str, np.ndarray]:
+        """Numbers in `info` of the episodes that ended, each `[E]`, by their own names."""
+        return {k[len(INFO) :]: v for k, v in self.columns.items() if k.startswith(INFO)}
 
     def final_obs(self) -> dict[str, np.ndarray]:
         """True last observations under the observations' own paths, each `[K, ...]`."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raynforce.experience.fragment import Fragment
+from raynforce.infos import NOTHING, Values
 
 NONE = np.zeros(0)
 
@@ -25,11 +26,13 @@ class Arrival(NamedTuple):
     """Returns `[E]` of the episodes that ended in it."""
     lengths: np.ndarray
     """Their lengths `[E]`."""
+    info: Values = NOTHING
+    """Numbers in `info` at their ends."""
 
     @staticmethod
     def of(fragment: Fragment) -> Arrival:
         episodes = fragment["episode/return"], fragment["episode/length"]
-        return Arrival(fragment.sampler, fragment.sequence, fragment.steps, *episodes)
+        return Arrival(fragment.sampler, fragment.sequence, fragment.steps, *episodes, fragment.info())
 
 
 class Receipt(NamedTuple):
@@ -52,6 +55,8 @@ class Receipt(NamedTuple):
     """Returns `[E]` of the episodes that ended in the fragment."""
     lengths: np.ndarray = NONE
     """Their lengths `[E]`."""
+    info: Values = NOTHING
+    """Numbers in `info` at their ends."""
     kept: int = 0
     """Transitions in the sampler's own replay buffer, if it has one."""
     envs: Mapping[str, float] = {}
@@ -67,7 +72,7 @@ class Receipt(NamedTuple):
     @property
     def arrival(self) -> Arrival:
         """What is counted of its fragment."""
-        return Arrival(self.sampler, self.sequence, self.steps, self.returns, self.lengths)
+        return Arrival(self.sampler, self.sequence, self.steps, self.returns, self.lengths, self.info)
 
 
 def resident_bytes() -> int:

@@ -7,10 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raynforce.experience.fragment import Fragment
+from raynforce.experience.fragment import INFO, Fragment
+from raynforce.infos import NOTHING, Info, values
 from raynforce.spaces import ActionSpec, ObsLeaf
 
 Arrays = dict[str, np.ndarray]
+
+
+class End(NamedTuple):
+    """Where an episode ended."""
+
+    row: int
+    last: Arrays
+    """Its true last observation."""
+    info: Info = NOTHING
 
 
 class Segment(NamedTuple):
@@ -19,10 +29,9 @@ class Segment(NamedTuple):
     lane: int
     columns: Arrays
     """`[T+1, ...]` observations, `[T, ...]` the rest."""
-    finals: Sequence[tuple[int, Arrays]]
-    """Rows whose episode ended, and the true last observation of each."""
-    episodes: Sequence[tuple[float, int]]
-    """Return and length of the episodes that ended in it."""
+    finals: Sequence[End]
+    episodes: Sequence[tuple[float, int, Info]]
+    """Return and length of the episodes that ended in it, and the numbers in `info` at their ends."""
 
 
 class Trajectories:
@@ -52,7 +61,7 @@ class Trajectories:
         self._flat = {path: _flat(column) for path, column in (self._obs | self._rest).items()}
         self._place = np.arange(lanes)  # where each lane's newest observation is
         self._full: list[Segment] = []
-        self._finals: list[list[tuple[int, Arrays]]] = [[] for _ in range(lanes)]
+        self._finals: list[list[End]] = [[] for _ in range(lanes)]
         self._cut: list[list[int]] = [[] for _ in range(lanes)]  # rows whose episode was cut
         self._returns = np.zeros(lanes, np.float64)  # of the episodes that lanes' first rows go on with
         self._lengths = np.zeros(lanes, np.int64)
@@ -86,11 +95,12 @@ class Trajectories:
         truncated: np.ndarray,
         ended: np.ndarray,
         final_obs: Mapping[str, np.ndarray],
+        info: Mapping[int, Info] = NOTHING,
     ) -> None:
         """What their environments answered.
 
-        Where an episode `ended` (`[E]` places among the K lanes), `obs` shows the next one already and `final_obs`
-        `[E, ...]` its true last observation.
+        Where an episode `ended` (`[E]` places among the K lanes), `obs` shows the next one already, `final_obs`
+        `[E, ...]` its true last observation, and `info` has by lane what it told.
         """
         places, flat = self._place[lanes], self._flat
         flat["reward"][places] = reward
@@ -102,7 +112,8 @@ class Trajectories:
         for e, k in enumerate(ended.tolist()):
             flat["terminated"][places[k]], flat["truncated"][places[k]] = terminated[k], truncated[k]
             last = {path: final_obs[path][e].copy() for path in self._paths}
-            self._finals[lanes[k]].append((int(places[k]) // self.lanes, last))
+            lane = int(lanes[k])
+            self._finals[lane].append(End(int(places[k]) // self.lanes, last, info.get(lane, NOTHING)))
         full = self.length * self.lanes
         if after.max() >= full:
             for lane in lanes[after >= full].tolist():
@@ -120,7 +131,7 @@ class Trajectories:
             elif not (self._rest["terminated"][row, lane] or self._rest["truncated"][row, lane]):
                 self._rest["truncated"][row, lane] = True
                 last = {path: column[row + 1, lane].copy() for path, column in self._obs.items()}
-                self._finals[lane].append((row, last))
+                self._finals[lane].append(End(row, last))
                 self._cut[lane].append(row)
 
     def _fill(self, lane: int) -> None:
@@ -130,16 +141,16 @@ class Trajectories:
         self._full.append(Segment(lane, columns, self._finals[lane], episodes))
         self._restart(np.array([lane]))
 
-    def _episodes(self, lane: int, steps: int, rewards: np.ndarray) -> list[tuple[float, int]]:
-        """Return and length of the episodes that ended in a lane's rows; the one in flight is carried over.
+    def _episodes(self, lane: int, steps: int, rewards: np.ndarray) -> list[tuple[float, int, Info]]:
+        """The episodes that ended in a lane's rows; the one in flight is carried over.
 
         `rewards` `[T]` are added up from the first row on.
         """
         found, so_far = [], rewards.tolist()
         total, length = float(self._returns[lane]), int(self._lengths[lane])  # of what came before
-        for row, _ in self._finals[lane]:
+        for row, _, info in self._finals[lane]:
             if row not in self._cut[lane]:
-                found.append((total + so_far[row], length + row + 1))
+                found.append((total + so_far[row], length + row + 1, info))
             total, length = -so_far[row], -(row + 1)
         self._returns[lane], self._lengths[lane] = total + so_far[steps - 1], length + steps
         return found
@@ -196,12 +207,12 @@ class Trajectories:
         steps, rewards = columns["valid"].sum(0), columns["reward"].cumsum(0, dtype=np.float64)  # [B], [T, B]
         index: list[int] = []
         finals: list[Arrays] = []
-        episodes: list[tuple[float, int]] = []
+        episodes: list[tuple[float, int, Info]] = []
         for b, lane in enumerate(lanes):
             full = b < len(self._full)
             ends = self._full[b].finals if full else self._finals[lane]
-            index += [row * len(lanes) + b for row, _ in ends]
-            finals += [last for _, last in ends]
+            index += [end.row * len(lanes) + b for end in ends]
+            finals += [end.last for end in ends]
             if full:
                 episodes += self._full[b].episodes
             elif ends:
@@ -213,9 +224,9 @@ class Trajectories:
         for path in self._paths:
             shape, rows = columns[path].shape[2:], [last[path] for last in finals]
             told[f"final/{path}"] = np.stack(rows) if rows else np.empty((0, *shape), columns[path].dtype)
-        told["episode/return"] = np.array([value for value, _ in episodes], np.float32)
-        told["episode/length"] = np.array([count for _, count in episodes], np.int64)
-        return told
+        told["episode/return"] = np.array([value for value, _, _ in episodes], np.float32)
+        told["episode/length"] = np.array([count for _, count, _ in episodes], np.int64)
+        return told | {INFO + name: column for name, column in values([info for *_, info in episodes]).items()}
 
 
 def _flat(column: np.ndarray) -> np.ndarray:

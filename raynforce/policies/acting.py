@@ -33,6 +33,8 @@ class ActingSpec:
     """Network outputs and their sizes, for a user's own module."""
     factory: str | None = None
     """`module:factory` of a user's own torch module; None for a network that the spec describes."""
+    factory_args: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Keyword arguments for the factory: `network.factory_args`."""
     exploration: Literal["policy", "epsilon"] = "policy"
     """Sample from the policy's distribution, or act greedily but for `epsilon`."""
     values: str = "q"
@@ -92,15 +94,19 @@ class ActingSpec:
             leaves = {path: _only(leaf, "shape", "sizes", "encoding") for path, leaf in leaves.items()}
             action = _only(action, "kind", "shape", "sizes")
         world = {} if weights_alone else {"env": self.env.env, "env_args": self.env.args}
-        outputs = {"heads": dict(self.heads), "network.factory": self.factory}
+        outputs: Tree = {"heads": dict(self.heads), "network.factory": self.factory}
+        if self.factory_args:
+            outputs["network.factory_args"] = dict(self.factory_args)
         return {**world, **leaves, "action": action, **outputs, **self.network.facts()}
 
     def to_json(self) -> Tree:
+        args = {"factory_args": dict(self.factory_args)} if self.factory_args else {}
         return {
             "env": self.env.to_json(),
             "network": self.network.to_json(),
             "heads": dict(self.heads),
             "factory": self.factory,
+            **args,
             "exploration": self.exploration,
             "values": self.values,
             "record": list(self.record),
@@ -217,4 +223,4 @@ def _only(tree: Tree, *keys: str) -> Tree:
 def _torch_actor(spec: ActingSpec) -> TorchActor:
     from raynforce.policies.torch_net import TorchActor  # imports torch: few networks need it
 
-    return TorchActor(spec.network, spec.factory, spec.heads, spec.env.obs)
+    return TorchActor(spec.network, spec.factory, spec.heads, spec.env.obs, spec.factory_args)

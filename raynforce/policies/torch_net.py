@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +15,8 @@ from raynforce.errors import UsageError, summary
 from raynforce.imports import load_object
 from raynforce.policies.numpy_net import onehot_offsets
 from raynforce.policies.spec import NORM_EPS, Activation, Conv, Input, Layer, LayerNorm, Linear, NetworkSpec
+
+NO_ARGS: Mapping[str, Any] = {}
 
 Outputs = dict[str, Tensor]
 Values = dict[str, list[Tensor]]  # of each tower: its input, then what each layer gives
@@ -429,16 +432,23 @@ class ModuleNet(_Base):
 
 
 def build(
-    spec: NetworkSpec, factory: str | None, heads: Mapping[str, int], leaves: Any, seed: int, device: torch.device
+    spec: NetworkSpec,
+    factory: str | None,
+    heads: Mapping[str, int],
+    leaves: Any,
+    seed: int,
+    device: torch.device,
+    args: Mapping[str, Any] = NO_ARGS,
 ) -> SpecNet | ModuleNet:
-    """Make the network of a run with fresh parameters: from its spec, or by the user's `module:factory`."""
+    """Make the network of a run with fresh parameters: from its spec, or by the user's `module:factory` with `args`."""
     if factory is None:
         return SpecNet(spec, spec.initial(np.random.default_rng([seed, 7])), device)
     make = load_object(factory, "network.factory")
+    _require_arguments(factory, make, args)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            module = make(leaves, dict(heads))
+            module = make(leaves, dict(heads), **args)
         except Exception as error:
             raise UsageError(f"network.factory {factory!r} raised {summary(error)}") from error
     if not isinstance(module, torch.nn.Module):
@@ -446,11 +456,34 @@ def build(
     return ModuleNet(spec, module, heads, device)
 
 
+def _require_arguments(factory: str, make: Any, args: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments that the factory does not take, before it is called."""
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):
+        return  # some callables have none: calling them tells
+    try:
+        signature.bind((), {}, **args)
+    except TypeError as error:
+        takes = ", ".join([*signature.parameters][2:]) or "none"
+        raise UsageError(
+            f"network.factory {factory!r} does not take network.factory_args = {dict(args)}: {error}; after leaves and "
+            f"outputs it takes {takes}"
+        ) from None
+
+
 class TorchActor:
     """Acts with torch, behind the interface of `NumpyNet`: with a user's own module, or where it is faster."""
 
-    def __init__(self, spec: NetworkSpec, factory: str | None, heads: Mapping[str, int], leaves: Any) -> None:
-        self._net = build(spec, factory, heads, leaves, 0, torch.device("cpu"))
+    def __init__(
+        self,
+        spec: NetworkSpec,
+        factory: str | None,
+        heads: Mapping[str, int],
+        leaves: Any,
+        args: Mapping[str, Any] = NO_ARGS,
+    ) -> None:
+        self._net = build(spec, factory, heads, leaves, 0, torch.device("cpu"), args)
         self._one_thread = factory is None
 
     def load(self, flat: np.ndarray, shift: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:

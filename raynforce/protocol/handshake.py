@@ -27,9 +27,9 @@ from raynforce.protocol.frame import (
 )
 from raynforce.protocol.spaces import Spaces, differences, row_bytes
 
-CAPABILITIES = ("episodes", "timing")
+CAPABILITIES = ("episodes", "timing", "info")
 """What may be agreed upon beyond the core: `episodes`, the host's own count of returns and lengths; `timing`, what each
-env itself took."""
+env itself took; `info`, numbers that envs tell of episodes that ended."""
 _DAY = 86_400_000  # milliseconds
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from raynforce.errors import UsageError
+from raynforce.infos import Info
 from raynforce.protocol.codec import ENDED, RESET, result_flags
 from raynforce.protocol.frame import (
+    ALIGN,
     ENDED_EPISODES,
+    OTHER_META,
     SEEDS,
     TIMING,
     Message,
@@ -67,6 +71,8 @@ class Slots:
         self.episode_length = np.zeros(envs, np.uint32)
         self.seconds = np.zeros(envs, np.float32)
         """What the env itself took, if the capability `timing` was agreed upon."""
+        self.info: dict[int, Info] = {}
+        """By env the numbers that it tells of an episode that ended, if the capability `info` was agreed upon."""
 
 
 class HostSession(Session):
@@ -101,6 +107,7 @@ class HostSession(Session):
         self.slots = Slots(spaces, envs, final=welcome.autoreset == "same_step")
         self._unseeded = np.ones(envs, bool)
         self._flags = result_flags(welcome.capabilities)
+        self._tells_info = "info" in welcome.capabilities
         self.open, self._heard = True, now
         return Outcome([welcome])
 
@@ -131,6 +138,8 @@ class HostSession(Session):
             raise ProtocolError("action", f"STEP: the action of env {rows[bad][0]} is not in its space")
         self.envs.begin(rows, message.sequence, reset=False)
         self.slots.status[rows] = 0
+        for env in rows.tolist() if self.slots.info else ():
+            self.slots.info.pop(env, None)
         return Outcome([Step(rows, actions)], again)
 
     def _asked_of(self, message: Message) -> tuple[np.ndarray, np.ndarray, list[Message]]:
@@ -184,7 +193,20 @@ class HostSession(Session):
         if self._flags & ENDED_EPISODES:
             columns += [slots.episode_return[over], slots.episode_length[over]]
         columns += [leaf.take(over, 0) for leaf in slots.final.values()]
-        return self._message(Type.RESULT, None, columns, len(rows), len(over), self._flags)
+        meta = self._told(over) if self._tells_info and slots.info and len(over) else None
+        return self._message(Type.RESULT, meta, columns, len(rows), len(over), self._flags)
+
+    def _told(self, over: np.ndarray) -> dict[str, Any]:
+        """The numbers of these envs, as many as there is room for."""
+        told: dict[str, Info] = {}
+        room = OTHER_META - len('{"info":{}}') - ALIGN
+        for env in over.tolist():
+            if info := self.slots.info.get(env):
+                room -= len(json.dumps({str(env): info}, ensure_ascii=False).encode("utf-8", "replace"))
+                if room < 0:
+                    break
+                told[str(env)] = info
+        return {"info": told} if told else {}
 
     def broken(
         self,

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raynforce.errors import UsageError
+from raynforce.infos import NOTHING as NO_INFO
+from raynforce.infos import Info, numbers
 from raynforce.protocol.codec import ENDED, RESET, TERMINATED, TRUNCATED
 from raynforce.protocol.fields import flag, mapping, one_of, take
 from raynforce.protocol.frame import ENDED_EPISODES, SEEDS, TIMING, Message, ProtocolError, Type, clean
@@ -49,6 +51,8 @@ class Results(NamedTuple):
     episode_length: np.ndarray | None
     seconds: np.ndarray | None = None
     """`[K]` float32, what each env itself took, if the capability `timing` was agreed upon."""
+    info: Mapping[int, Info] = NO_INFO
+    """By env id the numbers told of an episode that has ended, if the capability `info` was agreed upon."""
 
     def some(self, keep: np.ndarray) -> Results:
         """Those rows alone where `keep` `[K]` is True."""
@@ -67,6 +71,7 @@ class Results(NamedTuple):
             total,
             length,
             None if self.seconds is None else self.seconds[keep],
+            self.info and {env: self.info[env] for env in self.envs[keep].tolist() if env in self.info},
         )
 
 
@@ -195,6 +200,8 @@ class PolicySession(Session):
                 "status", f"{found}; known bits are 1 and 2, or 4 alone, and ended rows must be as many as said"
             )
         results = self._results(rows, reward, status, ended, rest, message.flags)
+        if message.meta and len(ended) and "info" in self.welcome.capabilities:
+            results = results._replace(info=self._told(message.meta.get("info"), rows[ended]))
         if (owed := envs.owed(rows, request)) is not None:
             self._dropped("late", ~owed)
             results, status = results.some(owed), status[owed]
@@ -236,6 +243,13 @@ class PolicySession(Session):
         else:
             bits = np.zeros(len(rows), bool), np.zeros(len(rows), bool), np.ones(len(rows), bool)
         return Results(rows, obs, reward, *bits, ended, final, *episodes, seconds)
+
+    def _told(self, info: object, ended: np.ndarray) -> Mapping[int, Info]:
+        """Numbers that envs tell of episodes; what cannot be is left out, and breaks nothing."""
+        if not isinstance(info, dict):
+            return NO_INFO
+        found = {env: numbers(info.get(str(env))) for env in ended.tolist()}
+        return {env: told for env, told in found.items() if told}
 
     def _possible(self, seconds: np.ndarray) -> np.ndarray:
         """Times that cannot be are worth no env: they become 0."""

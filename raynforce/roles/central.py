@@ -21,6 +21,7 @@ from raynforce.errors import RaynforceError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.receipt import Arrival, Receipt, resident_bytes
 from raynforce.experience.trajectories import Trajectories
+from raynforce.infos import NOTHING
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.protocol.channel import Address, Link, Listener
 from raynforce.protocol.frame import Message
@@ -284,7 +285,8 @@ class Central:
         self._times.wired(time.monotonic() - now)
 
     def _results(self, link: Link, results: Results, now: float) -> None:
-        lanes = results.envs + _host(link) * self._envs
+        first_lane = _host(link) * self._envs
+        lanes = results.envs + first_lane
         self._coming -= len(lanes)
         self._former.add(lanes, now)
         if results.valid.tobytes().count(1) < len(lanes):
@@ -294,7 +296,8 @@ class Central:
             if first.all():
                 return
             lanes, results = lanes[results.valid], results.some(results.valid)
-        self._trajectories.step(lanes, *results[1:5], results.ended, results.final_obs)
+        info = {env + first_lane: told for env, told in results.info.items()} if results.info else NOTHING
+        self._trajectories.step(lanes, *results[1:5], results.ended, results.final_obs, info)
         self._times.answered(lanes, results.seconds, now)
         self._served.add(_host(link))
         self._hand_over()

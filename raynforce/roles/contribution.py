@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raynforce import infos
 from raynforce.experience.receipt import Arrival
 from raynforce.trees import Tree
 
@@ -43,11 +44,13 @@ class Contribution:
 
     def state(self) -> Tree:
         """As a tree, for checkpoints."""
-        tree: Tree = {"gradients": self.gradients, "version": self.version, "arrival": self.arrival._asdict()}
+        arrival = self.arrival._asdict() | {"info": infos.to_tree(self.arrival.info)}
+        tree: Tree = {"gradients": self.gradients, "version": self.version, "arrival": arrival}
         tree |= {"metrics": dict(self.metrics), "buffer": dict(self.buffer)}
         return tree if self.moments is None else {**tree, "moments": self.moments}
 
     @staticmethod
     def from_state(tree: Tree) -> Contribution:
         told = tree["metrics"], tree["buffer"], tree.get("moments")
-        return Contribution(tree["gradients"], tree["version"], Arrival(**tree["arrival"]), *told)
+        arrival = Arrival(**tree["arrival"] | {"info": infos.from_tree(tree["arrival"].get("info"))})
+        return Contribution(tree["gradients"], tree["version"], arrival, *told)

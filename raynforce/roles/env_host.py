@@ -100,7 +100,7 @@ class EnvHost:
         lanes = self._made()
         if not self._fresh.all():  # it has served another policy before
             self._settle(lanes, apart=address.kind != "direct")
-        hello = Hello(lanes.count, Spaces.of(lanes.spec), capabilities=("timing",), host=self.index)
+        hello = Hello(lanes.count, Spaces.of(lanes.spec), capabilities=("timing", "info"), host=self.index)
         try:
             self._link = link = connect(address, hello, seconds=CONNECTING)
         except Refused:
@@ -190,6 +190,7 @@ class EnvHost:
                 lanes.overdue(time.monotonic())
                 _still_there(seconds)
             lanes.call("reset", [()] * lanes.count)
+        lanes.take_info()
         self._fresh[:] = True
 
     def _work(self) -> None:
@@ -230,6 +231,7 @@ class EnvHost:
 
     def _show(self, link: HostLink, lanes: Lanes, rows: np.ndarray, now: float) -> None:
         slots = link.session.slots
+        slots.info |= lanes.take_info()
         slots.status[rows] = lanes.terminated[rows] * TERMINATED + lanes.truncated[rows] * TRUNCATED
         link.send(link.session.results(rows, now))
 

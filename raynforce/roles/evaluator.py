@@ -13,6 +13,7 @@ from raynforce.envs.native import NativeVector
 from raynforce.envs.parallel import ParallelVector
 from raynforce.envs.vector import VectorEnv, derive_seed, make_vector, require_finite
 from raynforce.errors import EnvError
+from raynforce.infos import NOTHING, Info, Values, values
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.roles.sampler import EnvArgs
 
@@ -35,16 +36,28 @@ class Evaluation(NamedTuple):
     """Whether they were those of an environment's own vector implementation, which cost a fraction of others."""
     failure: EnvError | None = None
     """Why it was given up: it is over, and has no outcome."""
+    info: Values = NOTHING
+    """Numbers in `info` at the ends of these episodes."""
 
 
 class Evaluator:
     """Plays greedy episodes. What it plays follows from what it is given, so it needs no saving."""
 
-    def __init__(self, acting: ActingSpec, envs: EnvArgs, breaks: int = BREAKS, hang_seconds: float = math.inf) -> None:
-        """`breaks` is how often in a row a lane's episodes may break; side by side, a step may take `hang_seconds`."""
+    def __init__(
+        self,
+        acting: ActingSpec,
+        envs: EnvArgs,
+        breaks: int = BREAKS,
+        hang_seconds: float = math.inf,
+        vector: VectorEnv | None = None,
+    ) -> None:
+        """`breaks` is how often in a row a lane's episodes may break; side by side, a step may take `hang_seconds`.
+
+        `vector` are the environments, if they are not to be made as `envs` says.
+        """
         self._args, self._breaks, self._hang_seconds = envs, breaks, hang_seconds
         self._actor = Actor(acting)
-        self._envs: VectorEnv | None = None
+        self._envs = vector
         self._playing: tuple[int, ...] | None = None
 
     def begin(self, version: PolicyVersion, episodes: int, max_length: int = 100_000, purpose: int = 0) -> None:
@@ -64,6 +77,7 @@ class Evaluator:
         envs.take_faults()  # of an earlier evaluation, if nobody asked
         self._obs = envs.reset(seed=derive_seed(self._args.seed, EVALUATION_STREAM, version.number, purpose))
         self._returns: list[float] = []
+        self._infos: list[Info] = []
         self._running, self._length = np.zeros(lanes), np.zeros(lanes, np.int64)
         self._breaks_in_a_row = np.zeros(lanes, np.int64)  # since the lane's last episode was over
         self._steps = 0
@@ -92,7 +106,8 @@ class Evaluator:
             self.close()
         over = failure is not None or not self._quota.any()
         facts = [fault.facts() for fault in found]
-        return Evaluation(over, np.asarray(self._returns), facts, self._steps, lockstep, failure)
+        told = values(self._infos)
+        return Evaluation(over, np.asarray(self._returns), facts, self._steps, lockstep, failure, told)
 
     def play(
         self,
@@ -129,7 +144,7 @@ class Evaluator:
         self._length += step.valid
         self._steps += int(np.count_nonzero(step.valid & (self._quota > 0)))
         self._broke(step.cut)
-        self._ended(step.terminated | step.truncated)
+        self._ended(step.terminated | step.truncated, step.info)
 
     def _step_ready(self, envs: ParallelVector, until: float) -> None:
         """A step of every lane that is ready; nobody waits for a slower one."""
@@ -144,15 +159,16 @@ class Evaluator:
         self._broke(broke)
         ended = np.zeros(envs.num_envs, np.bool_)
         ended[done] = envs.ended[done]
-        self._ended(ended)
+        self._ended(ended, envs.take_info())
 
-    def _ended(self, ended: np.ndarray) -> None:
-        """Episodes are over, `[B]`, or longer than they may be."""
+    def _ended(self, ended: np.ndarray, info: Mapping[int, Info]) -> None:
+        """Episodes are over, `[B]`, or longer than they may be; `info` has by lane what they told."""
         endless = self._length >= self._max_length
         for lane in np.flatnonzero(ended | endless):
             if self._quota[lane]:
                 self._quota[lane] = 0 if endless[lane] else self._quota[lane] - 1
                 self._returns.append(float(self._running[lane]))
+                self._infos.append(info.get(int(lane), NOTHING))
             self._running[lane], self._length[lane], self._breaks_in_a_row[lane] = 0.0, 0, 0
 
     def _broke(self, lanes: np.ndarray) -> None:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from raynforce.infos import NOTHING, Values
+
 
 class Learned(NamedTuple):
     """What one round of learning gave; the policy version it led to is published apart."""
@@ -28,6 +30,8 @@ class Learned(NamedTuple):
     """Sampler, sequence number and steps of each fragment that was learned from."""
     dropped: Sequence[tuple[int, int, int]] = ()
     """The same of each that was refused."""
+    info: Values = NOTHING
+    """Numbers in `info` at their ends, by name, of the episodes that had them."""
     seconds: Mapping[str, float] = {}
     """Where the learner's time went: `prepare` (advantages, replay) and `learn`."""
     notes: Sequence[str] = ()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raynforce import infos
 from raynforce.algos.base import Algorithm, Arrays, Loss
 from raynforce.algos.contract import blamed, explained, is_own, wrong_arrays
 from raynforce.algos.off_policy import OffPolicy
@@ -45,7 +46,8 @@ class Learner:
         self._algo = self._keeper.algo
         spec = self._algo.network()
         heads = self._algo.heads()
-        self._net = build(spec, config.network.factory, heads, env.obs, config.seed, self._device)
+        own = config.network
+        self._net = build(spec, own.factory, heads, env.obs, config.seed, self._device, own.factory_args)
         self._adam = Adam(self._net.flat, config.algorithm.adam_epsilon)
         self._normalizer = ObservationNormalizer(spec) if spec.normalizes else None
         if self._normalizer is not None:
@@ -176,6 +178,7 @@ class Learner:
             _joined([arrival.returns for arrival in arrivals], np.float32),
             _joined([arrival.lengths for arrival in arrivals], np.int64),
             [arrival[:3] for arrival in arrivals],
+            info=infos.joined(arrival.info for arrival in arrivals),
             seconds=seconds,
             notes=self._keeper.take_notes(),
         )

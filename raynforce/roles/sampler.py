@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
+from raynforce import infos
 from raynforce.envs.vector import make_vector, require_finite
-from raynforce.experience.fragment import Fragment
+from raynforce.experience.fragment import INFO, Fragment
 from raynforce.experience.receipt import Arrival, Receipt, resident_bytes
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.trees import Tree, load_rng, rng_state
@@ -81,6 +83,7 @@ class Sampler:
         ends: list[np.ndarray] = []
         finals: list[dict[str, np.ndarray]] = []
         cuts: list[np.ndarray] = []
+        told: list[Mapping[int, infos.Info]] = []  # [T], by lane
 
         start = clock()
         noise = actor.distribution.noise(self._rng, steps, lanes)
@@ -106,6 +109,7 @@ class Sampler:
             if len(step.final_lanes):
                 ends.append(t * lanes + step.final_lanes)
                 finals.append(step.final_obs)
+            told.append(step.info)
             if len(step.cut):
                 cuts.append(t * lanes + step.cut)
                 if t == 0:  # the row before went out with the last fragment, so the end is marked here
@@ -116,7 +120,7 @@ class Sampler:
         for path, column in obs.items():
             column[steps] = now[path]
         self._obs = now
-        returns, lengths = self._episodes(reward, terminated | truncated, valid, cuts)
+        returns, lengths, info = self._episodes(reward, terminated | truncated, valid, cuts, told)
         _mark_cuts(cuts, terminated, truncated, valid)
 
         columns: dict[str, np.ndarray] = {
@@ -141,6 +145,7 @@ class Sampler:
             columns["priority"] = self._priority(kept, columns, now)
         in_policy += clock() - start
         columns["episode/return"], columns["episode/length"] = returns, lengths
+        columns |= {INFO + name: column for name, column in info.items()}
         for column in columns.values():
             column.flags.writeable = False  # as it will be for whoever receives it from another process
         fragment = Fragment(columns, version.number, self.index, self._sequence)
@@ -179,13 +184,21 @@ class Sampler:
         return np.where(valid, np.abs(error), 0).astype(np.float32, copy=False)
 
     def _episodes(
-        self, reward: np.ndarray, done: np.ndarray, valid: np.ndarray, cuts: list[np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns and lengths of the episodes that ended, in order; those in flight are carried over, if not cut."""
+        self,
+        reward: np.ndarray,
+        done: np.ndarray,
+        valid: np.ndarray,
+        cuts: list[np.ndarray],
+        told: Sequence[Mapping[int, infos.Info]],
+    ) -> tuple[np.ndarray, np.ndarray, infos.Values]:
+        """Returns and lengths of the episodes that ended, in order, and what they `told`, `[T]` by lane.
+
+        Those in flight are carried over, if not cut.
+        """
         cut = np.zeros_like(done)  # [T, B]
         if cuts:
             cut.reshape(-1)[np.concatenate(cuts)] = True
-        returns, lengths = [], []
+        returns, lengths, info = [], [], []
         total = np.cumsum(reward * valid, axis=0, dtype=np.float64) + self._returns  # [T, B]
         count = np.cumsum(valid, axis=0) + self._lengths
         used_return, used_length = np.zeros_like(self._returns), np.zeros_like(self._lengths)
@@ -193,9 +206,11 @@ class Sampler:
             if not cut[t, lane]:
                 returns.append(total[t, lane] - used_return[lane])
                 lengths.append(count[t, lane] - used_length[lane])
+                info.append(told[t].get(int(lane), infos.NOTHING))
             used_return[lane], used_length[lane] = total[t, lane], count[t, lane]
         self._returns, self._lengths = total[-1] - used_return, count[-1] - used_length
-        return np.asarray(returns, np.float32), np.asarray(lengths, np.int64)
+        found = infos.values(info) if any(told) else {}
+        return np.asarray(returns, np.float32), np.asarray(lengths, np.int64), found
 
     def state(self) -> Tree:
         """At a fragment's border this is enough to redo every later fragment identically."""

@@ -43,8 +43,9 @@ class Worker:
         self._keeper = Keeper(alone(config), acting.env, CPU)
         self._algo = self._keeper.algo
         self._spec = self._algo.network()
-        leaves, factory = acting.env.obs, config.network.factory
-        self._net = build(self._spec, factory, self._algo.heads(), leaves, config.seed, CPU)
+        leaves, own = acting.env.obs, config.network
+        heads = self._algo.heads()
+        self._net = build(self._spec, own.factory, heads, leaves, config.seed, CPU, own.factory_args)
         self._seed, self._index = config.seed, index
         self._begun = False
         self._attempt = 0

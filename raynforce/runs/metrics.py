@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from raynforce.errors import RaynforceError, UsageError, summary
 from raynforce.runs import disk
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """Anything that takes metrics: give your own to a run to send them elsewhere."""
+    """Anything that takes metrics: give your own to a run to send them elsewhere.
+
+    If it has a method `begin(path, config)`, that is called first, with the run's directory and all its settings.
+    """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics (`charts/episodic_return`, `losses/policy_loss`, …) of one environment step count."""
@@ -43,6 +46,17 @@ class Metrics:
     def add(self, sink: Sink) -> None:
         """Hand metrics to one more."""
         self._sinks.append(sink)
+
+    def begin(self, path: Path, config: Mapping[str, Any]) -> None:
+        """Tell every sink that wants to know which run this is."""
+        for sink in tuple(self._sinks):
+            begin = getattr(sink, "begin", None)
+            try:
+                if begin is not None:
+                    begin(path, config)
+            except Exception as error:
+                self._sinks.remove(sink)
+                _warn(f"metric sink {type(sink).__name__} cannot begin and is left out", error)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand `metrics` to every sink that still works."""
@@ -134,8 +148,9 @@ def cannot_write(path: Path, error: OSError) -> RaynforceError:
 
 
 def _warn(what: str, error: Exception) -> None:
+    why = str(error) if isinstance(error, RaynforceError) else summary(error)
     with contextlib.suppress(OSError, ValueError):  # stderr may be closed
-        print(f"raynforce: {what}: {summary(error)}", file=sys.stderr, flush=True)
+        print(f"raynforce: {what}: {why}", file=sys.stderr, flush=True)
 
 
 def _json_number(name: str, value: float) -> float | None:

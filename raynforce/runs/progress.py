@@ -64,7 +64,10 @@ class Progress(Protocol):
         """Tell where the run stands; call it as often as you like, it is drawn a few times a second at most."""
 
     def message(self, text: str) -> None:
-        """Show a line that stays: a checkpoint, a fault, a warning."""
+        """Show a line that stays: a checkpoint, a note."""
+
+    def fault(self, text: str) -> None:
+        """The same of something that failed, and what was done about it."""
 
     def stop(self) -> None:
         """Show the last snapshot and give the terminal back; a second call does nothing."""
@@ -99,12 +102,16 @@ def _can_draw(stream: TextIO) -> bool:
 
 
 class QuietProgress:
-    """Shows nothing."""
+    """Shows faults alone, on stderr: a run that heals itself for hours should not do so unseen."""
 
     def start(self, title: str) -> None: ...
     def update(self, snapshot: Snapshot) -> None: ...
     def message(self, text: str) -> None: ...
     def stop(self) -> None: ...
+
+    def fault(self, text: str) -> None:
+        if sys.stderr is not None:
+            Output(sys.stderr).lines(text)
 
 
 class PlainProgress:
@@ -134,6 +141,8 @@ class PlainProgress:
 
     def message(self, text: str) -> None:
         self._out.lines(text)
+
+    fault = message
 
     def stop(self) -> None:
         self._print(over=True)
@@ -195,6 +204,8 @@ class LiveProgress:
             self._fit(self._live.console)
             lines = folded(text, self._live.console.width, further="  ")
             self._live.console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+    fault = message
 
     def stop(self) -> None:
         if not self._running:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
-from raynforce.runs.progress import Clock, Mode, Output, Snapshot, clock_time, make_progress, number
+from raynforce.runs.progress import Clock, Mode, Output, QuietProgress, Snapshot, clock_time, make_progress, number
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -60,6 +60,10 @@ class SeedsView:
             self._notes.add(text)
             self.message(text)
 
+    def fault(self, seed: int, text: str) -> None:
+        """Show that something failed in one seed, and what was done about it; also where nothing else is shown."""
+        QuietProgress().fault(f"seed {seed}: {text}")
+
     def ended(self, seed: int, result: Result | None, error: str) -> None:
         """Show how one has ended."""
         stopped = result is None or result.stopped.startswith("SIG")
@@ -102,6 +106,8 @@ class PlainSeeds(SeedsView):
         self._due = self._began + every
         self._last = ""
 
+    fault = SeedsView.told
+
     def message(self, text: str) -> None:
         self._lines.message(text)
 
@@ -124,6 +130,8 @@ class LiveSeeds(SeedsView):
         self._every, self._clock = every, clock
         self._began, self._due = clock(), -math.inf
         self._live: Live | None = None
+
+    fault = SeedsView.told
 
     def message(self, text: str) -> None:
         if self._live is None:
@@ -173,7 +181,7 @@ class LiveSeeds(SeedsView):
 
 def make_view(stream: TextIO | None, mode: Mode) -> SeedsView:
     """The view that fits `stream`, as `make_progress` chooses it."""
-    from raynforce.runs.progress import LiveProgress, QuietProgress
+    from raynforce.runs.progress import LiveProgress
 
     chosen = make_progress(stream, mode=mode)
     if stream is None or isinstance(chosen, QuietProgress):

@@ -99,3 +99,12 @@ number = 3
 
 class Unfinished(Algorithm[Any]):
     """Nothing is defined."""
+
+
+class Stumbling(Plain):
+    """Raises in one of thirty steps or so, by its seed."""
+
+    def step(self, action: int) -> Any:
+        if self.np_random.random() < 0.03:
+            raise RuntimeError("it stumbled")
+        return super().step(action)

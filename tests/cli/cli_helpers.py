@@ -52,10 +52,11 @@ class Answer:
         found: dict[str, Any] = json.loads(self.out.splitlines()[-1], parse_constant=no_constant)
         return found
 
-    def refused(self, code: int, *words: str) -> None:
-        """It failed with this code and one clear line on stderr, which holds these words."""
+    def refused(self, code: int, *words: str, after_faults: bool = False) -> None:
+        """It failed with this code and one clear line on stderr, which holds these words; faults may come before it."""
         assert self.err.endswith("\n"), self
-        (line,) = self.err.splitlines()
+        *before, line = self.err.splitlines()
+        assert bool(before) == after_faults, before
         assert line.startswith("raynforce: ")
         assert len(line) < 600
         for word in words:

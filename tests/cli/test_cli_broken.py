@@ -158,7 +158,9 @@ def test_a_disk_that_is_full_at_a_checkpoint_keeps_the_older_ones(
     words = ["train", "dqn", PLAIN, *TINY, "--steps", "40000", "--set", "log_every=1e6", "--set", "eval.every=0"]
     words += ["--set", "checkpoint.every=3000", "--set", "checkpoint.keep=100", "--set", "network.hidden=[64]"]
     words += ["--set", "algorithm.samples_per_insert=0.1"]
-    cli(*words, "--out", "disk/run").refused(1, "last checkpoint could not be written", "No space left on device")
+    answer = cli(*words, "--out", "disk/run")
+    answer.refused(1, "last checkpoint could not be written", "No space left on device", after_faults=True)
+    assert answer.err.startswith("ALARM: ")
     run = disk.path / "run"
     last = checkpoint.manifest(run / "last")["step"]
     checkpoint.load(run / "last")

@@ -97,8 +97,31 @@ def test_without_out_each_run_has_a_directory_of_its_own(cli: Cli, tmp_path: Pat
     assert all(name.startswith("ppo-Plain-seed0-") for name in names)
 
 
-def test_quiet_says_nothing(cli: Cli) -> None:
-    assert cli("train", "ppo", PLAIN, *TINY) == Answer(0, "", "")
+def test_quiet_says_where_the_run_is(cli: Cli, tmp_path: Path) -> None:
+    answer = cli("train", "ppo", PLAIN, *TINY)
+    assert (answer.code, answer.err, answer.out.count("\n")) == (0, "", 1)
+    run = answer.out.strip()
+    assert (tmp_path / run / "config.yaml").is_file()
+    assert cli("resume", run, "--steps", "96", "--quiet") == Answer(0, f"{run}\n", "")
+
+
+def test_quiet_tells_of_faults(cli: Cli) -> None:
+    answer = cli("train", "ppo", "cli_envs:Stumbling", *TINY, "--out", "run", "--steps", "256")
+    assert (answer.code, answer.out) == (0, "run\n")
+    first, *others = answer.err.splitlines()
+    assert "step raised RuntimeError: it stumbled" in first
+    assert all("restarted" in line for line in others)
+
+
+def test_resume_takes_the_number_of_samplers_and_environments(cli: Cli) -> None:
+    assert cli("train", "ppo", PLAIN, *TINY, "--out", "run").code == 0
+    assert cli("resume", "run", "--steps", "96", "--envs", "3", "--samplers", "2", "--quiet").code == 0
+    assert (
+        yaml.safe_load(Path("run/config.yaml").read_text())["sampling"] | {"envs": 3, "samplers": 2}
+        == (yaml.safe_load(Path("run/config.yaml").read_text())["sampling"])
+    )
+    cli("resume", "run", "--envs", "").refused(2, "--envs is empty")
+    cli("resume", "run", "--envs", "many").refused(2, "sampling.envs", "many")
 
 
 def test_the_run_directory_holds_what_is_promised(cli: Cli, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_the_second_signal_ends_at_once(start: Start, tmp_path: Path, number: si
     process.send_signal(number)
     answer = ended(process)
     assert time.monotonic() - began < 5
-    assert (answer.code, answer.out, answer.err) == (code, "", "")
+    assert (answer.code, answer.out, answer.err) == (code, "run\n", "")
 
 
 def fullest_pipe(spare: int) -> tuple[int, int]:

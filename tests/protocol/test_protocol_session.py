@@ -227,6 +227,52 @@ def test_times_that_cannot_be_are_none() -> None:
     assert policy.refused == {"seconds": 4}
 
 
+def test_numbers_of_episodes_are_told_where_they_end() -> None:
+    host, policy = begun(capabilities=("info",))
+    step = stepped(host, policy, 0, 1, 2)
+    host.slots.status[:2] = TERMINATED, TRUNCATED
+    host.slots.info |= {0: {"is_success": 1.0}, 2: {"is_success": 0.0}}  # 2 has not ended
+    message = host.results(ALL, 0.0)
+    assert message.meta == {"info": {"0": {"is_success": 1.0}}}
+    assert host.take(step.to_bytes(), 0.0).send[0].meta == message.meta  # also if it is asked for again
+    assert one(policy.take(message.to_bytes(), 0.0)).info == {0: {"is_success": 1.0}}
+    stepped(host, policy, 0, 1)
+    host.slots.status[:2] = TERMINATED
+    assert host.results(ids(0, 1), 0.0).meta == {}  # that was another episode
+
+
+def test_numbers_are_told_to_those_who_want_them() -> None:
+    for capabilities in ((), ("timing",)):
+        host, policy = begun(capabilities=capabilities)
+        stepped(host, policy, 0)
+        host.slots.status[0], host.slots.info[0] = TERMINATED, {"is_success": 1.0}
+        message = host.results(ids(0), 0.0)
+        assert message.meta == {}
+        odd = message._replace(meta={"info": {"0": {"is_success": 1.0}}})
+        assert one(policy.take(odd.to_bytes(), 0.0)).info == {}
+
+
+@pytest.mark.parametrize(
+    "info", [None, 3, [], {"0": 3}, {"0": {"a": "b", "c": None, "d": [1]}}, {"7": {"a": 1}}, {"1": {"a": 1}}]
+)
+def test_numbers_that_cannot_be_break_nothing(info: Any) -> None:
+    host, policy = begun(capabilities=("info",))
+    stepped(host, policy, 0, 1)
+    host.slots.status[0] = TERMINATED
+    message = host.results(ids(0, 1), 0.0)._replace(meta={"info": info})
+    assert one(policy.take(message.to_bytes(), 0.0)).info == {}
+
+
+def test_more_numbers_than_there_is_room_for_are_left_out() -> None:
+    host, policy = begun(CART, 100, capabilities=("info",))
+    stepped(host, policy, *range(100))
+    host.slots.status[:] = TERMINATED
+    host.slots.info |= {env: {f"{'ß' * 50} {i}": 1 / 3 for i in range(32)} for env in range(100)}
+    told = one(policy.take(host.results(np.arange(100), 0.0).to_bytes(), 0.0))
+    assert len(told.envs) == 100
+    assert 0 < len(told.info) < 100
+
+
 def test_each_env_owes_one_thing_at_a_time() -> None:
     host, policy = met()
     with pytest.raises(UsageError, match="STEP: env 1 must be reset first"):

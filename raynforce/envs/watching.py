@@ -1,0 +1,204 @@
+"""Episodes to look at: in a window, or as films.
+
+Films are written by PyAV (the extra `video`): it is kept up, brings its encoder along, and writes mp4 files that every
+browser plays, frame by frame in this process. Gymnasium's `RecordVideo` holds a whole episode in memory, and needs
+moviepy, which does not go with current versions of Pillow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from raynforce.envs.local import LocalVector
+from raynforce.envs.make import Env, close_env, locate, make
+from raynforce.errors import UsageError, summary
+
+Mode = Literal["human", "rgb_array"]
+MOST_FRAMES = 10_000
+"""Of one film: some minutes. Longer episodes are played to their end, and their films end here."""
+FRAMES_A_SECOND = 30  # where the environment does not say
+
+
+class Watched(LocalVector):
+    """One environment that shows itself: in a window, or on films, one for each episode."""
+
+    def __init__(
+        self, env: str, args: Mapping[str, Any] | None, *, seed: int, sampler: int, films: str | Path | None = None
+    ) -> None:
+        """`films` is the folder for films; without one there is a window."""
+        self.films: Films | None = None
+        args = _showing(env, dict(args or {}), "human" if films is None else "rgb_array")
+        super().__init__(env, args, 1, seed=seed, sampler=sampler, record=False)
+        if films is not None:
+            self.films = Films(Path(films), self._envs[0].metadata.get("render_fps") or FRAMES_A_SECOND)
+
+    def _begin(self, lane: int, episode: int, obs: list[np.ndarray]) -> None:
+        super()._begin(lane, episode, obs)
+        if self.films is not None:
+            self.films.begin(self._frame())
+
+    def _step_lane(self, lane: int, choice: Any, obs: list[np.ndarray]) -> tuple[float, bool, bool, Any]:
+        result = super()._step_lane(lane, choice, obs)
+        if self.films is not None:
+            self.films.add(self._frame())
+            if result[1] or result[2]:
+                self.films.end()
+        return result
+
+    def _frame(self) -> np.ndarray:
+        """What the environment looks like now, `[height, width, 3]` uint8."""
+        try:
+            frame: Any = self._envs[0].render()
+        except Exception as error:
+            raise UsageError(f"env {self._env!r} cannot be filmed: render raised {summary(error)}") from error
+        if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
+            found = f"{frame.dtype} {list(frame.shape)}" if isinstance(frame, np.ndarray) else type(frame).__name__
+            raise UsageError(
+                f"env {self._env!r} cannot be filmed: render returned {found}; expected uint8 [height, width, 3]"
+            )
+        return frame
+
+    def close(self) -> None:
+        super().close()
+        if self.films is not None:
+            self.films.close()
+
+
+def _showing(env: str, args: dict[str, Any], mode: Mode) -> dict[str, Any]:
+    """The arguments with which the environment shows itself in this way; a `UsageError` if it does not."""
+    option = "--render (render=True)" if mode == "human" else "--video (video=DIR)"
+    places = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+    if mode == "human" and sys.platform == "linux" and not any(os.environ.get(name) for name in places):
+        raise UsageError("--render (render=True) needs a display, and DISPLAY is not set: use --video DIR instead")
+    with_mode = args | {"render_mode": mode}
+    takes = _takes_render_mode(env)
+    made = make(env, with_mode if takes else args)
+    try:
+        has, can = _mode_of(made), made.metadata.get("render_modes") or []
+        if has == mode:
+            return with_mode if takes else args
+        if not takes:
+            why = f"its factory takes no render_mode, and made one with render_mode={has!r}: let it take one"
+        else:
+            why = f"its render modes are {', '.join(map(str, can)) or 'none'}"
+        raise UsageError(f"{option} needs the render mode {mode!r}, and env {env!r} has none such: {why}")
+    finally:
+        close_env(made)
+
+
+def _mode_of(made: Env) -> str | None:
+    can = made.metadata.get("render_modes") or []
+    return made.render_mode if made.render_mode in can else None
+
+
+def _takes_render_mode(env: str) -> bool:
+    found = locate(env)
+    if isinstance(found, str):  # a gymnasium id: gymnasium.make takes it for all
+        return True
+    try:
+        parameters = inspect.signature(found).parameters
+    except (TypeError, ValueError):
+        return True  # calling it tells
+    return "render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+class Films:
+    """A folder with a film for each episode: `episode-1.mp4`, …, after those that are there already."""
+
+    def __init__(self, folder: Path, rate: float) -> None:
+        self.paths: list[Path] = []
+        """Those that are done."""
+        self._av = _library()
+        self._folder, self._rate = folder, Fraction(rate).limit_denominator(1000)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"video = {str(folder)!r} cannot be made: {error.strerror}") from error
+        names = [path.stem.removeprefix("episode-") for path in folder.glob("episode-*.mp4")]
+        self._number = max((int(name) for name in names if name.isdigit()), default=0)
+        self._first: np.ndarray | None = None
+        self._film: Film | None = None
+
+    def begin(self, frame: np.ndarray) -> None:
+        """An episode begins. If the one before has not ended, it broke, and is not worth a film."""
+        self.close()
+        self._first = frame  # there is no film before there is a step: the last episode that begins is not played
+
+    def add(self, frame: np.ndarray) -> None:
+        if self._film is None:
+            self._number += 1
+            self._film = Film(self._av, self._folder / f"episode-{self._number}.mp4", self._rate)
+            if self._first is not None:
+                self._film.add(self._first)
+        self._film.add(frame)
+
+    def end(self) -> None:
+        """The episode has ended: its film is done."""
+        if self._film is not None:
+            self._film.close()
+            self.paths.append(self._film.path)
+            self._film = None
+
+    def close(self) -> None:
+        """Throw away what was begun."""
+        if self._film is not None:
+            self._film.close()
+            self._film.path.unlink(missing_ok=True)
+            self._number -= 1
+            self._film = None
+
+
+class Film:
+    """One mp4 file, to which frames are added."""
+
+    def __init__(self, av: Any, path: Path, rate: Fraction) -> None:
+        self.path = path
+        self._av, self._rate = av, rate
+        try:
+            self._file: Any = av.open(str(path), "w")
+        except OSError as error:
+            raise UsageError(f"the film {path} cannot be written: {error.strerror}") from error
+        self._stream: Any = None
+        self._frames = 0
+
+    def add(self, frame: np.ndarray) -> None:
+        """`[height, width, 3]` uint8."""
+        height, width = frame.shape[:2]
+        even = height + height % 2, width + width % 2  # the encoder takes no others
+        if even != (height, width):
+            frame = np.pad(frame, ((0, even[0] - height), (0, even[1] - width), (0, 0)), mode="edge")
+        if self._stream is None:
+            self._stream = self._file.add_stream("libx264", rate=self._rate)
+            self._stream.height, self._stream.width = even
+            self._stream.pix_fmt = "yuv420p"  # which every player knows
+        if even != (self._stream.height, self._stream.width):
+            was = [self._stream.height, self._stream.width]
+            raise UsageError(f"the film {self.path} cannot go on: frames were {was} and are now {list(even)}")
+        self._frames += 1
+        if self._frames <= MOST_FRAMES:
+            self._write(self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24"))
+
+    def _write(self, picture: Any) -> None:
+        for packet in self._stream.encode(picture):
+            self._file.mux(packet)
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._write(None)  # what the encoder still has
+        self._file.close()
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("av")
+    except ImportError:
+        raise UsageError('films need PyAV, which is not installed: pip install "raynforce[video]"') from None

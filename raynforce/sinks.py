@@ -1,0 +1,263 @@
+"""Sinks for services that others run: Weights & Biases and MLflow, each an extra (`pip install "raynforce[wandb]"`).
+
+    raynforce.train("CartPole-v1", sinks=[raynforce.sinks.WandbSink(project="carts")])
+
+A thread sends what a run writes, so training waits for no network. A service that fails is left out with one warning.
+A file in the run's directory has the service's name of the run, so that a resumed run goes on there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from raynforce.errors import RaynforceError, UsageError, summary
+
+EVERY = 1.0  # seconds between two messages to a service
+AT_ONCE = 50  # lines in one message
+MOST_WAITING = 10_000
+"""Lines that a service may be behind; what comes then is lost, and counted."""
+OPEN_SECONDS, CLOSE_SECONDS = 20.0, 30.0  # that a service may take to begin, and for what is left at the end
+
+
+class Line(NamedTuple):
+    """Metrics of one environment step count."""
+
+    step: int
+    metrics: Mapping[str, float]
+    time: float
+    """In seconds since 1970."""
+
+
+class Service(ABC):
+    """A sink whose metrics a thread sends to a service."""
+
+    name: ClassVar[str]
+    package: ClassVar[str]
+    extra: ClassVar[str]
+    """What is installed for it: `raynforce[extra]`; also the name of the file in the run's directory."""
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec(self.package) is None:
+            needs = f"{type(self).__name__} needs {self.package}, which is not installed"
+            raise UsageError(f'{needs}: pip install "raynforce[{self.extra}]"')
+        self.url = ""
+        """Where the run can be seen, once that is known."""
+        self._thread: threading.Thread | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._waiting: deque[Line] = deque()
+        self._lost = 0
+        self._closing = threading.Event()
+        self._failed_run = False
+        self._failure: BaseException | None = None
+
+    def begin(self, path: Path, config: Mapping[str, Any]) -> None:
+        """The run has a directory: open the service's run, or the one that this run had there before."""
+        self._reset()  # one run after another may use it
+        self._file = path / f"{self.extra}.json"
+        self._thread = threading.Thread(target=self._work, args=(path, config), daemon=True, name=self.extra)
+        self._thread.start()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._raise_failure()
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting.append(Line(step, dict(metrics), time.time()))
+        else:
+            self._lost += 1
+
+    def close(self) -> None:
+        """Send what is left, for a while at most."""
+        self._failed_run = isinstance(sys.exc_info()[1], Exception)
+        self._closing.set()
+        if self._thread is None:
+            return
+        self._thread.join(CLOSE_SECONDS)
+        self._raise_failure()
+        if self._thread.is_alive():
+            lost = self._lost + len(self._waiting)
+            raise RaynforceError(f"{self.name} has not answered for {CLOSE_SECONDS:.0f} s; {lost:,} lines are lost")
+        if self._lost:
+            raise RaynforceError(f"{self.name} was too slow: {self._lost:,} lines of metrics are lost")
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise RaynforceError(f"{self.name}: {summary(self._failure)[:300]}") from self._failure
+
+    def _work(self, path: Path, config: Mapping[str, Any]) -> None:
+        """What the thread does."""
+        try:
+            known = self._open(path, config, self._known())
+            self._file.write_text(json.dumps(known) + "\n")
+            closing = False
+            while not closing:
+                closing = self._closing.wait(EVERY)
+                while self._waiting:
+                    self._send([self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))])
+            self._finish(failed=self._failed_run)
+        except BaseException as error:  # whatever it is, training goes on
+            self._failure = error
+
+    def _known(self) -> dict[str, Any]:
+        """What was written when this run was opened before; nothing if it never was."""
+        try:
+            found = json.loads(self._file.read_text())
+            return found if isinstance(found, dict) else {}
+        except (OSError, ValueError):
+            return {}
+
+    @abstractmethod
+    def _open(self, path: Path, config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin, or go on with the run that is `known`; returns what is to be known the next time."""
+
+    @abstractmethod
+    def _send(self, lines: Sequence[Line]) -> None: ...
+
+    @abstractmethod
+    def _finish(self, failed: bool) -> None: ...
+
+
+class WandbSink(Service):
+    """Weights & Biases. Its own environment variables work as ever: `WANDB_MODE=offline`, `WANDB_ENTITY`, ….
+
+    Metrics are drawn over `step`, the environment steps.
+    """
+
+    name, package, extra = "W&B", "wandb", "wandb"
+
+    def __init__(self, project: str | None = None, name: str | None = None) -> None:
+        """`project` is `WANDB_PROJECT` or `raynforce` if not given, `name` that of the run's directory."""
+        super().__init__()
+        self._project, self._name = project, name
+
+    def _open(self, path: Path, config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+        wandb = importlib.import_module("wandb")
+        limits = {"init_timeout": OPEN_SECONDS, "finish_timeout": CLOSE_SECONDS}
+        quiet = wandb.Settings(silent=True, console="off", **limits)  # silent: it does not ask for a key either
+        offline = wandb.setup(settings=quiet).settings.mode in ("offline", "dryrun")  # nobody there to go on with
+        self._run = run = wandb.init(
+            project=known.get("project") or self._project or os.environ.get("WANDB_PROJECT") or "raynforce",
+            entity=known.get("entity"),
+            id=known.get("id") or uuid.uuid4().hex[:8],
+            name=self._name or path.name,
+            config={**config, "run_path": str(path.resolve())},
+            resume=None if offline else "allow",
+            reinit="create_new",  # another one of this process is none of our business
+            settings=quiet,
+        )
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")  # its own count would refuse an evaluation that ends late
+        self.url = run.url or ""
+        return {"id": run.id, "project": run.project, "entity": run.entity, "url": self.url}
+
+    def _send(self, lines: Sequence[Line]) -> None:
+        for line in lines:
+            self._run.log({**line.metrics, "step": line.step})
+
+    def _finish(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+class MlflowSink(Service):
+    """MLflow. Its own environment variables work as ever: `MLFLOW_TRACKING_URI`, ….
+
+    Its `step` are the environment steps.
+    """
+
+    name, package, extra = "MLflow", "mlflow", "mlflow"
+
+    def __init__(self, experiment: str | None = None, tracking_uri: str | None = None, name: str | None = None) -> None:
+        """`experiment` is `MLFLOW_EXPERIMENT_NAME` or `raynforce` if not given, `name` that of the run's directory."""
+        super().__init__()
+        self._experiment, self._uri, self._name = experiment, tracking_uri, name
+
+    def _open(self, path: Path, config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of each table of a new database
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        mlflow, self._entities = importlib.import_module("mlflow"), importlib.import_module("mlflow.entities")
+        uri = self._uri or known.get("tracking_uri") or mlflow.get_tracking_uri()
+        self._client = importlib.import_module("mlflow.tracking").MlflowClient(tracking_uri=uri)
+        self._id = known.get("run_id", "")
+        if self._id and self._exists():
+            self._client.update_run(self._id, status="RUNNING")
+        else:
+            self._id = self._create(path, config)
+        self.url = f"run {self._id} at {uri}"
+        return {"run_id": self._id, "tracking_uri": uri}
+
+    def _exists(self) -> bool:
+        try:
+            self._client.get_run(self._id)
+        except Exception as error:
+            if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
+        return True
+
+    def _create(self, path: Path, config: Mapping[str, Any]) -> str:
+        name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "raynforce"
+        found = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        tags = {"raynforce.path": str(path.resolve())}
+        created = self._client.create_run(experiment, run_name=self._name or path.name, tags=tags)
+        made: str = created.info.run_id
+        params = [self._entities.Param(key, str(value)[:6000]) for key, value in _dotted(config)]
+        for first in range(0, len(params), 100):  # no more are taken at once
+            self._client.log_batch(made, params=params[first : first + 100])
+        return made
+
+    def _send(self, lines: Sequence[Line]) -> None:
+        metrics = [
+            self._entities.Metric(_FORBIDDEN.sub("_", name), float(value), int(1000 * line.time), line.step)
+            for line in lines
+            for name, value in line.metrics.items()
+        ]
+        for first in range(0, len(metrics), 1000):  # no more are taken at once
+            self._client.log_batch(self._id, metrics=metrics[first : first + 1000])
+
+    def _finish(self, failed: bool) -> None:
+        self._client.set_terminated(self._id, status="FAILED" if failed else "FINISHED")
+
+
+_FORBIDDEN = re.compile(r"[^\w./ :-]")  # in names of MLflow's metrics
+KINDS: Mapping[str, type[WandbSink] | type[MlflowSink]] = {"wandb": WandbSink, "mlflow": MlflowSink}
+
+
+def services(names: Sequence[str], run: Path | None = None) -> list[Service]:
+    """The sinks of these names, each once, and those that a `run` had before; `none` among them stands for none."""
+    if "none" in names:
+        return []
+    before = [name for name, kind in KINDS.items() if run is not None and _goes_on(kind, run)]
+    return [KINDS[name]() for name in dict.fromkeys([*before, *names])]
+
+
+def _goes_on(kind: type[Service], run: Path) -> bool:
+    """Whether a run was logged there before; without the package, which nobody asked for now, that is only told."""
+    if not (run / f"{kind.extra}.json").is_file():
+        return False
+    there = importlib.util.find_spec(kind.package) is not None
+    if not there:
+        hint = f'{kind.package} is not installed: pip install "raynforce[{kind.extra}]"'
+        print(f"raynforce: {run} goes on without {kind.name}: {hint}", file=sys.stderr)
+    return there
+
+
+def _dotted(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        found += _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
+    return found
