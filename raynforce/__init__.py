@@ -57,6 +57,8 @@ __all__ = ["__version__", *sorted(_WHERE)]
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'raynforce' has no attribute {name!r}")
+    if _WHERE[name] == "raynforce.api":
+        importlib.import_module("raynforce.kernels").pin()  # before numpy is loaded, if nobody has done so
     return getattr(importlib.import_module(_WHERE[name]), name)
 
 

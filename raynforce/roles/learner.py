@@ -38,14 +38,15 @@ class Learner:
     """Owns everything that training changes, on one device."""
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
-        torch.set_num_threads(config.learner.threads)
+        threads = config.learner.threads
+        torch.set_num_threads(threads)
         self._config = config
         self._device = _device(config.learner.device)
         self._keeper = Keeper(config, env, self._device)
         self._algo = self._keeper.algo
         spec = self._algo.network()
         heads = self._algo.heads()
-        self._net = build(spec, config.network.factory, heads, env.obs, config.seed, self._device)
+        self._net = build(spec, config.network.factory, heads, env.obs, config.seed, self._device, threads)
         self._adam = Adam(self._net.flat, config.algorithm.adam_epsilon)
         self._normalizer = ObservationNormalizer(spec) if spec.normalizes else None
         if self._normalizer is not None:

@@ -44,7 +44,7 @@ class Worker:
         self._algo = self._keeper.algo
         self._spec = self._algo.network()
         leaves, factory = acting.env.obs, config.network.factory
-        self._net = build(self._spec, factory, self._algo.heads(), leaves, config.seed, CPU)
+        self._net = build(self._spec, factory, self._algo.heads(), leaves, config.seed, CPU, config.learner.threads)
         self._seed, self._index = config.seed, index
         self._begun = False
         self._attempt = 0
