@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
 import re
 import sys
-from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 Kernels = Literal["portable", "native"]
@@ -49,6 +47,8 @@ def pin(kernels: Kernels = "portable") -> None:
 @functools.cache
 def pins() -> dict[str, str]:
     """What is set; nothing on a processor without AVX2."""
+    import platform  # here: `--help` does without
+
     if platform.machine() != "x86_64" or not {"avx2", "fma"} <= set(cpu("flags").split()):
         return {}
     return {
@@ -89,6 +89,8 @@ def _torch_is_held() -> bool:
 
 
 def cpu_model() -> str:
+    import platform
+
     return cpu("model name") or platform.processor() or platform.machine()
 
 
@@ -107,6 +109,8 @@ def cpu(field: str) -> str:
 
 def _numpy_version() -> tuple[int, ...]:
     """Read, not imported: numpy because it is to be loaded later, `importlib.metadata` because it takes 15 ms."""
+    from importlib.util import find_spec
+
     spec = find_spec("numpy")
     if spec is None or spec.origin is None:
         return ()

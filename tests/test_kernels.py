@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -112,7 +113,7 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     ("machine", "flags"), [("aarch64", "avx2 fma"), ("x86_64", "sse4_2 avx fma"), ("x86_64", "avx2"), ("x86_64", "")]
 )
 def test_nothing_is_pinned_without_avx2(monkeypatch: pytest.MonkeyPatch, machine: str, flags: str) -> None:
-    monkeypatch.setattr(kernels.platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(kernels, "cpu", lambda field: flags)
     assert kernels.pins.__wrapped__() == {}
 
