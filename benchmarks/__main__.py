@@ -8,6 +8,7 @@ from benchmarks import (
     dqn_distributed,
     evaluation,
     faults,
+    kernels,
     protocol,
     runtimes_calls,
     runtimes_flat,
@@ -21,7 +22,7 @@ from benchmarks.measure import Table, command
 
 RUNTIMES = (runtimes_startup, runtimes_memory, runtimes_overlap, runtimes_uneven, runtimes_calls, runtimes_flat)
 SLOW_ENVS = (central, central_learning, central_vs_rllib)
-KEEPING_GOING = (evaluation, faults, checkpoints, protocol)
+KEEPING_GOING = (evaluation, faults, checkpoints, protocol, kernels)
 
 
 def everything() -> list[Table]:

@@ -59,3 +59,24 @@ class Sleeping(gymnasium.Env[Observation, int]):
     def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         time.sleep(self._seconds)
         return self._obs, 0.0, False, False, {}
+
+
+class Pictures(gymnasium.Env[Observation, int]):
+    """Images of bytes that cost next to nothing, of any size; episodes of 100 steps."""
+
+    action_space: spaces.Space[Any] = spaces.Discrete(6)
+
+    def __init__(self, shape: tuple[int, ...] = (84, 84, 4)) -> None:
+        self.observation_space = spaces.Box(0, 255, tuple(shape), np.uint8)
+        self._pictures = np.random.default_rng(0).integers(256, size=(64, *shape)).astype(np.uint8)
+        self._steps = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        self._steps = 0
+        return self._pictures[0], {}
+
+    def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return self._pictures[self._steps % 64], float(action == self._steps % 6), False, self._steps >= 100, {}

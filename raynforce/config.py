@@ -245,6 +245,9 @@ class Config:
     of samples to inserts; in shared-agent, samplers compute gradients, which the learner applies as they come; central
     steps all environments side by side and lets one policy choose for whoever is ready; auto is, where the algorithm
     allows it, central for slow environments and overlap where sampling costs about as much as learning, else sync."""
+    kernels: Literal["portable", "native"] = "portable"
+    """portable holds numpy and torch to AVX2, so that all x86-64 processors that have it give equal weights for equal
+    seeds; native lets them use all that a processor has, which may be faster for large networks."""
     start_from: str | None = None
     """Weights to begin with: a run or checkpoint of the same network; null begins at random."""
     preset: Literal["auto", "none"] = "auto"

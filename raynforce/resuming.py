@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from raynforce.config import Config
 from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
 from raynforce.roles.contribution import Contribution
 from raynforce.runs.fitting import differences
-from raynforce.runs.provenance import provenance
 from raynforce.trees import Tree
 
 NEUTRAL = (
@@ -27,8 +25,6 @@ NEUTRAL = (
     "config_version",
 )
 """Settings that may change without changing what is learned."""
-NUMBERS = ("cpu", "torch", "numpy")
-"""What results depend on to the last bit, beside the config; `provenance` has it."""
 ATTEMPTS = 1_000  # to begin anew between two resumes, at most
 
 
@@ -50,15 +46,6 @@ def steps_note(before: int, now: int, done: int) -> Iterator[str]:
             f"steps were {before:,} and are {now:,}: what follows the run's progress (annealed learning rate, epsilon) "
             f"goes on from {done / now:.0%}"
         )
-
-
-def machine_note(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """What numbers depend on and is not as it was when the checkpoint was written."""
-    here = provenance()
-    known = [name for name in NUMBERS if name in manifest and name in here]
-    changed = [f"{name} {manifest[name]} → {here[name]}" for name in known if manifest[name] != here[name]]
-    if changed:
-        yield f"another machine or release: {', '.join(changed)}; equal results are promised on one of each"
 
 
 def require_same_buffers(before: Config, now: Config, run: str) -> None:

@@ -26,6 +26,7 @@ from raynforce.experiment import resolve
 from raynforce.given import lending
 from raynforce.given import pack as pack_given
 from raynforce.imports import bare
+from raynforce.kernels import pin
 from raynforce.one_seed import Job, pack
 from raynforce.runs.directory import seeds_in
 from raynforce.runs.mirrored import new_run
@@ -269,6 +270,7 @@ def _side_by_side(
     title: str, folder: str, config: Config, jobs: Mapping[int, Job], given: bytes, view: SeedsView
 ) -> Seeds:
     several = at_once(config, len(jobs))
+    pin(config.kernels)  # for their processes
     runs = {seed: SeedRun(seed, job.out) for seed, job in jobs.items()}
     view.start(f"{title}, {several} at a time" if several < len(jobs) else title, list(jobs), config.steps)
     number = _Crowd(runs, view).train(jobs, given, several)

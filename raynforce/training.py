@@ -17,10 +17,11 @@ from raynforce.errors import CheckpointError, RaynforceError, UsageError, summar
 from raynforce.evaluating import FINAL, Evaluations, Pinned, Played, Schedule
 from raynforce.experience.ledger import Ledger
 from raynforce.imports import bare
+from raynforce.machines import Machines
 from raynforce.policies.acting import PolicyVersion
 from raynforce.policy import Policy
 from raynforce.recording import Best, Record
-from raynforce.resuming import Takeover, machine_note, require_same_buffers, settings_note, steps_note
+from raynforce.resuming import Takeover, require_same_buffers, settings_note, steps_note
 from raynforce.runs.directory import Loaded, RunDirectory
 from raynforce.runs.faults import FaultHistory
 from raynforce.runs.metrics import Sink
@@ -111,6 +112,7 @@ class Training:
             self._tell_changes(before, loaded)
         torch = self._acting.acts_with == "torch" or config.topology == "shared-agent"
         self._runtime = opened.enter_context(open_runtime(config, self._progress.message, torch=torch))
+        self._machines = Machines(self._run, self._runtime, self._progress.message)
         self._supervision = Supervision(config, self._ledger, self._progress.fault, self._progress.message)
         self._crew = crew = Crew(config, env, self._acting, self._runtime, self._supervision, self._progress.message)
         self._evaluations = Evaluations(
@@ -131,6 +133,9 @@ class Training:
             crew.begin_from(weights.version, weights.step)
         held = self._load(saved) if saved is not None else []
         self._version, self._number = crew.published()
+        self._machines.look()
+        if loaded is not None:
+            self._machines.compare(loaded.manifest)
         start = Start(self._version, self._number, self._ledger, held, self._show_waiting)
         self._turning = make_loop(config, env, crew, start, saved, self._supervision.shard_sizes)
         if resume:
@@ -175,7 +180,6 @@ class Training:
             notes.append("no checkpoint was written yet: beginning from the start")
         else:
             notes += loaded.notes
-            notes += machine_note(loaded.manifest)
         for note in notes:
             self._progress.message(f"note: {note}")
 
@@ -202,7 +206,7 @@ class Training:
 
     def _loop(self, rounds: Iterator[Round]) -> None:
         status = self._status
-        self._run.event("started", steps=status.steps)
+        self._run.event("started", steps=status.steps, **self._run.made_on)
         self._turning_since = time.monotonic()
         while status.stop_reason is None:
             try:
@@ -268,6 +272,7 @@ class Training:
         status = self._status
         if self._tally.report_is_due():
             self._ledger.check(self._turning.held)
+            self._machines.look()
             status.metrics |= {
                 "charts/SPS": self._speed,
                 "charts/episodes": float(status.episodes),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pinned  # noqa: F401  # before numpy is loaded
 import pytest
 from disks import Disk, small_disk
 from hypothesis import settings

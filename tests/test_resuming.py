@@ -122,12 +122,12 @@ def _stop_at(steps: int) -> Any:
 def test_another_machine_or_release_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raynforce import resuming
+    from raynforce import machines
 
     run = train(tmp_path / "run").path
-    here = resuming.provenance()
-    monkeypatch.setattr(resuming, "provenance", lambda: here | {"cpu": "Abacus 3000"})
-    assert f"cpu {here['cpu']} → Abacus 3000; equal results are promised" in told(capsys, run, "--steps", "700")
+    here = machines.provenance()
+    monkeypatch.setattr(machines, "provenance", lambda: here | {"numpy": "3.1.4"})
+    assert f"numpy {here['numpy']} → 3.1.4; equal results are promised" in told(capsys, run, "--steps", "700")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from raynforce.config import AlgorithmConfig
 from raynforce.experience.fragment import Fragment
 from raynforce.policies.distributions import head_size
 from raynforce.policies.spec import NetworkSpec
-from raynforce.policies.torch_distributions import taken
+from raynforce.policies.torch_distributions import exp, taken
 from raynforce.settings import Range
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class IMPALA(Algorithm[IMPALAConfig]):
         out = net.record(observations(minibatch))
         policy = taken(self.env.action, out, minibatch["action"])
 
-        rho = (policy.logp - minibatch["logp"]).clamp(max=math.log(hp.rho_clip)).exp()
+        rho = exp((policy.logp - minibatch["logp"]).clamp(max=math.log(hp.rho_clip)))
         weight = rho * minibatch["advantage"]  # a constant: no derivative runs through rho
         policy_loss = -(weight * policy.logp).mean()
         d_logp = weight / -count

@@ -29,7 +29,7 @@ from raynforce.experience.fragment import Fragment
 from raynforce.lazy import LazyModule
 from raynforce.policies.distributions import head_size
 from raynforce.policies.spec import NetworkSpec
-from raynforce.policies.torch_distributions import taken
+from raynforce.policies.torch_distributions import exp, taken
 from raynforce.settings import Range
 from raynforce.spaces import EnvSpec
 
@@ -128,7 +128,7 @@ class PPO(Algorithm[PPOConfig]):
         policy = taken(self.env.action, out, minibatch["action"])
 
         log_ratio = policy.logp - minibatch["logp"]
-        ratio = log_ratio.exp()
+        ratio = exp(log_ratio)
         cut = ratio.clamp(minibatch["floor"], minibatch["ceiling"])
         gain = cut * advantage
         policy_loss = -gain.mean()

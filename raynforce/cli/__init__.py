@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from raynforce.cli.parser import parse
+from raynforce.cli.parser import kernels_asked_for, parse
 from raynforce.errors import RaynforceError, summary
+from raynforce.kernels import pin
 from raynforce.threads import cap_threads
 
 cap_threads()  # before numpy is imported
@@ -45,6 +46,8 @@ def _run(words: list[str]) -> int:
         arguments = parse(words)
     except SystemExit:  # --help has been printed
         return 0
+    if arguments.command is not None:
+        pin(kernels_asked_for(arguments))  # before numpy is imported
     from raynforce.cli import commands
 
     return commands.run(arguments)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from raynforce.errors import UsageError, nearest
 
@@ -113,6 +114,19 @@ def _blame_setting(parser: _Parser, unknown: Sequence[str], argv: Sequence[str])
     here = f"{flag} {quote(value)}" if flag in parser.options else f"--set {quote(f'{found.path}={value}')}"
     note = f" ({found.note})" if found.note else ""
     raise UsageError(f"unknown option {option!r}: here it is {here}{note}; see {parser.prog} --help")
+
+
+def kernels_asked_for(arguments: argparse.Namespace) -> Literal["portable", "native"]:
+    """What `--set`, the config or the run that is named say of `kernels`, known before anything is imported to read it.
+
+    Whatever is wrong with them is told when they are read.
+    """
+    said = [text.partition("=")[2] for text in getattr(arguments, "set", ()) if text.partition("=")[0] == "kernels"]
+    file = getattr(arguments, "config", None) or os.path.join(getattr(arguments, "run", None) or "", "config.yaml")
+    if not said and os.path.isfile(file):
+        with open(file, errors="replace") as lines:
+            said = [line.partition(":")[2] for line in lines if line.startswith("kernels:")]
+    return "native" if said and said[-1].strip().strip("'\"") == "native" else "portable"
 
 
 def _parser() -> _Parser:

@@ -335,6 +335,7 @@ def _written_by(versions: Mapping[str, str]) -> str:
     names = ", ".join(f"{word} {plain(versions[key])}" for key, word in VERSIONS.items() if key in versions)
     where = [f"on {plain(versions['host'])}"] if "host" in versions else []
     where += [f"({plain(versions['cpu'])})"] if "cpu" in versions else []
+    where += [f"with {plain(versions['kernels'])} kernels"] if "kernels" in versions else []
     return " ".join([names, *where]).strip()
 
 

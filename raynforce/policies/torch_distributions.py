@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from raynforce.lazy import LazyModule
 from raynforce.policies.distributions import LOG_2PI
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 else:
     torch = LazyModule("torch")
+
+LOG2_E = math.log2(math.e)
 
 
 class Taken(NamedTuple):
@@ -48,9 +53,16 @@ def logp_entropy(spec: ActionSpec, out: Mapping[str, Tensor], action: Tensor) ->
     return taken(spec, out, action)[:2]
 
 
+def exp(x: Tensor) -> Tensor:
+    """e to the power of each element of `[N, ...]`, rounded alike on every CPU: `torch.exp` is MKL's, which is not."""
+    if x.device.type == "cpu" and not x.requires_grad:
+        return torch.from_numpy(np.exp(x.numpy()))
+    return torch.exp2(x * LOG2_E)
+
+
 def _categorical(logits: Tensor, action: Tensor) -> Taken:
     logs = torch.log_softmax(logits, dim=1)
-    chances = logs.exp()
+    chances = exp(logs)
     column = action.unsqueeze(1)
     entropy = -(chances * logs).sum(1)
 
@@ -65,7 +77,7 @@ def _categorical(logits: Tensor, action: Tensor) -> Taken:
 
 
 def _gaussian(mean: Tensor, log_std: Tensor, action: Tensor) -> Taken:
-    inverse = torch.exp(-log_std)
+    inverse = exp(-log_std)
     z = (action - mean) * inverse
     squares = z.square()
     constant = log_std.sum() + 0.5 * LOG_2PI * mean.shape[1]

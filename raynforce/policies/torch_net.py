@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from raynforce.errors import UsageError, summary
 from raynforce.imports import load_object
 from raynforce.policies.numpy_net import onehot_offsets
+from raynforce.policies.products import convolution, linear, linear_backward
 from raynforce.policies.spec import NORM_EPS, Activation, Conv, Input, Layer, LayerNorm, Linear, NetworkSpec
 
 NO_ARGS: Mapping[str, Any] = {}
@@ -109,8 +110,9 @@ class SpecNet(_Base):
     goes through autograd.
     """
 
-    def __init__(self, spec: NetworkSpec, flat: np.ndarray, device: torch.device) -> None:
+    def __init__(self, spec: NetworkSpec, flat: np.ndarray, device: torch.device, threads: int = 1) -> None:
         super().__init__(spec, flat, device)
+        self._openblas = device.type == "cpu" and threads == 1
         self._params = spec.params()
         self._own = self._bind(self.flat)
         self._other: tuple[Tensor | None, _Bound] = (None, self._own)
@@ -121,10 +123,6 @@ class SpecNet(_Base):
             for t in spec.towers
             for x in t.layers
         )
-        linear = [
-            p.name.removesuffix(".weight") for p in self._params if p.name.endswith(".weight") and len(p.shape) == 2
-        ]
-        self._transposed = {name: self._own.views[f"{name}.weight"].t() for name in linear}
         self._given = {"input", *(i.path for i in spec.images)}
         self._values: Values = {}
         self._tape: list[tuple[Values, Outputs]] = []
@@ -135,7 +133,7 @@ class SpecNet(_Base):
         views = {p.name: p.view(flat) for p in self._params}
         layers: dict[str, list[Callable[[Tensor], Tensor]]] = {t.name: [] for t in self.spec.towers}
         for tower, index, layer, _ in self.spec.walk():
-            layers[tower.name].append(_bound(layer, f"{tower.name}.{index}", views))
+            layers[tower.name].append(_bound(layer, f"{tower.name}.{index}", views, self._openblas))
         return _Bound(layers, views)
 
     def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None) -> Outputs:
@@ -260,13 +258,10 @@ class SpecNet(_Base):
             d_weight.copy_(found)
             d_bias.copy_(found_bias)
             return d_x if wanted else g
-        flat = x.ndim == 2
-        torch.mm((x if flat else x.flatten(1)).t(), g, out=d_weight)
         torch.sum(g, 0, out=d_bias)
-        if not wanted:
-            return g
-        d_x = torch.mm(g, self._transposed[name])
-        return d_x if flat else d_x.view(x.shape)
+        flat = x if x.ndim == 2 else x.flatten(1)
+        d_x = linear_backward(flat, weight, g, d_weight, self._openblas, wanted)
+        return d_x.view(x.shape) if wanted and flat is not x else d_x
 
     def _slots(self, name: str) -> tuple[Tensor, Tensor]:
         return self._grads[f"{name}.weight"], self._grads[f"{name}.bias"]
@@ -291,7 +286,7 @@ class _Bound(NamedTuple):
     views: dict[str, Tensor]
 
 
-def _bound(layer: Layer, name: str, views: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
+def _bound(layer: Layer, name: str, views: Mapping[str, Tensor], openblas: bool) -> Callable[[Tensor], Tensor]:
     if isinstance(layer, Activation):
         return _FORWARD[layer.name]
     if isinstance(layer, LayerNorm):
@@ -299,9 +294,8 @@ def _bound(layer: Layer, name: str, views: Mapping[str, Tensor]) -> Callable[[Te
         return lambda x: F.layer_norm(x, x.shape[1:], scale, shift, NORM_EPS)
     weight, bias = views[f"{name}.weight"], views[f"{name}.bias"]
     if isinstance(layer, Conv):
-        stride = layer.stride
-        return lambda x: F.conv2d(x, weight, bias, stride)
-    return lambda x: torch.addmm(bias, x if x.ndim == 2 else x.flatten(1), weight)
+        return convolution(weight, bias, layer.stride)
+    return linear(weight, bias, openblas)
 
 
 _FORWARD: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu, "elu": F.elu, "silu": F.silu}
@@ -439,10 +433,11 @@ def build(
     seed: int,
     device: torch.device,
     args: Mapping[str, Any] = NO_ARGS,
+    threads: int = 1,
 ) -> SpecNet | ModuleNet:
     """Make the network of a run with fresh parameters: from its spec, or by the user's `module:factory` with `args`."""
     if factory is None:
-        return SpecNet(spec, spec.initial(np.random.default_rng([seed, 7])), device)
+        return SpecNet(spec, spec.initial(np.random.default_rng([seed, 7])), device, threads)
     make = load_object(factory, "network.factory")
     _require_arguments(factory, make, args)
     with torch.random.fork_rng(devices=[]):

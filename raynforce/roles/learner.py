@@ -39,7 +39,8 @@ class Learner:
     """Owns everything that training changes, on one device."""
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
-        torch.set_num_threads(config.learner.threads)
+        threads = config.learner.threads
+        torch.set_num_threads(threads)
         self._config = config
         self._device = _device(config.learner.device)
         self._keeper = Keeper(config, env, self._device)
@@ -47,7 +48,7 @@ class Learner:
         spec = self._algo.network()
         heads = self._algo.heads()
         own = config.network
-        self._net = build(spec, own.factory, heads, env.obs, config.seed, self._device, own.factory_args)
+        self._net = build(spec, own.factory, heads, env.obs, config.seed, self._device, own.factory_args, threads)
         self._adam = Adam(self._net.flat, config.algorithm.adam_epsilon)
         self._normalizer = ObservationNormalizer(spec) if spec.normalizes else None
         if self._normalizer is not None:

@@ -43,9 +43,9 @@ class Worker:
         self._keeper = Keeper(alone(config), acting.env, CPU)
         self._algo = self._keeper.algo
         self._spec = self._algo.network()
-        leaves, own = acting.env.obs, config.network
+        leaves, own, threads = acting.env.obs, config.network, config.learner.threads
         heads = self._algo.heads()
-        self._net = build(self._spec, own.factory, heads, leaves, config.seed, CPU, own.factory_args)
+        self._net = build(self._spec, own.factory, heads, leaves, config.seed, CPU, own.factory_args, threads)
         self._seed, self._index = config.seed, index
         self._begun = False
         self._attempt = 0

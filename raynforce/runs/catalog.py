@@ -357,7 +357,7 @@ class Kept:
     @property
     def versions(self) -> dict[str, str]:
         """What it was written with, as far as that was written down."""
-        names = ("raynforce", "torch", "numpy", "python", "cpu", "host")
+        names = ("raynforce", "torch", "numpy", "python", "libc", "cpu", "kernels", "host")
         return {name: str(self.manifest[name]) for name in names if name in self.manifest}
 
     def to_json(self) -> dict[str, Any]:

@@ -63,6 +63,8 @@ class RunDirectory:
         self._saving = threading.Lock()
         self._newest: dict[str, Stated] = {}  # segments of the checkpoint that was saved or loaded last, by file
         self._manifests: dict[str, dict[str, Any] | None] = {}  # of whole checkpoints
+        self.made_on: dict[str, str] = {}
+        """What manifests say of the machines that its roles live on, where that is more than of this one."""
         self.journal: Journal | None = None
         """Writes the events while there is one, so that nobody waits for the disk."""
 
@@ -217,12 +219,15 @@ class RunDirectory:
                 if checkpoint.present(self.checkpoints / SEGMENTS / file, stated)
             }
             path = self._free(f"step_{step:012d}")
-            size = checkpoint.save(path, parts, known=self._newest, number=_next_number(history), **_facts(step))
+            size = checkpoint.save(path, parts, known=self._newest, number=_next_number(history), **self._facts(step))
             self._newest = checkpoint.stated_in(checkpoint.manifest(path), SEGMENTS)
             checkpoint.point(self.last, path)
             with contextlib.suppress(OSError, CheckpointError):  # what is left over goes the next time
                 self._prune(path, keep, keep_nth)
         return Saved(path, size)
+
+    def _facts(self, step: int) -> dict[str, Any]:
+        return {"step": step, "time": time.time(), **provenance(), **self.made_on}
 
     def finish(self) -> None:
         """All that belongs to the run is written: bring it to where others see it, if that is elsewhere."""
@@ -240,7 +245,7 @@ class RunDirectory:
         """Write a policy and point `best` to it."""
         with self._saving:
             path = self._free(f"best_{step:012d}")
-            size = checkpoint.save(path, {"policy": policy}, eval_return=score, **_facts(step))
+            size = checkpoint.save(path, {"policy": policy}, eval_return=score, **self._facts(step))
             checkpoint.point(self.best, path)
             with contextlib.suppress(OSError, CheckpointError):
                 for old in self._named("best"):
@@ -368,10 +373,6 @@ def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
-
-
-def _facts(step: int) -> dict[str, Any]:
-    return {"step": step, "time": time.time(), **provenance()}
 
 
 def _next_number(history: list[tuple[Path, dict[str, Any] | None]]) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import platform
 from importlib import metadata
-from pathlib import Path
+
+from raynforce.kernels import cpu_model
 
 
 @functools.cache
@@ -18,13 +20,6 @@ def provenance() -> dict[str, str]:
     for name in ("torch", "numpy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
+    with contextlib.suppress(ValueError, OSError, AttributeError):  # it has sin and exp, and not every system has it
+        versions["libc"] = os.confstr("CS_GNU_LIBC_VERSION") or ""
     return {**versions, "cpu": cpu_model(), "host": platform.node()}
-
-
-def cpu_model() -> str:
-    """The processor's model: equal results are promised on one."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from raynforce.errors import RaynforceError
+from raynforce.kernels import Kernels, Kind
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Place:
     """A process whose role is not built by then prints where it hangs and ends; 0 waits for ever."""
     call_seconds: float = 0.0
     """The same for each of its calls."""
+    kernels: Kernels = "portable"
+    """What its numerical libraries may choose from."""
 
 
 class Pending(ABC):
@@ -112,6 +115,10 @@ class Runtime(ABC):
     def health(self) -> dict[str, float]:
         """Metrics of the runtime itself, by name."""
         return {}
+
+    @abstractmethod
+    def kinds(self) -> Set[Kind]:
+        """Of the machines that roles live on, as far as they have started."""
 
     def excuse(self) -> str:
         """Why roles may not have answered yet, to be put behind their names; most often nothing."""

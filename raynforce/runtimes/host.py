@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from raynforce.errors import RaynforceError, summary
+from raynforce.kernels import Kind, kind, pin
 from raynforce.runtimes.base import Place, RemoteTraceback, RoleError
 from raynforce.threads import cap_threads
 
@@ -51,10 +52,10 @@ class Host:
     def awake(self) -> float:
         return self._place.awake
 
-    def build(self, packed: bytes) -> None:
-        """Settle in this process, then build the role that `pack` described."""
+    def build(self, packed: bytes) -> Kind:
+        """Settle in this process, then build the role that `pack` described; returns where it lives."""
         (role, self.name, self._place, path), given, args = pickle.loads(packed)
-        settle(self._place.threads, self._place.nice, path)
+        settle(self._place, path)
         from raynforce.given import unpack
         from raynforce.imports import load_object
 
@@ -68,6 +69,7 @@ class Host:
         except RaynforceError as error:
             self._failure = error
             raise
+        return kind()
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of the role; if it could not be built, that is the answer."""
@@ -144,11 +146,14 @@ def hung(said: Iterable[str]) -> str | None:
     return f"it hung for {limit}{(frames or [''])[0]}"
 
 
-def settle(threads: int, nice: int, path: Sequence[str]) -> None:
-    """Cap threads, step back in priority, find the user's code. Before numpy is imported: it reads its caps once."""
-    cap_threads(threads)
-    if nice > 0:
-        os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
+def settle(place: Place, path: Sequence[str]) -> None:
+    """Cap threads, choose kernels, step back in priority, find the user's code. Before numpy is imported: it reads the
+    first two once.
+    """
+    cap_threads(place.threads)
+    pin(place.kernels)
+    if place.nice > 0:
+        os.setpriority(os.PRIO_PROCESS, 0, max(place.nice, os.getpriority(os.PRIO_PROCESS, 0)))
     sys.path[:] = [*path, *(p for p in sys.path if p not in path)]
 
 

@@ -6,13 +6,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any
 
 from raynforce.imports import load_object
+from raynforce.kernels import Kind, kind
 from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime
 from raynforce.threads import capped_threads
 
@@ -153,6 +154,9 @@ class InlineRuntime(Runtime):
 
     def share(self, value: Any) -> Pending:
         return _Answer("shared", lambda: value)
+
+    def kinds(self) -> Set[Kind]:
+        return frozenset([kind()])
 
     def keep(self, pending: Pending) -> Pending:
         return _Answer(pending.name, lambda: deepcopy(pending.result()))  # the role goes on writing into its own

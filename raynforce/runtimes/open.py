@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from raynforce.config import Config
 from raynforce.given import pack
+from raynforce.kernels import kind, pin, pins
 from raynforce.runtimes.base import Runtime
 from raynforce.runtimes.placing import place_roles, require_room
 
@@ -15,6 +16,7 @@ def open_runtime(config: Config, say: Callable[[str], None], *, torch: bool = Fa
 
     `torch` if samplers will import it: then fewer of them fit into the memory of this machine.
     """
+    pin(config.kernels)
     if config.runtime in ("process", "ray"):  # what has no module is sent to the roles
         given = pack((config.env, config.algo, config.network.factory))
     if config.runtime == "ray":
@@ -29,4 +31,9 @@ def open_runtime(config: Config, say: Callable[[str], None], *, torch: bool = Fa
         return ProcessRuntime(places, say, given)
     from raynforce.runtimes.inline import InlineRuntime
 
+    if config.kernels == "portable" and pins() and kind().kernels == "native":
+        say(
+            "note: numpy or torch was loaded before it could be held to AVX2: weights are those of this CPU model; "
+            "put `from raynforce import train` first, or use the runtime process"
+        )
     return InlineRuntime(places, say)

@@ -127,7 +127,7 @@ def _asked(config: Config) -> dict[str, Place]:
     awake = AWAKE if spare and config.topology != "central" else 0.0
     gpus = ray.learner_gpus or float(config.learner.device.startswith("cuda"))  # Ray hides GPUs nobody asked for
     central = config.topology == "central"  # there, environments wait for hosts and policy, and nobody for the learner
-    return {
+    places = {
         "sampler": Place(
             cpus=1.0 if ray.sampler_cpus is None else ray.sampler_cpus,
             resources=dict(ray.sampler_resources),
@@ -153,6 +153,7 @@ def _asked(config: Config) -> dict[str, Place]:
             cpus=0.0, nice=BESIDE, start_seconds=faults.start_seconds, call_seconds=faults.sample_seconds
         ),
     }
+    return {role: replace(place, kernels=config.kernels) for role, place in places.items()}
 
 
 def cores() -> int:

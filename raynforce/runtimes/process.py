@@ -13,12 +13,13 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import raynforce
 from raynforce.errors import UsageError, how_it_ended
+from raynforce.kernels import Kind
 from raynforce.runtimes import host
 from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime
 from raynforce.runtimes.wire import Packed, pack, receive, send
@@ -235,6 +236,8 @@ class ProcessRuntime(Runtime):
         self.say = say
         self._given = given  # see `raynforce.given`
         self._workers: list[_Worker] = []
+        self._starting: list[Pending] = []  # answers that tell on what a role lives
+        self._kinds: set[Kind] = set()
         self._selector = selectors.DefaultSelector()
 
     def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> Handle:
@@ -243,7 +246,8 @@ class ProcessRuntime(Runtime):
         self._selector.register(worker.socket, selectors.EVENT_READ, worker.hear)
         self._selector.register(worker.death, selectors.EVENT_READ, worker.died)
         self._selector.register(worker.output, selectors.EVENT_READ, lambda: worker.read(self.say))
-        worker.ask("build", [host.pack(role, args, name, place or Place(), given=self._given)])
+        packed = host.pack(role, args, name, place or Place(), given=self._given)
+        self._starting += worker.ask("build", [packed])
         return worker
 
     def wait(
@@ -298,6 +302,12 @@ class ProcessRuntime(Runtime):
     def unlisten(self, file: Any) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(file)
+
+    def kinds(self) -> Set[Kind]:
+        done = [answer for answer in self._starting if isinstance(answer, _Answer) and answer.done]
+        self._kinds |= {answer.result() for answer in done if answer.failure() is None}
+        self._starting = [answer for answer in self._starting if answer not in done]
+        return frozenset(self._kinds)
 
     def health(self) -> dict[str, float]:
         return {"health/object_store_mb": Packed.held / 1e6}

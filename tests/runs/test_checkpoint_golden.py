@@ -30,12 +30,14 @@ def test_there_are_some_of_every_older_format() -> None:
 def test_a_run_of_an_older_release_ends_as_it_would_have(golden: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     shutil.copytree(golden, path, symlinks=True)
-    resumed = raynforce.resume(path, progress="quiet")
-    assert resumed.result.steps >= resumed.config.steps
-    if golden.name != "dqn-prioritized":  # priorities had more digits then
-        assert resumed.result.weights_sha256 == (golden / "expected_sha256").read_text().strip()
+    resumed = raynforce.resume(path, progress="quiet").result
+    last = raynforce.load(path, "last").version
+    expected = json.loads((golden / "expected.json").read_text())
+    counted = {"steps": resumed.steps, "episodes": resumed.episodes, "updates": resumed.updates, "version": last.number}
+    assert counted == {name: expected[name] for name in counted}
+    # CPUs round apart by some 1e-7, and an optimiser that begins again, or another order of minibatches, by 1e-3.
+    np.testing.assert_allclose(last.params, expected["params"], rtol=0, atol=1e-5)
     assert checkpoint.manifest(path / "last")["format_version"] == checkpoint.FORMAT_VERSION
-    assert raynforce.load(path).version.number > 0
 
 
 def test_the_ring_of_format_1_becomes_a_segment() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from raynforce.config import Config
 from raynforce.errors import RaynforceError
+from raynforce.kernels import Kind
 from raynforce.runtimes.base import Handle, Pending, Place, Runtime
 from raynforce.runtimes.host import pack
 from raynforce.runtimes.placing import needs
@@ -108,6 +109,8 @@ class RayRuntime(Runtime):
             undo.pop_all()
         self.failures = Failures(voices)
         self._handles: dict[RayHandle, None] = {}
+        self._starting: list[RayPending] = []  # answers that tell on what a role lives
+        self._kinds: set[Kind] = set()
         self._spawned: set[str] = set()
         self._reserve_at = time.monotonic() + RESERVE_AFTER if self._cluster.started else math.inf
         self._room: Any = None  # of the one at home, on a cluster that is shared with others
@@ -123,7 +126,8 @@ class RayRuntime(Runtime):
         handle = RayHandle(self, actor, name)
         # Where code was sent, a node may have other files under the names of the driver's search path.
         path: list[str] | None = [] if self._cluster.shipped else None
-        actor.build.remote(pack(role, args, name, place, path=path, given=self._given))
+        built = actor.build.remote(pack(role, args, name, place, path=path, given=self._given))
+        self._starting.append(RayPending(built, name, self.failures))
         self.failures.begin(actor._actor_id.hex(), name)
         self._handles[handle] = None
         if place.home:
@@ -203,6 +207,14 @@ class RayRuntime(Runtime):
             refs = list(self._kept)
             for ref in ray_module().wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)[0]:
                 del self._kept[ref]
+
+    def kinds(self) -> Set[Kind]:
+        refs = [each.ref for each in self._starting]
+        there = set(ray_module().wait(refs, num_returns=len(refs), timeout=0)[0]) if refs else set()
+        done = [each for each in self._starting if each.ref in there]
+        self._starting = [each for each in self._starting if each.ref not in there]
+        self._kinds |= {each.result() for each in done if each.failure() is None}
+        return frozenset(self._kinds)
 
     def health(self) -> dict[str, float]:
         used = self._raylet.used_bytes()

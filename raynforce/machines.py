@@ -1,0 +1,70 @@
+"""The kinds of processor that a run's roles live on: written to its manifests, and told where they may round apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any
+
+from raynforce.kernels import Kind
+from raynforce.runs.directory import RunDirectory
+from raynforce.runs.provenance import provenance
+from raynforce.runtimes.base import Runtime
+
+VERSIONS = ("torch", "numpy", "libc")
+"""What results depend on to the last bit, beside the config and the kind of processor; `provenance` has it."""
+
+
+class Machines:
+    """Where the roles of a run live, as far as they have told."""
+
+    def __init__(self, run: RunDirectory, runtime: Runtime, say: Callable[[str], None]) -> None:
+        self._run = run
+        self._runtime = runtime
+        self._say = say
+        self._known: Set[Kind] = frozenset()
+
+    def look(self) -> None:
+        """See who has told meanwhile."""
+        kinds = self._runtime.kinds()
+        if kinds != self._known:
+            self._known = kinds
+            self._run.made_on = described(kinds)
+            for note in kinds_note(kinds):
+                self._say(f"note: {note}")
+
+    def compare(self, manifest: Mapping[str, Any]) -> None:
+        """Tell what is not as it was when a checkpoint was written."""
+        for note in machine_note(manifest, {**provenance(), **self._run.made_on}):
+            self._say(f"note: {note}")
+
+
+def described(kinds: Set[Kind]) -> dict[str, str]:
+    """For a manifest: all models, and the kernels that all of them have."""
+    if not kinds:
+        return {}
+    return {"cpu": ", ".join(sorted({each.cpu for each in kinds})), "kernels": _common(kinds)}
+
+
+def _common(kinds: Set[Kind]) -> str:
+    return "avx2" if all(each.kernels == "avx2" for each in kinds) else "native"
+
+
+def kinds_note(kinds: Set[Kind]) -> Iterator[str]:
+    models = sorted({each.cpu for each in kinds})
+    if len(models) > 1 and _common(kinds) != "avx2":
+        yield (
+            f"roles live on {len(models)} kinds of CPU ({', '.join(models)}), and not all are held to AVX2: the run "
+            "equals another only if each role is on the same kind there"
+        )
+
+
+def machine_note(manifest: Mapping[str, Any], here: Mapping[str, str]) -> Iterator[str]:
+    """What numbers depend on and is not as it was when the checkpoint was written."""
+    before = {"kernels": "native", **manifest}  # before there was a choice
+    names = ["kernels", *VERSIONS]
+    if not before["kernels"] == here.get("kernels") == "avx2":
+        names.append("cpu")
+    known = [name for name in names if name in before and name in here]
+    changed = [f"{name} {before[name]} → {here[name]}" for name in known if before[name] != here[name]]
+    if changed:
+        yield f"another machine or release: {', '.join(changed)}; equal results are promised on one of each"
