@@ -2,7 +2,7 @@
 
 Each step of an environment sleeps 10 to 50 ms (`slow_envs.Uniform`), so N of them can give N / 0.03 s steps per second
 and no more. They live in threads of `--hosts64` and `--hosts256` host processes, on runtimes `process` and `ray`. PPO
-has its default settings, with fragments of 32 steps; no evaluation, no checkpoints.
+learns from fragments of 32 steps, in four epochs of minibatches of 256; no evaluation, no checkpoints.
 
 Steps per second are counted by the environments themselves, from 3 s after all of them have begun, for `--seconds`:
 what they did, whatever has become of it since. What was learned from in the meantime stands beside it; it lags behind

@@ -26,7 +26,7 @@ from raynforce.policies.torch_net import SpecNet, TorchActor
 from raynforce.roles.learner import Learner
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 
-SHAPES = ((4, 10, 10), (4, 32, 32), (4, 64, 64), (4, 84, 84))
+SHAPES = ((4, 10, 10), (3, 16, 16), (4, 32, 32), (4, 48, 48), (4, 64, 64), (4, 84, 84))
 LANES = (1, 8, 32)
 ACTIONS = 6
 

@@ -46,8 +46,8 @@ def measure(repeats: int = 30, rounds: int = 5) -> list[Table]:
         "preset": "none",
         "sampling": {"envs": ENVS, "fragment": FRAGMENT},
         "algorithm": {"epochs": 4, "minibatch_size": MINIBATCH},
-        "network": {"hidden": [64, 64], "activation": "tanh"},
-        "learner": {"device": "cpu", "threads": 1},
+        "network": {"hidden": [64, 64], "activation": "tanh", "normalize_obs": False},
+        "learner": {"device": "cpu", "threads": 1, "scale_rewards": False},
     }
     config, env = resolve(layers)[0], probe(ENV)
     with pinned():

@@ -27,6 +27,13 @@ TRAINING_ALONE = {
     "checkpoint.every": 0,
     "checkpoint.seconds": 0,
 }
+PPO_WORK = {  # cheap to learn from, so that the rest is seen; peers are given the same
+    "algorithm.epochs": 4,
+    "algorithm.minibatch_size": 256,
+    "sampling.fragment": 128,
+    "network.normalize_obs": False,
+    "learner.scale_rewards": False,
+}
 Settings = Mapping[str, Any]
 Watch = Callable[[int], None]
 
@@ -85,6 +92,8 @@ def train(
 ) -> Trained:
     """Run `raynforce train`; meanwhile `watch` is called with its process id, `every` so many seconds."""
     given = TRAINING_ALONE | dict(settings or {})
+    if algo == "ppo" and given["preset"] == "none":
+        given = PPO_WORK | given
     with apart() as environment:
         folder = Path(environment["HOME"]) / "run"
         command = [sys.executable, "-m", "raynforce", "train", algo, env, "--steps", str(steps), "--out", str(folder)]

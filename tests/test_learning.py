@@ -34,3 +34,13 @@ def test_preset_solves(algo: str, env: str, target: float, within: int, seed: in
     # The policy that is kept is the one that solved it, on a hundred other episodes too.
     assert run.result.eval_return is not None
     assert run.result.eval_return >= target - 0.2 * abs(target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("preset", ["auto", "none"])
+def test_lunar_lander_is_solved_with_the_preset_and_with_the_defaults(preset: str, seed: int, tmp_path: Path) -> None:
+    pytest.importorskip("Box2D", reason='needs pip install "raynforce[box2d]"')
+    run = solve("LunarLander-v3", "ppo", tmp_path / "run", steps=1_000_000, target=200, seed=seed, preset=preset)
+    assert run.result.solved_steps is not None
+    assert run.result.solved_steps <= 500_000

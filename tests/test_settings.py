@@ -282,7 +282,7 @@ def test_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
 
     file = {"network": {"activation": "silu"}, "algorithm": {"gamma": 0.6}}
     given = {"algorithm": {"gamma": 0.7}}
-    assert resolve({"env": "Other-v0"})[0].sampling.fragment == 128  # the default of all
+    assert Config(env="Other-v0").sampling.fragment == 128  # the default of all
     assert values({"preset": "none"}) == (8, 16, "relu", 0.99)  # the algorithm's
     assert values() == (8, 3, "elu", 0.5)
     assert values(file) == (8, 3, "silu", 0.6)

@@ -1,14 +1,15 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), with GAE (1506.02438) or V-trace (1802.01561).
 
-Defaults follow the paper's and the field's common implementation for small control tasks: eight environments of
-128 steps, four epochs in minibatches of 256.
+Defaults are meant for tasks that nobody has tuned for: the paper's for continuous control (2,048 steps in ten epochs of
+minibatches of 64, a step size of 3e-4), and observations and rewards in units of their own deviation, without which
+a value loss in the thousands takes all of the clipped gradient (docs/performance.md has what each of these gives).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -50,9 +51,9 @@ class PPOConfig(AlgorithmConfig):
     """Adam's term against division by zero."""
     gae_lambda: Annotated[float, Range(0, 1)] = 0.95
     """Towards 0 advantages have more bias, towards 1 more variance."""
-    epochs: Annotated[int, Range(1, 1000)] = 4
+    epochs: Annotated[int, Range(1, 1000)] = 10
     """Passes over each batch."""
-    minibatch_size: Annotated[int, Range(1, 1e9)] = 256
+    minibatch_size: Annotated[int, Range(1, 1e9)] = 64
     """Samples per optimiser step."""
     clip: Annotated[float, Range(0.001, 10)] = 0.2
     """How far the new policy's probability ratio may move before its gradient is cut."""
@@ -78,6 +79,11 @@ class PPO(Algorithm[PPOConfig]):
     """
 
     Settings: ClassVar[type[AlgorithmConfig]] = PPOConfig
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "sampling.fragment": 256,
+        "network.normalize_obs": True,
+        "learner.scale_rewards": True,
+    }
     max_lag = None
     forgets = ("_divergence",)  # of one epoch
 

@@ -18,7 +18,7 @@ from raynforce.spaces import EnvSpec
 
 # A word in the message of a failed import, and what to install.
 _EXTRAS = {
-    "box2d": 'pip install "gymnasium[box2d]" (without a compiler and swig: pip install box2d)',
+    "box2d": 'pip install "raynforce[box2d]"',
     "mujoco_py": 'pip install "gymnasium[mujoco-py]"',
     "mujoco": 'pip install "gymnasium[mujoco]"',
     "ale": 'pip install "raynforce[atari]"',

@@ -12,10 +12,13 @@ from raynforce.spaces import ObsLeaf
 Convolutions = tuple[tuple[int, ...], ...]
 """Channels, kernel and stride of each convolution."""
 
-# By the shorter side of the image, longest first. The features that come out are a few thousand at most sizes.
+# By the shorter side of the image, longest first: strides halve it until a few hundred to a thousand features are left,
+# which are what the hidden layers' parameters, and most of an update's time, depend on.
 DEFAULTS: tuple[tuple[int, Convolutions], ...] = (
     (64, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),  # Mnih et al. 2015
-    (20, ((32, 4, 2), (64, 3, 2), (64, 3, 1))),
+    (32, ((16, 4, 2), (32, 3, 2), (32, 3, 2))),
+    (16, ((16, 3, 2), (32, 3, 2))),
+    (10, ((16, 3, 1), (32, 3, 2))),
     (5, ((16, 3, 1), (32, 3, 1))),
 )
 

@@ -64,8 +64,9 @@ class ObservationNormalizer:
         self.stats = RunningStats(spec.input_width)
 
     def update(self, obs: dict[str, np.ndarray]) -> None:
-        """Take in `[N, ...]` raw observations per leaf."""
-        self.stats.update(flat_input(self._spec, obs))
+        """Take in `[N, ...]` raw observations per leaf; a round that only resets has none."""
+        if any(map(len, obs.values())):
+            self.stats.update(flat_input(self._spec, obs))
 
     def begin_from(self, shift: np.ndarray, scale: np.ndarray, seen: int) -> None:
         """Take over what other statistics amounted to after `seen` samples: `affine` gives the same back."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from nets import ACTIONS, BOX, FixedNet, at_random
 from running import solve
 
@@ -16,6 +17,7 @@ import raynforce
 from raynforce.algos.base import shuffled
 from raynforce.algos.ppo import PPO, PPOConfig
 from raynforce.config import Config
+from raynforce.envs.tiny import IdentityBox
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import gae
 from raynforce.experience.vtrace import vtrace
@@ -165,9 +167,31 @@ def test_tiny_environments_are_learned(
     solve(f"raynforce.envs.tiny:{env}", "ppo", tmp_path / "run", steps=steps, target=target, settings=QUICK | more)
 
 
+class OtherUnits(IdentityBox):
+    """`IdentityBox` in thousands, far from zero: the best return is 0, that of standing still about -1,300."""
+
+    def __init__(self) -> None:
+        super().__init__(length=4)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (1,))
+
+    def draw(self) -> np.ndarray:
+        self.truth = super().draw()
+        return 5000 + 1000 * self.truth
+
+    def score(self, action: np.ndarray) -> float:
+        return -1000 * float(np.sum((action - self.truth) ** 2))
+
+
+def test_the_defaults_learn_in_any_units(tmp_path: Path) -> None:
+    settings = {"eval.every": 2_000, "eval.final_episodes": 0}
+    solve(f"{__name__}:OtherUnits", "ppo", tmp_path / "run", steps=20_000, target=-100, settings=settings)
+
+
 def test_values_are_bootstrapped_through_time_limits(tmp_path: Path) -> None:
     """Reward 1 for ever, cut every 10 steps: the value is 1 / (1 - gamma), not the return of ten steps."""
     settings = QUICK | {"algorithm.gamma": 0.9, "algorithm.gae_lambda": 0.9, "algorithm.learning_rate": 1e-2}
+    settings |= {"algorithm.minibatch_size": 256}
+    settings |= {"learner.scale_rewards": False, "network.normalize_obs": False}  # values in the reward's own unit
     run = raynforce.train(
         "raynforce.envs.tiny:Endless", "ppo", steps=40_000, settings=settings, out=tmp_path / "run", progress="quiet"
     )

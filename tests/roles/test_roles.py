@@ -219,7 +219,7 @@ def test_a_round_that_only_resets_is_no_error() -> None:
         version = learner.publish()
         updates.append((learned.steps, learned.updates))
     assert (0, 0) in updates
-    assert (1, 4) in updates
+    assert (1, 10) in updates
 
 
 def test_nobody_elses_random_numbers_change_the_learning() -> None:
