@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 
@@ -50,6 +51,7 @@ class _Linear(torch.autograd.Function):
         return linear(weight.detach(), bias.detach(), openblas=True)(x.detach())
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, weight = (saved.detach() for saved in ctx.saved_tensors)
         d_weight = torch.empty_like(weight)

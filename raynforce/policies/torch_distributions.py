@@ -56,7 +56,8 @@ def logp_entropy(spec: ActionSpec, out: Mapping[str, Tensor], action: Tensor) ->
 def exp(x: Tensor) -> Tensor:
     """e to the power of each element of `[N, ...]`, rounded alike on every CPU: `torch.exp` is MKL's, which is not."""
     if x.device.type == "cpu" and not x.requires_grad:
-        return torch.from_numpy(np.exp(x.numpy()))
+        with np.errstate(over="ignore"):  # as torch does: the learner looks whether losses are finite
+            return torch.from_numpy(np.exp(x.numpy()))
     return torch.exp2(x * LOG2_E)
 
 

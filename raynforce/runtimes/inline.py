@@ -135,6 +135,7 @@ class InlineRuntime(Runtime):
         self.places = places
         self._watch = _Watch(say)
         self._roles: list[_Inline] = []
+        self._kind: Kind | None = None  # not known before they have loaded their libraries
         self._opened = ExitStack()
         self._opened.enter_context(capped_threads())  # as in processes of their own
 
@@ -156,7 +157,8 @@ class InlineRuntime(Runtime):
         return _Answer("shared", lambda: value)
 
     def kinds(self) -> Set[Kind]:
-        return frozenset([kind()])
+        self._kind = self._kind or kind()
+        return frozenset([self._kind])
 
     def keep(self, pending: Pending) -> Pending:
         return _Answer(pending.name, lambda: deepcopy(pending.result()))  # the role goes on writing into its own
