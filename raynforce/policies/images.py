@@ -12,7 +12,7 @@ from raynforce.spaces import ObsLeaf
 Convolutions = tuple[tuple[int, ...], ...]
 """Channels, kernel and stride of each convolution."""
 
-# By the shorter side of the image, longest first: strides halve it until a few hundred to a thousand features are left,
+# By the shorter side of the image, longest first: below 64, strides leave 1,568 features of it at most,
 # which are what the hidden layers' parameters, and most of an update's time, depend on.
 DEFAULTS: tuple[tuple[int, Convolutions], ...] = (
     (64, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),  # Mnih et al. 2015

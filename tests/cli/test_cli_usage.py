@@ -249,7 +249,7 @@ def test_flags_win_over_set_and_set_over_the_file(cli: Cli, tmp_path: Path) -> N
 def test_the_algorithms_own_defaults_yield_to_everything(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text("sampling: {fragment: 7}\n")
     assert config(cli, "dqn", "CartPole-v1")["sampling"]["fragment"] == 16
-    assert config(cli, "ppo", "CartPole-v1")["sampling"]["fragment"] == 128
+    assert config(cli, "ppo", "CartPole-v1")["sampling"]["fragment"] == 256
     assert config(cli, "dqn", "CartPole-v1", "--config", "my.yaml")["sampling"]["fragment"] == 7
 
 
