@@ -55,7 +55,6 @@ def pins() -> dict[str, str]:
         "OPENBLAS_CORETYPE": "Haswell",
         "NPY_DISABLE_CPU_FEATURES": " ".join(WIDE if _numpy_version() >= (2, 4) else WIDE_BEFORE),
         "ATEN_CPU_CAPABILITY": "avx2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
         "MKL_CBWR": "AVX2",  # on Intel's processors alone; what we learn with does without MKL
     }
 

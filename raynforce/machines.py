@@ -15,10 +15,13 @@ VERSIONS = ("torch", "numpy", "libc")
 
 
 class Machines:
-    """Where the roles of a run live, as far as they have told."""
+    """Where the roles of a run live, as far as they have told.
 
-    def __init__(self, run: RunDirectory, runtime: Runtime, say: Callable[[str], None]) -> None:
-        self._run = run
+    `portable` says whether its network can be held to AVX2: convolutions and a user's own module cannot.
+    """
+
+    def __init__(self, run: RunDirectory, runtime: Runtime, say: Callable[[str], None], *, portable: bool) -> None:
+        self._run, self._portable = run, portable
         self._runtime = runtime
         self._say = say
         self._known: Set[Kind] = frozenset()
@@ -26,6 +29,8 @@ class Machines:
     def look(self) -> None:
         """See who has told meanwhile."""
         kinds = self._runtime.kinds()
+        if not self._portable:
+            kinds = {each._replace(kernels="native") for each in kinds}
         if kinds != self._known:
             self._known = kinds
             self._run.made_on = described(kinds)

@@ -112,7 +112,8 @@ class Training:
             self._tell_changes(before, loaded)
         torch = self._acting.acts_with == "torch" or config.topology == "shared-agent"
         self._runtime = opened.enter_context(open_runtime(config, self._progress.message, torch=torch))
-        self._machines = Machines(self._run, self._runtime, self._progress.message)
+        portable = config.network.factory is None and not self._acting.network.conv_products
+        self._machines = Machines(self._run, self._runtime, self._progress.message, portable=portable)
         self._supervision = Supervision(config, self._ledger, self._progress.fault, self._progress.message)
         self._crew = crew = Crew(config, env, self._acting, self._runtime, self._supervision, self._progress.message)
         self._evaluations = Evaluations(

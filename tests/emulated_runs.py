@@ -26,8 +26,6 @@ RUNS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "autograd": ("Acrobot-v1", "ppo", 256, FEW | {"network.activation": "silu"}),
     "impala": ("CartPole-v1", "impala", 384, {"sampling.envs": 4, "sampling.fragment": 32}),
     "dqn": ("CartPole-v1", "dqn", 400, {"algorithm.learning_starts": 200, "algorithm.prioritized": True}),
-    "images": ("raynforce.envs.tiny:Catch", "ppo", 256, FEW),
-    "one image": ("raynforce.envs.tiny:Catch", "dqn", 160, {"sampling.envs": 1, "algorithm.learning_starts": 100}),
 }
 
 

@@ -213,7 +213,7 @@ def test_several_kinds_of_processor_are_told_once_unless_they_round_alike(tmp_pa
             return set(found)
 
     run, said = raynforce.runs.directory.RunDirectory(tmp_path), list[str]()
-    looking = machines.Machines(run, Cluster(), said.append)  # type: ignore[arg-type]
+    looking = machines.Machines(run, Cluster(), said.append, portable=True)  # type: ignore[arg-type]
     looking.look()
     assert run.made_on == {}
     found |= {Kind(A, "avx2"), Kind(B, "avx2")}

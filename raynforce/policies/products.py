@@ -1,4 +1,4 @@
-"""Linear layers and convolutions of torch tensors that round alike on every CPU.
+"""Linear layers of torch tensors that round alike on every CPU.
 
 Torch leaves matrix products to MKL, which takes other kernels on Intel's processors than on others, whatever it is
 told. numpy's OpenBLAS can be held to one set of kernels (`raynforce/kernels.py`), and is as fast for matrices of a
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 
 def linear(weight: Tensor, bias: Tensor, openblas: bool) -> Callable[[Tensor], Tensor]:
@@ -56,10 +55,3 @@ class _Linear(torch.autograd.Function):
         x, weight = (saved.detach() for saved in ctx.saved_tensors)
         d_weight = torch.empty_like(weight)
         return linear_backward(x, weight, g.detach(), d_weight, openblas=True, wanted=True), d_weight, g.sum(0)
-
-
-def convolution(weight: Tensor, bias: Tensor, stride: int) -> Callable[[Tensor], Tensor]:
-    """Of images `[N, C, H, W]`; on the CPU always by oneDNN."""
-    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
-        return lambda x: F.conv2d(x, weight, bias, stride)
-    return lambda x: torch.mkldnn_convolution(x, weight, bias, [0, 0], [stride, stride], [1, 1], 1)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from raynforce.errors import UsageError, summary
 from raynforce.imports import load_object
 from raynforce.policies.numpy_net import onehot_offsets
-from raynforce.policies.products import convolution, linear, linear_backward
+from raynforce.policies.products import linear, linear_backward
 from raynforce.policies.spec import NORM_EPS, Activation, Conv, Input, Layer, LayerNorm, Linear, NetworkSpec
 
 NO_ARGS: Mapping[str, Any] = {}
@@ -294,7 +294,8 @@ def _bound(layer: Layer, name: str, views: Mapping[str, Tensor], openblas: bool)
         return lambda x: F.layer_norm(x, x.shape[1:], scale, shift, NORM_EPS)
     weight, bias = views[f"{name}.weight"], views[f"{name}.bias"]
     if isinstance(layer, Conv):
-        return convolution(weight, bias, layer.stride)
+        stride = layer.stride
+        return lambda x: F.conv2d(x, weight, bias, stride)
     return linear(weight, bias, openblas)
 
 
