@@ -61,8 +61,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("raynforce.sinks")
     if name not in _WHERE:
         raise AttributeError(f"module 'raynforce' has no attribute {name!r}")
-    if _WHERE[name] == "raynforce.api":
-        importlib.import_module("raynforce.kernels").pin()  # before numpy is loaded, if nobody has done so
+    importlib.import_module("raynforce.kernels").pin()  # before numpy is loaded, if nobody has done so
     return getattr(importlib.import_module(_WHERE[name]), name)
 
 

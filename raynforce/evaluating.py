@@ -24,7 +24,8 @@ TIMES = 20  # evaluations in a run, if nothing else is set
 FINAL_EPISODES = 100
 DURING, ALL = 1 / 12, 1 / 10
 """Steps of evaluation for each step of training: during the run, and with its last evaluation."""
-AHEAD = 0.5  # of the planned steps: what these shares are of from the beginning, so that early evaluations are possible
+AHEAD, AHEAD_ALL = 1 / 4, 1 / 10
+"""Of the planned steps, what these shares are of from the beginning: early evaluations are what a target needs."""
 LOCKSTEP_COST = 1 / 8
 """What a step of an environment's own vector implementation costs in evaluation, beside one in training."""
 
@@ -64,7 +65,7 @@ class Schedule:
         if self._how.every is not None:
             return True
         per_episode = length if self._per_episode is None else self._per_episode
-        return self.spent + self._how.episodes * per_episode <= self._allowed(DURING, after)
+        return self.spent + self._how.episodes * per_episode <= DURING * (after + AHEAD * self._planned)
 
     def add(self, played: Evaluation) -> None:
         """Count an evaluation that has come to its end."""
@@ -77,7 +78,7 @@ class Schedule:
         """Episodes of the last evaluation, after so many steps."""
         if self._how.final_episodes is not None:
             return self._how.final_episodes
-        left = self._allowed(ALL, steps) - self.spent
+        left = ALL * (steps + AHEAD_ALL * self._planned) - self.spent
         fit = left / self._per_episode if self._per_episode else FINAL_EPISODES
         return int(min(max(fit, self._how.episodes), FINAL_EPISODES))
 
@@ -86,9 +87,6 @@ class Schedule:
 
     def load(self, tree: Tree) -> None:
         self.spent, self._per_episode = tree["spent"], tree["per_episode"]
-
-    def _allowed(self, share: float, steps: int) -> float:
-        return share * (steps + AHEAD * self._planned)
 
 
 class Evaluations:

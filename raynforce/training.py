@@ -404,7 +404,9 @@ class Training:
         status, config = self._status, self._config
         eval_return = None
         episodes = self._schedule.final_episodes(status.steps)
-        if episodes and self.stop_request.number is None:
+        if self._was_the_only_one(episodes):
+            eval_return = status.last_eval
+        elif episodes and self.stop_request.number is None:
             best, doing = self._best or self._pinned, "evaluating the best policy"
             returns = self._evaluations.play(best, episodes, doing, FINAL)
             eval_return = None if returns is None else float(returns.mean())
@@ -438,6 +440,11 @@ class Training:
             skipped_evaluations=self._evaluations.skipped,
             eval_seconds=round(self._evaluations.waited, 3),
         )
+
+    def _was_the_only_one(self, episodes: int) -> bool:
+        """Whether one version alone was evaluated, in as many episodes: it was not chosen for its outcome."""
+        alone = self._evaluations.count == 1 and not self._resumes and self._best is not None
+        return alone and 0 < episodes <= self._config.eval.episodes
 
     def where_the_time_went(self) -> str:
         """A few lines on what bound the run, and which setting to change."""

@@ -291,10 +291,10 @@ def test_by_default_they_take_a_tenth_of_the_steps() -> None:
     schedule, dear = Schedule(EvalConfig(), 1_000_000), Evaluation(True, np.zeros(20), steps=10_000)
     found = due(schedule, 1_000_000, 1000, 500.0, dear)
     assert found[0] == 50_000
-    assert schedule.spent == 10_000 * len(found) <= 125_000
-    assert len(found) == 12
-    assert 20 <= schedule.final_episodes(1_000_000) <= 60
-    assert schedule.spent + 500 * schedule.final_episodes(1_000_000) <= 160_000
+    assert schedule.spent == 10_000 * len(found) <= 110_000
+    assert len(found) == 10
+    assert 20 <= schedule.final_episodes(1_000_000) <= 40
+    assert schedule.final_episodes(200_000) == 20, "of a run that met its target early"
 
 
 def test_steps_of_an_own_vector_implementation_cost_less() -> None:

@@ -208,6 +208,8 @@ def test_environments_that_raise_are_made_anew(raising: raynforce.Run, tmp_path:
     assert 5 <= sum(fault["role"] != "evaluator" for fault in faults) <= 50
     assert (result.restarts, result.lost_steps, result.dropped_steps) == (0, 0, 0)
     for fault in faults:
+        if fault["action"] == "evaluation given up":
+            continue
         assert fault["kind"] == "raised"
         assert "lost its connection" in fault["cause"]
         assert {"env", "lane", "seed", "step", "role"} <= set(fault)

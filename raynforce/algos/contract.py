@@ -63,12 +63,14 @@ def declared(config: Config, env: EnvSpec, kind: type[Algorithm[Any]]) -> Acting
     names(kind, "keeps"), names(kind, "forgets")
     algo = make_algorithm(config, env, kind)
     with blamed(config.algo, algo):
-        heads, network, acting, schedules = algo.heads(), algo.network(), algo.acting(), algo.schedules(0.0)
+        heads = algo.heads()
     sized = isinstance(heads, Mapping) and all(
         isinstance(k, str) and isinstance(n, int | np.integer) for k, n in heads.items()
     )
     if not (sized and heads):
         raise _wrong(algo, "heads", heads, "a dict of output names and sizes, such as {'policy': 2, 'value': 1}")
+    with blamed(config.algo, algo):
+        network, acting, schedules = algo.network(), algo.acting(), algo.schedules(0.0)
     if not isinstance(network, NetworkSpec):
         raise _wrong(algo, "network", network, "a NetworkSpec: self.spec(towers…), or leave it out")
     if not isinstance(acting, ActingSpec):

@@ -161,7 +161,7 @@ def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterato
     from raynforce.runtimes.placing import stepping
 
     target, parallel = config.target, stepping(config, evaluating=True)
-    faulty = result.restarts or result.env_restarts
+    faulty, missed = result.restarts or result.env_restarts, False
     yield ""
     if result.solved_steps is not None and target is not None:
         yield f"solved: an evaluation met the target of {target:g} after {result.solved_steps:,} steps"
@@ -174,6 +174,9 @@ def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterato
     yield f"trained: {result.steps:,} steps and {result.updates:,} updates; here {result.seconds:.1f} s{speed}"
     if result.eval_return is not None:
         yield f"best policy: {number(result.eval_return)} mean return on fresh greedy episodes"
+        missed = target is not None and result.solved_steps is not None and result.eval_return < target
+        if missed:
+            yield "  that is below the target: few episodes met it by chance, more training may help"
     if result.skipped_evaluations:
         yield from folded(_skipped(result), most, further="  ")
     if faulty:
@@ -187,6 +190,8 @@ def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterato
         typed.append(f"{_me()} resume {run}")
     elif result.solved_steps is None:
         typed.append(f"{_me()} resume {run} --steps {2 * result.steps}")
+    elif missed:
+        typed.append(f"{_me()} resume {run} --target none --steps {2 * result.steps}")
     typed += [f"{_me()} doctor {run}"] if faulty else []
     typed.append(f"{_me()} eval {run}" + f" --parallel {parallel}" * (parallel != "no"))
     typed += ["pip install tensorboard"] if find_spec("tensorboard") is None else []

@@ -81,9 +81,12 @@ def lines(seeds: Seeds, me: str) -> Iterator[str]:
     begun = [run.seed for run in seeds.runs if run.result is not None or Path(run.path, "config.yaml").exists()]
     if len(begun) > sum(not result.stopped.startswith("SIG") for result in results):
         yield f"  {me} resume {folder}"
-    waiting = ",".join(str(run.seed) for run in seeds.runs if run.seed not in begun)
+    waiting = [str(run.seed) for run in seeds.runs if run.seed not in begun]
+    which = f"--seeds {','.join(waiting)} --out {folder}"
+    if len(waiting) == 1:  # a single number after --seeds is how many
+        which = f"--seed {waiting[0]} --out {folder}/seed{waiting[0]}"
     if waiting:
-        yield f"  the same command with --seeds {waiting} --out {folder}, for those that had not begun"
+        yield f"  the same command with {which}, for what had not begun"
 
 
 def _spread(spread: Spread | None, show: Callable[[float], str]) -> str:

@@ -152,7 +152,8 @@ class PlainProgress:
         if now is None:
             return
         left = self._speed.seconds_left(now) if not over else None
-        figures = replace(now, seconds=0.0, steps_per_second=0.0, note="", faults=0, last_fault="")  # what is learned
+        learned = replace(now, seconds=0.0, steps_per_second=0.0, note="", faults=0, last_fault="")
+        figures = replace(learned, evaluating_left=0.0, ending=False)
         if figures != self._shown:
             self._shown = figures
             self._out.lines(plain_line(now, left, self._out.columns))

@@ -400,7 +400,7 @@ def test_a_host_whose_environments_all_wait_for_an_action_comes_again() -> None:
         hello = Hello(3, Spaces.of(probe("central_envs:Steps")), capabilities=("timing",), host=1)
         s.serve(0)
         s.produce()
-        until(lambda: s.policy._times.paused and len(s.policy._former) == 3)  # nobody asks
+        until(lambda: s.policy._done and s.policy._times.paused and len(s.policy._former) == 3)  # nobody asks
         one = connect(s.policy.address(), hello, seconds=PATIENCE)
         answer(one, Reset)
         until(lambda: len(s.policy._former) == 6)
