@@ -60,6 +60,7 @@ from raynforce import kernels
 kernels.pin()
 import torch
 from raynforce.policies.products import convolution_backward
+torch.set_num_threads(1)
 for count in range(1, 301):
     x = torch.randn(5, 2, 6, 8).contiguous(memory_format=torch.channels_last)
     convolution_backward(x, torch.randn(1, 2, 1, 1), torch.randn(5, 1, 3, 4), 2, False)
