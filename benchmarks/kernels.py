@@ -1,67 +1,76 @@
-"""What portable kernels cost: training with `kernels: portable`, which holds numpy and torch to AVX2, beside `native`.
+"""What portable kernels cost: they hold numpy and torch to AVX2, beside native ones, which are all that the CPU has.
 
-PPO and DQN on CartPole-v1, and PPO on images, with the default networks, inline: everything is in one process. The two
-take turns. A ratio above 1 says that portable kernels are faster. Steps per second of CPU time are those of the whole
-process, start-up included: look at them on a machine that is busy with other things. On a processor without AVX-512
-both choose nearly the same.
+PPO and DQN on CartPole-v1 with their presets, PPO on images with the default networks. Two processes take turns of a
+fraction of a second each, and count the CPU time of one thread, so that others who use the machine hardly matter. A
+ratio above 1 says that portable kernels are slower. On a processor without AVX-512 both choose nearly the same.
 """
 
 from __future__ import annotations
 
-import resource
-from functools import partial
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from benchmarks.measure import Table, command, ratio, row, take_turns
-from benchmarks.runs import train
+from benchmarks.measure import ROOT, Table, command, ratio, row, take_turns
+from raynforce.kernels import pins
 
-BAR = 0.95
-PICTURES = "benchmarks.envs:Pictures"
+BAR = 1.05
+PICTURES = {"algo": "ppo", "env": "benchmarks.envs:Pictures", "sampling": {"fragment": 32}}
 
 
 class Work(NamedTuple):
-    """What is trained, and how long."""
+    """What is trained, and how many rounds are one turn."""
 
     name: str
-    env: str
-    algo: str
-    steps: int
-    settings: dict[str, Any]
+    rounds: int
+    layers: dict[str, Any]
 
 
 WORK = (
-    Work("PPO on CartPole-v1", "CartPole-v1", "ppo", 200_000, {"preset": "auto"}),
-    Work("DQN on CartPole-v1", "CartPole-v1", "dqn", 40_000, {"preset": "auto"}),
-    Work("PPO on images of 16x16x3", PICTURES, "ppo", 8_192, {"env_args.shape": [16, 16, 3]}),
-    Work("PPO on images of 84x84x4", PICTURES, "ppo", 1_024, {"env_args.shape": [84, 84, 4], "sampling.fragment": 32}),
+    Work("PPO on CartPole-v1", 5, {"algo": "ppo", "env": "CartPole-v1"}),
+    Work("DQN on CartPole-v1", 20, {"algo": "dqn", "env": "CartPole-v1", "algorithm": {"learning_starts": 1000}}),
+    Work("PPO on images of 16x16x3", 1, {**PICTURES, "env_args": {"shape": [16, 16, 3]}}),
+    Work("PPO on images of 84x84x4", 1, {**PICTURES, "env_args": {"shape": [84, 84, 4]}}),
 )
 
 
-def measure(repeats: int = 7) -> list[Table]:
-    """Train with portable and native kernels in turn."""
-    tables = []
+def measure(repeats: int = 40) -> list[Table]:
+    """Let portable and native kernels do the same work in turn."""
+    if not pins():
+        raise SystemExit("this processor has no AVX2: kernels are native whatever is set")
+    rows = []
     for work in WORK:
-        sides = (partial(_speed, work, "portable"), partial(_speed, work, "native"))
-        portable, native = take_turns(repeats, *sides, label=work.name)
-        rows = []
-        for index, unit in enumerate(("steps/s", "steps/CPU s")):
-            held, free = ([speed[index] for speed in side] for side in (portable, native))
-            rows += [row("portable", unit, held), row("native", unit, free)]
-            rows.append(ratio("portable / native", held, free, bar=("at least", BAR)))
-        tables.append(Table(f"{work.name}, {work.steps:,} steps, {repeats} turns each", rows))
-    return tables
+        with ExitStack() as stack:
+            portable, native = (_Side(kernels, work, stack) for kernels in ("portable", "native"))
+            take_turns(3, portable, native)  # to warm up
+            held, free = take_turns(repeats, portable, native, label=work.name)
+        rows += [row(f"{work.name}: portable", "CPU ms", held), row(f"{work.name}: native", "CPU ms", free)]
+        rows.append(ratio(f"{work.name}: portable / native", held, free, bar=("at most", BAR)))
+    return [Table(f"A round of sampling and learning, {repeats} turns each", rows)]
 
 
-def _speed(work: Work, kernels: str) -> tuple[float, float]:
-    """Steps per second of training, and per second of CPU time."""
-    before = _cpu_seconds()
-    run = train(work.env, algo=work.algo, steps=work.steps, settings={**work.settings, "kernels": kernels})
-    return run.speed, work.steps / (_cpu_seconds() - before)
+class _Side:
+    """A process with one kind of kernels; called, it takes a turn and returns the milliseconds of a round."""
 
+    def __init__(self, kernels: str, work: Work, stack: ExitStack) -> None:
+        layers = json.dumps({"learner": {"device": "cpu", "threads": 1}, **work.layers})
+        self._rounds = work.rounds
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.kernels_work", kernels, layers],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        stack.enter_context(self._process)  # which closes its stdin, and so ends it
 
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    def __call__(self) -> float:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(self._rounds, file=self._process.stdin, flush=True)
+        return 1e3 * float(self._process.stdout.readline()) / self._rounds
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from cli_helpers import PLAIN, TINY, Answer, contents
 
+from raynforce import kernels
 from raynforce.runs import checkpoint, lock
 from raynforce.runs.directory import RunDirectory
 
@@ -254,7 +255,7 @@ def test_versions_and_segments_of_a_manifest(cli: Cli, run: Path) -> None:
     assert lines["last"].split()[1] == "3"
     assert lines["replay"] == "1 segment that they share, 2.0 kB"
     assert lines["written by"].startswith("raynforce 9.1, torch 9.2")
-    assert lines["written by"].endswith("Python 3.99 on crow (Z80)")
+    assert lines["written by"].endswith(f"Python 3.99 on crow (Z80) with {kernels.kind().kernels} kernels")
     assert lines["last"].endswith("1 segment, all there")
     lines = shown(cli("show", "run/last"))
     assert (lines["replay"], lines["files"]) == ("1 segment, 2.0 kB", "1 segment, all there")
