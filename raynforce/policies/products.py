@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 
 def linear(weight: Tensor, bias: Tensor, openblas: bool) -> Callable[[Tensor], Tensor]:
@@ -55,3 +56,30 @@ class _Linear(torch.autograd.Function):
         x, weight = (saved.detach() for saved in ctx.saved_tensors)
         d_weight = torch.empty_like(weight)
         return linear_backward(x, weight, g.detach(), d_weight, openblas=True, wanted=True), d_weight, g.sum(0)
+
+
+def convolution(weight: Tensor, bias: Tensor, stride: int) -> Callable[[Tensor], Tensor]:
+    """Of images `[N, C, H, W]`."""
+    if skips_pixels(weight, stride):
+        return lambda x: F.conv2d(x[:, :, ::stride, ::stride], weight, bias)
+    return lambda x: F.conv2d(x, weight, bias, stride)
+
+
+def convolution_backward(
+    x: Tensor, weight: Tensor, g: Tensor, stride: int, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """From the gradient `g` by its output, those by `x` (only if wanted), the weight and the bias."""
+    seen, step = (x[:, :, ::stride, ::stride], 1) if skips_pixels(weight, stride) else (x, stride)
+    shape = [len(weight)], [step, step], [0, 0], [1, 1], False, [0, 0], 1, [wanted, True, True]
+    d_x, d_weight, d_bias = torch.ops.aten.convolution_backward.default(g, seen, weight, *shape)
+    if wanted and seen is not x:
+        d_seen, d_x = d_x, torch.zeros_like(x)
+        d_x[:, :, ::stride, ::stride] = d_seen
+    return d_x if wanted else g, d_weight, d_bias
+
+
+def skips_pixels(weight: Tensor, stride: int) -> bool:
+    """Whether pixels are left out. With few channels, oneDNN's AVX2 kernel writes past its memory then (its issue 6035,
+    open as of 3.12): we leave them out ourselves.
+    """
+    return stride > 1 and weight.shape[2:] == (1, 1)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from raynforce.errors import UsageError, summary
 from raynforce.imports import load_object
 from raynforce.policies.numpy_net import onehot_offsets
-from raynforce.policies.products import linear, linear_backward
+from raynforce.policies.products import convolution, convolution_backward, linear, linear_backward
 from raynforce.policies.spec import NORM_EPS, Activation, Conv, Input, Layer, LayerNorm, Linear, NetworkSpec
 
 NO_ARGS: Mapping[str, Any] = {}
@@ -252,12 +252,10 @@ class SpecNet(_Base):
         """Write the gradients of a layer's parameters; returns that of its input `x`, if wanted."""
         weight, d_weight, d_bias = self._own.views[f"{name}.weight"], *self._slots(name)
         if isinstance(layer, Conv):
-            stride, mask = [layer.stride] * 2, [wanted, True, True]
-            shape = [layer.channels], stride, [0, 0], [1, 1], False, [0, 0], 1, mask
-            d_x, found, found_bias = torch.ops.aten.convolution_backward.default(g, x, weight, *shape)
+            d_x, found, found_bias = convolution_backward(x, weight, g, layer.stride, wanted)
             d_weight.copy_(found)
             d_bias.copy_(found_bias)
-            return d_x if wanted else g
+            return d_x
         torch.sum(g, 0, out=d_bias)
         flat = x if x.ndim == 2 else x.flatten(1)
         d_x = linear_backward(flat, weight, g, d_weight, self._openblas, wanted)
@@ -294,8 +292,7 @@ def _bound(layer: Layer, name: str, views: Mapping[str, Tensor], openblas: bool)
         return lambda x: F.layer_norm(x, x.shape[1:], scale, shift, NORM_EPS)
     weight, bias = views[f"{name}.weight"], views[f"{name}.bias"]
     if isinstance(layer, Conv):
-        stride = layer.stride
-        return lambda x: F.conv2d(x, weight, bias, stride)
+        return convolution(weight, bias, layer.stride)
     return linear(weight, bias, openblas)
 
 
