@@ -247,7 +247,7 @@ class Config:
     allows it, central for slow environments and overlap where sampling costs about as much as learning, else sync."""
     kernels: Literal["portable", "native"] = "portable"
     """portable holds numpy and torch to AVX2, so that all x86-64 processors that have it give equal weights for equal
-    seeds; native lets them use all that a processor has, which is faster for large images."""
+    seeds; native lets them use all that a processor has. Convolutions always do."""
     start_from: str | None = None
     """Weights to begin with: a run or checkpoint of the same network; null begins at random."""
     preset: Literal["auto", "none"] = "auto"
