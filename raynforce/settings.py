@@ -240,6 +240,8 @@ def to_dict(config: Any) -> Nested:
 
 def to_yaml(config: Any, *, explain: bool = False) -> str:
     """Write a config as YAML; with `explain`, the sentence of each field stands above it as a comment."""
+    import textwrap
+
     import yaml
 
     def lines(value: Any, depth: int) -> Iterator[str]:
@@ -248,7 +250,9 @@ def to_yaml(config: Any, *, explain: bool = False) -> str:
         pad = "  " * depth
         for field in dataclasses.fields(value):
             if field.name in sentences:
-                yield from (f"{pad}# {line.strip()}" for line in sentences[field.name].splitlines())
+                sentence = " ".join(sentences[field.name].split())
+                how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+                yield from (f"{pad}# {line}" for line in textwrap.wrap(sentence, 78 - len(pad), **how))
             content = getattr(value, field.name)
             if dataclasses.is_dataclass(content):
                 yield f"{pad}{field.name}:" + ("" if dataclasses.fields(content) else " {}")

@@ -184,6 +184,13 @@ class MlflowSink(Service):
         """`experiment` is `MLFLOW_EXPERIMENT_NAME` or `raynforce` if not given, `name` that of the run's directory."""
         super().__init__()
         self._experiment, self._uri, self._name = experiment, tracking_uri, name
+        given = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        if given.startswith("file:") or ("://" not in given and given not in ("", "databricks")):
+            folder = os.path.abspath(given.removeprefix("file://").removeprefix("file:"))
+            raise UsageError(
+                f"MLflow's tracking URI is {given!r}, a folder, which it takes no more: use a database, such as "
+                f"sqlite:///{folder}.db, or a server"
+            )
 
     def _open(self, path: Path, config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of each table of a new database

@@ -274,3 +274,10 @@ def test_mlflow_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
         written = [(line["step"], pytest.approx(line[name])) for line in metrics(tmp_path / "run") if name in line]
         assert sorted(told) == written
         assert told
+
+
+@pytest.mark.parametrize("uri", ["/tmp/somewhere", "mlruns", "file:///tmp/somewhere"])
+def test_a_folder_for_mlflow_is_refused_before_training(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(UsageError, match=r"use a database, such as sqlite:////.*\.db"):
+        sinks.MlflowSink()
