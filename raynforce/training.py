@@ -260,8 +260,6 @@ class Training:
             self._times.add("sampler", {**receipt.seconds, **turn._asdict()})
             if receipt.envs:
                 self._times.add("env", receipt.envs)
-            for index in receipt.served:
-                self._crew.pool.works(self._crew.hosts[index])
         self._times.add("learner", {**learned.seconds, **round_.learner._asdict()})
 
     def _tell_once(self, line: str) -> None:

@@ -67,6 +67,8 @@ class Central(Stream):
             receipt: Receipt | None = None if job is None or job.fault is not None else job.result()
             for host in (self._hosts[index] for index in receipt.silent) if receipt is not None else ():
                 self._pool.fail(host, RoleDied(f"{host.name} does not answer the policy"))
+            for index in receipt.served if receipt is not None else ():
+                self._pool.works(self._hosts[index])
             if job is not None and receipt is not None and not receipt.steps:
                 self._receipts.append((receipt, self._turn(job, sum(receipt.seconds.values()))))
             else:
