@@ -144,7 +144,7 @@ class Tail:
         self._lock = threading.Lock()
         self._names: dict[str, str] = {}  # of roles, by file
         self._positions: dict[str, int] = {}
-        voices.catch_up = lambda _: self.read()
+        voices.catch_up = self._read_to_the_end
 
     def read(self) -> None:
         """Take what has been written since; a file whose process is gone is read to its end and removed."""
@@ -153,12 +153,20 @@ class Tail:
                 found = LOG.fullmatch(entry.name)
                 if found is None:
                     continue
-                gone = not os.path.exists(f"/proc/{found['pid']}")
+                gone = _is_gone(found["pid"])
                 with suppress(OSError):
                     if found["kind"] == "worker":
                         self._read(entry, over=gone)
                     if gone:
                         os.unlink(entry.path)
+
+    def _read_to_the_end(self, name: str) -> None:
+        """Of a role whose death Ray has told of, perhaps a moment before its process is gone."""
+        until = time.monotonic() + LATE
+        self.read()
+        while name in self._names.values() and time.monotonic() < until:
+            time.sleep(0.01)
+            self.read()
 
     def _read(self, entry: os.DirEntry[str], *, over: bool) -> None:
         path, position = entry.path, self._positions.get(entry.path, 0)
@@ -190,3 +198,12 @@ class Tail:
         thread.start()
         stack.callback(thread.join)
         stack.callback(stop.set)
+
+
+def _is_gone(pid: str) -> bool:
+    """Whether a process has ended, though its parent may not have taken note."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] in (b"Z", b"X")
+    except OSError:
+        return True
