@@ -49,7 +49,10 @@ def test_make_targets_exist() -> None:
 
 def test_links_lead_somewhere() -> None:
     for link in re.findall(r"\]\(([^)h][^)]*)\)", README):
-        assert (ROOT / link).exists(), link
+        file, _, title = link.partition("#")
+        assert (ROOT / file).exists(), link
+        titles = re.findall(r"^#+ (.+)$", (ROOT / file).read_text(), re.M) if title else []
+        assert not title or title in [name.lower().replace(" ", "-") for name in titles], link
 
 
 def test_the_example_stays_short() -> None:

@@ -116,7 +116,7 @@ TABLE = {
         ENV,
         {"sampling__envs": 1},
         4,
-        "--runtime process --samplers 4 --set sampling.fragment=32",
+        "--runtime process --samplers 4 --set sampling.fragment=64",
     ),
     "one core": (ENV, {}, 1, "one core: --runtime ray uses others, or make the environment faster"),
     "process, cores to spare": (ENV, ELSEWHERE, 8, "time. --samplers 8 --envs 1 uses all 8 cores"),
@@ -128,8 +128,8 @@ TABLE = {
         "--samplers 8 --envs 4 uses more of the cluster",
     ),
     "forward passes": (POLICY, {}, 2, "--envs 16 steps more environments with each forward pass"),
-    "updates of ppo": (LEARNER, {}, 2, "--set algorithm.epochs=2 or --set algorithm.minibatch_size=512"),
-    "one epoch": (LEARNER, {"algorithm__epochs": 1}, 2, "cost less: --set algorithm.minibatch_size=512"),
+    "updates of ppo": (LEARNER, {}, 2, "--set algorithm.epochs=5 or --set algorithm.minibatch_size=128"),
+    "one epoch": (LEARNER, {"algorithm__epochs": 1}, 2, "cost less: --set algorithm.minibatch_size=128"),
     "updates of dqn": (
         LEARNER,
         {"algo": "dqn"},
@@ -154,11 +154,11 @@ TABLE = {
         TRANSPORT,
         ELSEWHERE,
         2,
-        "--set sampling.fragment=256 or --envs 16 moves more at a time, and --runtime",
+        "--set sampling.fragment=512 or --envs 16 moves more at a time, and --runtime",
     ),
     "messages of many": (TRANSPORT, {**ELSEWHERE, "sampling__samplers": 2}, 2, "moves more at a time"),
     "uneven samplers": (WAITING, {**ELSEWHERE, "sampling__samplers": 2}, 2, "--topology async lets nobody wait"),
-    "one slow sampler": (WAITING, ELSEWHERE, 2, "--set sampling.fragment=256 lets roles meet less often"),
+    "one slow sampler": (WAITING, ELSEWHERE, 2, "--set sampling.fragment=512 lets roles meet less often"),
     "large async batches": (WAITING, {"runtime": "process", "topology": "async"}, 2, "--set stream.batch=1"),
 }
 NAMES = {
