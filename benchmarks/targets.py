@@ -2,7 +2,7 @@
 
 PPO on CartPole-v1 with its preset until 20 greedy episodes average at least 475, as the README's commands have it.
 Inline, a version is evaluated between two rounds, so training ends where the target is met. Elsewhere an evaluator
-plays beside training, which goes on meanwhile; `central` steps 16 environments. Counted are all steps that were trained
+plays beside training, which goes on meanwhile. All have the same settings. Counted are all steps that were trained
 until the run ended. The sides take turns, with another seed in each.
 """
 
@@ -20,7 +20,7 @@ SIDES = {
     "inline": ("inline", "sync", 8),
     "process, overlap": ("process", "overlap", 8),
     "ray, sync": ("ray", "sync", 8),
-    "process, central": ("process", "central", 16),
+    "process, central": ("process", "central", 8),
 }
 
 
