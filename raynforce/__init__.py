@@ -61,7 +61,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("raynforce.sinks")
     if name not in _WHERE:
         raise AttributeError(f"module 'raynforce' has no attribute {name!r}")
-    importlib.import_module("raynforce.kernels").pin()  # before numpy is loaded, if nobody has done so
+    if _WHERE[name] != "raynforce.policy":  # a deployed policy leaves the environment as it is
+        importlib.import_module("raynforce.kernels").pin()  # before numpy is loaded, if nobody has done so
     return getattr(importlib.import_module(_WHERE[name]), name)
 
 
