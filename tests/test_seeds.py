@@ -102,7 +102,7 @@ def test_median_and_spread_count_a_seed_that_never_met_the_target_as_the_last() 
     assert "target       475 met by 2 of 3, after 300 (100 to never) steps and 3.0 (1.0 to never) s" in text
     assert "best policy  480.0 (20.0 to 500.0)" in text
     assert "failed: seed 3" in text
-    assert "the same command with --seeds 3 --out runs/x" in text
+    assert "the same command with --seed 3 --out runs/x/seed3" in text
     assert "resume" not in text, "those that began are done"
     assert all(len(line) < 120 for line in text.splitlines())
 
