@@ -23,7 +23,7 @@ from raynforce.protocol.session import Closing, Ended
 from raynforce.protocol.spaces import Spaces
 from raynforce.roles.one_core import OneCore
 from raynforce.roles.sampler import EnvArgs
-from raynforce.roles.served import GROWN, JOINED
+from raynforce.roles.served import Outcome, Served
 from raynforce.threads import exact_timers
 
 LOOK = 0.25  # seconds between two looks at who is silent, or hangs
@@ -92,11 +92,8 @@ class EnvHost:
             self._fresh[:] = True
         return self._lanes
 
-    def serve(self, address: Address) -> str:
-        """Step environments for the policy at this address until it hangs up; returns why it did.
-
-        Or until this process has more than `most_bytes` in memory: then why begins with `GROWN`.
-        """
+    def serve(self, address: Address) -> Served:
+        """Step environments for the policy at this address until it hangs up, or this process exceeds `most_bytes`."""
         lanes = self._made()
         if not self._fresh.all():  # it has served another policy before
             self._settle(lanes, apart=address.kind != "direct")
@@ -109,24 +106,24 @@ class EnvHost:
             self._tries += 1
             if self._tries > TRIES:
                 raise
-            return str(error)
+            return Served(Outcome.ENDED, str(error))
         self._tries = 0
         slots = link.session.slots  # each has one row for an env, and what is in them stays until its next step
         slots.obs, slots.final, slots.reward, slots.seconds = lanes.obs, lanes.final, lanes.reward, lanes.seconds
         if address.kind == "direct":
             link.work_when_asked(self._work)
-            return JOINED
+            return Served(Outcome.JOINED)
         core = OneCore(lanes.threads, zlib.crc32(address.launch.encode()) + self.index, self._one_core)
         with self._watched(self._hang_seconds), closing(core):
-            self._turn(link, lanes, core)
+            outcome = self._turn(link, lanes, core)
         assert link.session.ended is not None
         reason = link.session.ended.reason
         link.close()
         self._link = None
-        if reason.startswith(GROWN):  # another process will go on
+        if outcome is Outcome.GROWN:  # another process will go on
             lanes.close()
             self._lanes = None
-        return reason
+        return Served(outcome, reason)
 
     @contextmanager
     def _watched(self, seconds: float) -> Iterator[None]:
@@ -138,8 +135,9 @@ class EnvHost:
             if seconds < math.inf:
                 faulthandler.cancel_dump_traceback_later()
 
-    def _turn(self, link: HostLink, lanes: Lanes, core: OneCore) -> None:
+    def _turn(self, link: HostLink, lanes: Lanes, core: OneCore) -> Outcome:
         """Do what is asked for, and hand over what is ready, until the session ends."""
+        outcome = Outcome.ENDED
         poll = select.poll()
         poll.register(link.fileno(), select.POLLIN)
         poll.register(lanes.fileno(), select.POLLIN)
@@ -164,12 +162,15 @@ class EnvHost:
                 lanes.overdue(now)
                 core.look(now)
                 if now > calm and (size := resident_bytes()) > most_bytes:
-                    link.close(f"{GROWN}{size / 1e6:,.0f} MB")
+                    if link.session.ended is None:
+                        outcome = Outcome.GROWN
+                    link.close(f"has grown to {size / 1e6:,.0f} MB")
                 elif now > calm and most_bytes == math.inf:
                     most_bytes = max(self._most_bytes, GROWTH * size)
             if link.wants_write != writing and link.session.ended is None:
                 writing = link.wants_write
                 poll.modify(link.fileno(), select.POLLIN | (select.POLLOUT if writing else 0))
+        return outcome
 
     def _gather(self, link: HostLink, lanes: Lanes, until: float) -> None:
         """Hand over what is ready then; what is asked for meanwhile does not wait."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raynforce.experience.receipt import Receipt
-from raynforce.roles.served import GROWN, JOINED
+from raynforce.roles.served import Outcome
 from raynforce.runtimes.base import Pending, RoleDied
 from raynforce.runtimes.member import Fault, Job, Member
 from raynforce.topologies.loop import AWAY, PATIENCE, Roles, Sample, Start
@@ -40,11 +40,11 @@ class Central(Stream):
                 self._serving.clear()
         for host in self._pool.present(self._hosts):
             job = self._serving.get(host)
-            if job is not None and job.settled and job.fault is None and job.result().startswith(GROWN):
-                grown = RoleDied(f"{host.name} {job.result()} (faults.memory_mb)")
+            if job is not None and _ended_as(Outcome.GROWN, job):
+                grown = RoleDied(f"{host.name} {job.result().reason} (faults.memory_mb)")
                 self._pool.replace(host, Fault(host.name, "memory", grown, "restarted"))
                 del self._serving[host]
-            elif job is None or (job.settled and not _stays(job)):
+            elif job is None or (job.settled and not _ended_as(Outcome.JOINED, job)):
                 self._serving[host] = self._pool.submit(host, "serve", self._address)
         if not apart:  # nothing happens there while somebody else is at work
             self._pool.wait(list(self._serving.values()))
@@ -87,6 +87,6 @@ class Central(Stream):
                 self._waiting(", ".join(sorted({job.member.name for job in jobs if not job.settled})))
 
 
-def _stays(job: Job) -> bool:
-    """Whether the host lives in the policy's process, and is asked there."""
-    return job.fault is None and job.result() == JOINED
+def _ended_as(outcome: Outcome, job: Job) -> bool:
+    """Whether a host's `serve` is done, and ended so."""
+    return job.settled and job.fault is None and job.result().outcome is outcome

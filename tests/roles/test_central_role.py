@@ -33,7 +33,7 @@ from raynforce.roles.central import Central
 from raynforce.roles.env_host import EnvHost
 from raynforce.roles.learner import Learner
 from raynforce.roles.sampler import EnvArgs
-from raynforce.roles.served import JOINED
+from raynforce.roles.served import Outcome
 
 T = 5
 PATIENCE = 20.0  # seconds, for what takes a moment
@@ -75,7 +75,7 @@ class Stage:
                 thread.start()
                 self.threads.append(thread)
             else:
-                assert self.hosts[index].serve(self.policy.address()) == JOINED
+                assert self.hosts[index].serve(self.policy.address()).outcome is Outcome.JOINED
 
     def _serve(self, host: EnvHost) -> None:
         try:
