@@ -8,7 +8,7 @@ from typing import Any
 from raynforce.config import Config
 from raynforce.errors import EnvError
 from raynforce.experience.ledger import Ledger
-from raynforce.experience.receipt import Receipt
+from raynforce.experience.record import Receipt
 from raynforce.roles.evaluator import Evaluation
 from raynforce.runs.faults import FaultHistory, same_cause
 from raynforce.runs.repeats import Repeats
@@ -136,10 +136,10 @@ class Supervision:
 
     def received(self, receipt: Receipt, pool: Pool, member: Member) -> None:
         """A fragment has come: look at what broke on the way, and at what its sampler takes of the memory."""
-        self._sequences[receipt.sampler] = receipt.sequence + 1
+        self._sequences[receipt.record.sampler] = receipt.record.sequence + 1
         self.flying = receipt.flying
         if receipt.kept:
-            self.shard_sizes[receipt.sampler] = receipt.kept
+            self.shard_sizes[receipt.record.sampler] = receipt.kept
         self.broken(member.name, receipt.faults)
         if pool.runtime.apart and receipt.memory > self._most and member.rules.has_state:
             grown = RoleDied(f"{member.name} has grown to {receipt.memory / 1e6:,.0f} MB (faults.memory_mb)")
@@ -240,7 +240,7 @@ class Supervision:
 
 
 def _has_steps(receipt: Receipt) -> bool:
-    return receipt.steps > 0
+    return receipt.record.steps > 0
 
 
 def _is_over(evaluation: Evaluation) -> bool:

@@ -256,7 +256,7 @@ class Training:
             self._tell_once(f"note: {note}")
         self._supervision.steps = status.steps
         for receipt, turn in round_.receipts:
-            self._supervision.received(receipt, self._crew.pool, self._crew.samplers[receipt.sampler])
+            self._supervision.received(receipt, self._crew.pool, self._crew.samplers[receipt.record.sampler])
             self._times.add("sampler", {**receipt.seconds, **turn._asdict()})
             if receipt.envs:
                 self._times.add("env", receipt.envs)
@@ -514,9 +514,9 @@ class Training:
             told = self._crew.load(saved, takeover)
             held = takeover.held
             books = counts.get("ledger") or _books(counts, held)
-            self._ledger.load(books, [(f.sampler, f.sequence, f.steps) for f in [*held, *takeover.dropped]])
+            self._ledger.load(books, [f.record for f in [*held, *takeover.dropped]])
             for fragment in takeover.dropped:
-                self._ledger.drop(fragment.sampler, fragment.sequence, fragment.steps)
+                self._ledger.drop(fragment.record)
             self._supervision.load(counts)
             if "schedule" in counts:
                 self._schedule.load(counts["schedule"])
@@ -567,5 +567,5 @@ class Training:
 def _books(counts: Tree, held: Sequence[Held]) -> Tree:
     """The ledger of a checkpoint from before there was one."""
     trained, dropped = counts["steps"], counts.get("dropped", 0)
-    produced = trained + dropped + sum(f.steps for f in held)
+    produced = trained + dropped + sum(f.record.steps for f in held)
     return {"produced": produced, "trained": trained, "dropped": dropped, "lost": 0}

@@ -22,6 +22,7 @@ from raynforce.cli import main
 from raynforce.config import Config
 from raynforce.envs.native import NativeVector
 from raynforce.envs.vector import VectorEnv, make_vector
+from raynforce.experience.record import Record
 from raynforce.roles.learned import Learned
 from raynforce.tally import Tally
 
@@ -157,13 +158,13 @@ def test_a_resumed_run_tells_the_same(tmp_path: Path) -> None:
 
 def test_a_checkpoint_from_before_there_was_any_is_loaded() -> None:
     tally = Tally(Config(env="CartPole-v1"), 0.0)
-    nothing: Any = {"schedules": {}, "metrics": {}, "updates": 1, "steps": 8}
-    tally.add(Learned(1, **nothing, returns=np.ones(2), lengths=np.ones(2), info={"a/b": np.array([1.0, 4.0])}))
+    told = Record(0, 0, 8, np.ones(2), np.ones(2), {"a/b": np.array([1.0, 4.0])})
+    tally.add(Learned(1, {}, {}, 1, [told]))
     state = tally.state()
     assert tally.status.metrics["charts/info/a/b"] == 2.5
     again, older = Tally(Config(env="CartPole-v1"), 0.0), Tally(Config(env="CartPole-v1"), 0.0)
     again.load(state)
-    again.add(Learned(2, **nothing, returns=np.ones(1), lengths=np.ones(1), info={"a/b": np.array([7.0])}))
+    again.add(Learned(2, {}, {}, 1, [Record(0, 1, 8, np.ones(1), np.ones(1), {"a/b": np.array([7.0])})]))
     assert again.status.metrics["charts/info/a/b"] == 4.0
     older.load({name: part for name, part in state.items() if name != "info"})
     assert older.status.steps == 8

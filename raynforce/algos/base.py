@@ -48,6 +48,23 @@ class Loss(NamedTuple):
     """The derivative of `total` by each output of `net.record(obs)`, if you have worked it out; None asks autograd."""
 
 
+class Round(NamedTuple):
+    """What the learner tells an algorithm of the round of learning that is under way."""
+
+    version: int = 0
+    """Number of the policy version it starts from."""
+    updates: int = 0
+    """Optimiser steps taken so far, whoever computed their gradients."""
+    scheduled: Mapping[str, float] = {}
+    """The values of `schedules`."""
+    reward_scale: float = 1.0
+    """What to multiply rewards by; 1 unless `learner.scale_rewards` is on."""
+    due: int | None = None
+    """Updates to make from replay, where the run holds the ratio of samples to inserts; None: the algorithm does."""
+    known: Collection[str] = ()
+    """Names of segments that are saved already, whose content `state` may leave out."""
+
+
 class Algorithm(Generic[H]):
     """Base of every algorithm, built in or yours.
 
@@ -81,16 +98,28 @@ class Algorithm(Generic[H]):
         self.config = config
         self.hp = cast(H, config.algorithm)
         self.env = env
-        self.reward_scale = 1.0
-        """What to multiply rewards by; kept up to date by the learner when `learner.scale_rewards` is on."""
-        self.scheduled: Mapping[str, float] = {}
-        """The values of `schedules` in this round; kept up to date by the learner."""
-        self.version = 0
-        """Number of the policy version this round starts from; kept up to date by the learner."""
-        self.updates = 0
-        """Optimiser steps taken so far, whoever computed their gradients; kept up to date by the learner."""
-        self.known: Collection[str] = ()
-        """Names of segments that are saved already, whose content `state` may leave out; kept up to date by roles."""
+        self.round = Round()
+        """What the learner tells; a new one for each round, and after each update."""
+
+    @property
+    def version(self) -> int:
+        """Number of the policy version that this round starts from."""
+        return self.round.version
+
+    @property
+    def updates(self) -> int:
+        """Optimiser steps taken so far, whoever computed their gradients."""
+        return self.round.updates
+
+    @property
+    def scheduled(self) -> Mapping[str, float]:
+        """The values of `schedules` in this round."""
+        return self.round.scheduled
+
+    @property
+    def reward_scale(self) -> float:
+        """What to multiply rewards by; 1 unless `learner.scale_rewards` is on."""
+        return self.round.reward_scale
 
     # -- what it declares, as data ------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.limiter import Limiter
 from raynforce.experience.replay import Replay
-from raynforce.experience.sharding import split_errors
 from raynforce.experience.storage import estimate_bytes, observation_bytes, require_images
 from raynforce.lazy import LazyModule
 from raynforce.settings import Range
@@ -70,7 +69,6 @@ class OffPolicy(Algorithm[H]):
     consumes = "replay"
     max_lag = None
     shares_gradients = True
-    forgets = ("most", "_errors")
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
@@ -79,10 +77,7 @@ class OffPolicy(Algorithm[H]):
             require_images(env.obs)
         self.limiter = limiter(config, self.hp)
         """How many updates are due."""
-        self.most: int | None = None
-        """Of updates in one round; None makes all that are due."""
         self._at_once = _drawn_at_once(self.hp, env)
-        self._errors: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def schedules(self, progress: float) -> dict[str, float]:
         beta = self.hp.priority_beta + progress * (1 - self.hp.priority_beta)
@@ -114,32 +109,21 @@ class OffPolicy(Algorithm[H]):
 
     def _now_due(self, made: int) -> int:
         """How many minibatches to draw in one go, in a round that has made so many updates."""
-        due = self.limiter.updates() if self.most is None else min(self.limiter.updates(), self.most - made)
+        due = self.limiter.updates()
+        if self.round.due is not None:
+            due = min(due, self.round.due - made)
         return min(due, self._at_once)
 
     def after_update(self, net: Network, minibatch: Batch, loss: Loss) -> None:
-        if not self.hp.prioritized or loss.per_sample is None:
-            return
-        index, error = minibatch["index"].cpu().numpy(), loss.per_sample.cpu().numpy()
-        if self.replay is not None:
-            self.replay.update_priorities(index, error)
-        else:
-            self._errors.append((minibatch["shard"].cpu().numpy(), index, error))
-
-    def take_errors(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each shard the errors of what it has given since this was last called, to be sent back."""
-        errors, self._errors = self._errors, []
-        if not errors:
-            return []
-        shard, index, error = (np.concatenate(parts) for parts in zip(*errors, strict=True))
-        return split_errors(shard, index, error, self.config.replay.shards)
+        if self.replay is not None and self.hp.prioritized and loss.per_sample is not None:
+            self.replay.update_priorities(minibatch["index"].cpu().numpy(), loss.per_sample.cpu().numpy())
 
     def metrics(self) -> dict[str, float]:
         return {} if self.replay is None else self.replay.metrics()
 
     def state(self) -> Tree:
         tree: Tree = {"limiter": self.limiter.state()}
-        return tree if self.replay is None else {**tree, "replay": self.replay.state(self.known)}
+        return tree if self.replay is None else {**tree, "replay": self.replay.state(self.round.known)}
 
     def load(self, tree: Tree) -> None:
         if self.replay is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raynforce.experience.record import Record
 from raynforce.trees import Tree
 
 INFO = "episode/info/"
@@ -69,6 +70,16 @@ class Fragment:
     def steps(self) -> int:
         """Environment steps in it: valid rows."""
         return int(np.count_nonzero(self.columns["valid"]))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(column.nbytes for column in self.columns.values())
+
+    @property
+    def record(self) -> Record:
+        """What is counted of it."""
+        episodes = self.columns["episode/return"], self.columns["episode/length"]
+        return Record(self.sampler, self.sequence, self.steps, *episodes, self.info())
 
     def state(self) -> Tree:
         """As a tree, for checkpoints; column names have slashes, so they stand apart."""

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from raynforce.errors import RaynforceError
-from raynforce.experience.receipt import Receipt
+from raynforce.experience.record import Key, Record
 from raynforce.trees import Tree
-
-Key = tuple[int, int]
-"""Sampler and sequence number: a fragment's name."""
 
 
 class LedgerError(RaynforceError):
@@ -42,24 +39,23 @@ class Ledger:
         """Names of the fragments that are in flight."""
         return list(self._flying)
 
-    def produce(self, receipt: Receipt) -> None:
+    def produce(self, record: Record) -> None:
         """A sampler has completed a fragment."""
-        key = (receipt.sampler, receipt.sequence)
-        if key in self._flying:
-            raise LedgerError(f"the ledger has fragment {_name(key)} twice")
-        self._flying[key] = receipt.steps
-        self.produced += receipt.steps
+        if record.key in self._flying:
+            raise LedgerError(f"the ledger has fragment {_name(record.key)} twice")
+        self._flying[record.key] = record.steps
+        self.produced += record.steps
 
-    def train(self, fragments: Sequence[tuple[int, int, int]]) -> None:
-        """The learner has learned from fragments: sampler, sequence and steps of each."""
-        for sampler, sequence, steps in fragments:
-            self._land((sampler, sequence), steps)
-            self.trained += steps
+    def train(self, records: Sequence[Record]) -> None:
+        """The learner has learned from these fragments."""
+        for record in records:
+            self._land(record)
+            self.trained += record.steps
 
-    def drop(self, sampler: int, sequence: int, steps: int) -> None:
+    def drop(self, record: Record) -> None:
         """A fragment was given up."""
-        self._land((sampler, sequence), steps)
-        self.dropped += steps
+        self._land(record)
+        self.dropped += record.steps
 
     def lose(self, steps: int, keys: Iterable[Key] = ()) -> None:
         """What a sampler was at is gone, and so are these complete fragments."""
@@ -81,7 +77,8 @@ class Ledger:
                 f"{self.dropped} dropped, {self.in_flight} in flight"
             )
 
-    def _land(self, key: Key, steps: int) -> None:
+    def _land(self, record: Record) -> None:
+        key, steps = record.key, record.steps
         expected = self._flying.pop(key, None)
         if expected != steps:
             why = "which no sampler has produced" if expected is None else f"of which a sampler produced {expected}"
@@ -99,11 +96,11 @@ class Ledger:
         """What is in flight is saved with the fragments themselves."""
         return {"produced": self.produced, "trained": self.trained, "dropped": self.dropped, "lost": self.lost}
 
-    def load(self, tree: Tree, held: Iterable[tuple[int, int, int]]) -> None:
-        """Undo `state`, with the sampler, sequence and steps of the fragments that were saved beside it."""
+    def load(self, tree: Tree, held: Iterable[Record]) -> None:
+        """Undo `state`, with the records of the fragments that were saved beside it."""
         self.produced, self.trained = int(tree["produced"]), int(tree["trained"])
         self.dropped, self.lost = int(tree["dropped"]), int(tree["lost"])
-        self._flying = {(sampler, sequence): steps for sampler, sequence, steps in held}
+        self._flying = {record.key: record.steps for record in held}
 
 
 def _name(key: Key) -> str:

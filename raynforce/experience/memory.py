@@ -1,7 +1,8 @@
-"""How much memory there is, asked before a large buffer is allocated."""
+"""How much memory there is, asked before a large buffer is allocated, and how much this process has."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from raynforce.errors import UsageError
@@ -25,6 +26,14 @@ def available_bytes() -> int | None:
     except (OSError, ValueError, KeyError):
         pass
     return min(limits, default=None)
+
+
+def resident_bytes() -> int:
+    """What this process has in memory; 0 where that cannot be read."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def require_memory(

@@ -19,7 +19,8 @@ from raynforce.envs.vector import derive_seed
 from raynforce.envs.workers import Doorbell
 from raynforce.errors import RaynforceError
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.receipt import Arrival, Receipt, resident_bytes
+from raynforce.experience.memory import resident_bytes
+from raynforce.experience.record import Receipt, Record
 from raynforce.experience.trajectories import Trajectories
 from raynforce.infos import NOTHING
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
@@ -115,10 +116,9 @@ class Central:
         if began > self._measured + 0.1:
             self._memory, self._measured = resident_bytes(), began
         seconds, envs = self._times.take(time.perf_counter() - began)
-        receipt = Receipt(0, self._trajectories.sequence - 1, 0, seconds, faults, 0, self._memory)
-        if fragment is not None:
-            size, arrival = sum(column.nbytes for column in fragment.columns.values()), Arrival.of(fragment)
-            receipt = Receipt(*arrival[:3], seconds, faults, size, self._memory, *arrival[3:])
+        record = Record(0, self._trajectories.sequence - 1, 0) if fragment is None else fragment.record
+        size = 0 if fragment is None else fragment.nbytes
+        receipt = Receipt(record, seconds, faults, size, self._memory)
         return fragment, receipt._replace(envs=envs, served=served, silent=silent, flying=self._trajectories.steps)
 
     def _next_here(self) -> Fragment:

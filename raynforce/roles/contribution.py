@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from raynforce import infos
-from raynforce.experience.receipt import Arrival
+from raynforce.experience.record import Record
 from raynforce.trees import Tree
 
 
@@ -20,7 +20,7 @@ class Contribution:
     """`[K, P]` float32, to be applied one after another; none while a replay buffer is being filled."""
     version: int
     """Number of the policy version."""
-    arrival: Arrival
+    record: Record
     metrics: Mapping[str, float]
     """What there is to report, by full name."""
     buffer: Mapping[str, float]
@@ -30,27 +30,15 @@ class Contribution:
     notes: Sequence[str] = ()
     """What the user should know of the algorithm; most often nothing."""
 
-    @property
-    def sampler(self) -> int:
-        return self.arrival.sampler
-
-    @property
-    def sequence(self) -> int:
-        return self.arrival.sequence
-
-    @property
-    def steps(self) -> int:
-        return self.arrival.steps
-
     def state(self) -> Tree:
         """As a tree, for checkpoints."""
-        arrival = self.arrival._asdict() | {"info": infos.to_tree(self.arrival.info)}
-        tree: Tree = {"gradients": self.gradients, "version": self.version, "arrival": arrival}
+        record = self.record._asdict() | {"info": infos.to_tree(self.record.info)}
+        tree: Tree = {"gradients": self.gradients, "version": self.version, "arrival": record}
         tree |= {"metrics": dict(self.metrics), "buffer": dict(self.buffer)}
         return tree if self.moments is None else {**tree, "moments": self.moments}
 
     @staticmethod
     def from_state(tree: Tree) -> Contribution:
         told = tree["metrics"], tree["buffer"], tree.get("moments")
-        arrival = Arrival(**tree["arrival"] | {"info": infos.from_tree(tree["arrival"].get("info"))})
-        return Contribution(tree["gradients"], tree["version"], arrival, *told)
+        record = Record(**tree["arrival"] | {"info": infos.from_tree(tree["arrival"].get("info"))})
+        return Contribution(tree["gradients"], tree["version"], record, *told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ class Keeper:
     """Of one algorithm, in the process where it learns."""
 
     def __init__(self, config: Config, env: EnvSpec, device: torch.device) -> None:
-        self._name, self._device = config.algo, device
+        self._name, self.device = config.algo, device
         # Modules are initialised by the run's seed alone, so that every worker of a shared agent begins with the same.
         seed = int(np.random.SeedSequence([config.seed, 8]).generate_state(1)[0])
         self._stream = TorchStream(seed, device)
@@ -38,7 +39,7 @@ class Keeper:
         """Let the algorithm make what it needs beside the network."""
         with blamed(self._name, self.algo), self._stream.in_use():
             self.algo.begin(net)
-        self._kept.begin(self._device)
+        self._kept.begin(self.device)
         self._unsaved = Unsaved(self.algo, net) if is_own(self.algo) else None
 
     def look(self) -> None:
@@ -61,8 +62,12 @@ class Keeper:
         notes, self._notes = self._notes, []
         return notes
 
-    def state(self) -> Tree:
-        """The algorithm's own state, what it keeps, and the names of what it does not."""
+    def state(self, known: Collection[str] = ()) -> Tree:
+        """The algorithm's own state, what it keeps, and the names of what it does not.
+
+        It may leave out the content of segments that are `known`.
+        """
+        self.algo.round = self.algo.round._replace(known=known)
         with blamed(self._name, self.algo):
             tree: Tree = {"algo": self.algo.state()}
         if self._unsaved is not None:

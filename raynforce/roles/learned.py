@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from raynforce.infos import NOTHING, Values
+from raynforce.experience.record import Record
 
 
 class Learned(NamedTuple):
@@ -20,19 +18,16 @@ class Learned(NamedTuple):
     metrics: dict[str, float]
     updates: int
     """Optimiser steps taken in this round."""
-    steps: int
-    """Environment steps learned from."""
-    returns: np.ndarray
-    """Returns `[E]` of the episodes that ended in its fragments."""
-    lengths: np.ndarray
-    """Their lengths `[E]`."""
-    trained: Sequence[tuple[int, int, int]] = ()
-    """Sampler, sequence number and steps of each fragment that was learned from."""
-    dropped: Sequence[tuple[int, int, int]] = ()
-    """The same of each that was refused."""
-    info: Values = NOTHING
-    """Numbers in `info` at their ends, by name, of the episodes that had them."""
+    trained: Sequence[Record] = ()
+    """Of each fragment that was learned from."""
+    dropped: Sequence[Record] = ()
+    """Of each that was refused."""
     seconds: Mapping[str, float] = {}
     """Where the learner's time went: `prepare` (advantages, replay) and `learn`."""
     notes: Sequence[str] = ()
     """What the user should know of the algorithm; most often nothing."""
+
+    @property
+    def steps(self) -> int:
+        """Environment steps learned from."""
+        return sum(record.steps for record in self.trained)

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raynforce import infos
-from raynforce.algos.base import Algorithm, Arrays, Loss
-from raynforce.algos.contract import blamed, explained, is_own, wrong_arrays
+from raynforce.algos.base import Arrays, Batch, Loss, Round
+from raynforce.algos.contract import blamed
 from raynforce.algos.off_policy import OffPolicy
 from raynforce.config import Config
 from raynforce.errors import CheckpointError, RaynforceError, UsageError
+from raynforce.experience.counts import Counts
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import discounted
 from raynforce.experience.lag import lag_metrics
-from raynforce.experience.receipt import Arrival
-from raynforce.experience.sharding import joint_metrics, minibatches
+from raynforce.experience.record import Record
+from raynforce.experience.sharding import joint_metrics, minibatches, split_errors
 from raynforce.experience.trajectories import in_turn
 from raynforce.policies.acting import PolicyVersion
 from raynforce.policies.normalizer import ObservationNormalizer, RunningStats
 from raynforce.policies.torch_net import Network, build, tensor
 from raynforce.roles.adam import Adam
 from raynforce.roles.contribution import Contribution
-from raynforce.roles.counters import Counters
+from raynforce.roles.gradients import Trained, Use, averages, tensors, train
 from raynforce.roles.keeper import Keeper
 from raynforce.roles.learned import Learned
 from raynforce.roles.torch_stream import TorchStream
@@ -60,7 +60,8 @@ class Learner:
         self._torch_rng = TorchStream(config.seed, self._device)
         self._steps = 0
         self._number = 0
-        self._counters = Counters() if config.topology == "shared-agent" else None
+        self._counts = Counts() if config.topology == "shared-agent" else None  # of all workers
+        self._refused = 0  # contributions whose gradients were too old to be applied
         self._buffers: dict[int, Mapping[str, float]] = {}  # what workers tell of theirs
         self._keeper.begin(self._net)
 
@@ -79,6 +80,13 @@ class Learner:
 
     def learn(self, *received: Fragment) -> Learned:
         """Train on fragments; the next `publish` gives the policy version they led to."""
+        return self._learn(received)
+
+    def learn_some(self, due: int, *received: Fragment) -> Learned:
+        """Put fragments into replay, then make the updates that are due."""
+        return self._learn(received, due)
+
+    def _learn(self, received: Sequence[Fragment], due: int | None = None) -> Learned:
         began = time.perf_counter()
         algo, net = self._algo, self._net
         fragments = sorted(received, key=lambda f: (f.sampler, f.sequence))  # statistics depend on the order
@@ -88,86 +96,74 @@ class Learner:
                 f"{self._config.algo} learns from fragments at most {algo.max_lag} versions old, not {lag}"
             )
         with blamed(self._config.algo, algo):
-            self._begin_round()
-            if self._config.learner.scale_rewards:
-                algo.reward_scale = self._updated_reward_scale(fragments)
-            batch = self._tensors(algo.prepare(net, fragments), "prepare")
+            scale = self._updated_reward_scale(fragments) if self._config.learner.scale_rewards else 1.0
+            self._begin_round(reward_scale=scale, due=due)
+            batch = tensors(algo, algo.prepare(net, fragments), "prepare", self._device)
             prepared = time.perf_counter()
-            trained = self._train(algo.minibatches(batch, self._rng))
+            trained = self._train(algo.minibatches(batch, self._rng), self._step)
         if self._normalizer is not None and fragments:
             for fragment in fragments:
                 self._normalizer.update(fragment.seen(self._normalizer.paths))
             net.normalize_with(*self._normalizer.affine())
         if fragments:
             trained.metrics.update(lag_metrics(self._number, fragments))
-        return self._end_round(trained, [Arrival.of(f) for f in fragments], began, prepared)
-
-    def learn_some(self, most: int, *received: Fragment) -> Learned:
-        """Put fragments into replay, then make the updates that are due, so many at most."""
-        self._off_policy.most = most
-        return self.learn(*received)
+        return self._end_round(trained, [f.record for f in fragments], began, prepared)
 
     def learn_drawn(
-        self, arrivals: Sequence[Arrival], counts: np.ndarray, which: Sequence[int], *draws: Arrays | None
+        self, records: Sequence[Record], counts: np.ndarray, which: Sequence[int], *draws: Arrays | None
     ) -> tuple[list[tuple[np.ndarray, np.ndarray]], Learned]:
         """Make the updates that shards have drawn transitions for; returns their errors, to be sent back.
 
-        `counts[k, s]` of minibatch k come from shard s, `which` are the shards of the draws, and `arrivals` are the
-        fragments that shards have taken meanwhile.
+        `counts[k, s]` of minibatch k come from shard s, `which` are the shards of the draws, and `records` are of the
+        fragments that shards have inserted meanwhile.
         """
         began = time.perf_counter()
-        algo = self._off_policy
+        algo, shards = self._off_policy, self._config.replay.shards
+        errors: list[tuple[np.ndarray, ...]] = []
+
+        def step(batch: Batch, loss: Loss) -> Mapping[str, Tensor]:
+            if algo.hp.prioritized and loss.per_sample is not None:
+                errors.append(tuple(x.cpu().numpy() for x in (batch["shard"], batch["index"], loss.per_sample)))
+            return self._step(batch, loss)
+
         drawn = dict(zip(which, draws, strict=True))
         by_shard = [drawn.get(shard) for shard in range(counts.shape[1])]
         with blamed(self._config.algo, algo):
             self._begin_round()
-            trained = self._train(minibatches(by_shard, counts, algo.scheduled["priority_beta"]))
-        algo.limiter.insert(sum(arrival.steps for arrival in arrivals))
+            trained = self._train(minibatches(by_shard, counts, algo.scheduled["priority_beta"]), step)
+        algo.limiter.insert(sum(record.steps for record in records))
         algo.limiter.sample(trained.updates * algo.hp.batch_size)
-        return algo.take_errors(), self._end_round(trained, arrivals, began, began)
+        return _by_shard(errors, shards), self._end_round(trained, records, began, began)
 
     @property
     def _off_policy(self) -> OffPolicy[Any]:
         assert isinstance(self._algo, OffPolicy)
         return self._algo
 
-    def _begin_round(self) -> None:
-        self._algo.version = self._number
-        self._algo.scheduled = self._algo.schedules(self._progress)
+    def _begin_round(self, *, reward_scale: float = 1.0, due: int | None = None) -> None:
+        algo = self._algo
+        algo.round = Round(self._number, algo.updates, algo.schedules(self._progress), reward_scale, due)
 
-    def _train(self, minibatches: Iterable[Mapping[str, Any]]) -> _Trained:
-        """Take an optimiser step along the gradient of each minibatch."""
-        algo, net = self._algo, self._net
-        rate = algo.scheduled["learning_rate"]
-        measured: list[Mapping[str, Tensor]] = []
-        loss: Loss | None = None
-        try:
-            with self._torch_rng.in_use():
-                for minibatch in minibatches:
-                    tensors = self._tensors(minibatch, "minibatches")
-                    loss = algo.loss(net, tensors)
-                    norm = self.apply(self.gradients(loss), rate)
-                    measured.append({**loss.metrics, "grad_norm": norm})
-                    algo.updates += 1
-                    with torch.no_grad():
-                        algo.after_update(net, tensors, loss)
-            trained = _Trained(len(measured), averages(measured))
-        except Exception as error:
-            better = explained(algo, loss, error)
-            if better is error:
-                raise
-            raise better from error
-        if measured:
-            self._keeper.look()
-        return trained
+    def _train(self, minibatches: Iterable[Mapping[str, Any]], step: Use) -> Trained:
+        return train(self._keeper, self._net, minibatches, self._torch_rng, step)
 
-    def _end_round(self, trained: _Trained, arrivals: Sequence[Arrival], began: float, prepared: float) -> Learned:
+    def _step(self, _: Batch, loss: Loss) -> Mapping[str, Tensor]:
+        """Take an optimiser step along the gradient of a loss."""
+        norm = self.apply(self.gradients(loss), self._algo.scheduled["learning_rate"])
+        self._count_updates(1)
+        return {"grad_norm": norm}
+
+    def _count_updates(self, count: int) -> None:
+        algo = self._algo
+        algo.round = algo.round._replace(updates=algo.updates + count)
+
+    def _end_round(self, trained: Trained, records: Sequence[Record], began: float, prepared: float) -> Learned:
         """Count what has arrived, and tell how the round went."""
-        self._steps += sum(arrival.steps for arrival in arrivals)
+        self._steps += sum(record.steps for record in records)
         self._number += 1
-        return self._told(trained, arrivals, began, prepared)
+        return self._told(trained, records, began, prepared)
 
-    def _told(self, trained: _Trained, arrivals: Sequence[Arrival], began: float, prepared: float) -> Learned:
+    def _told(self, trained: Trained, records: Sequence[Record], began: float, prepared: float) -> Learned:
         metrics = trained.metrics | {"charts/learning_rate": self._algo.scheduled["learning_rate"]}
         seconds = {"prepare": prepared - began, "learn": time.perf_counter() - prepared}
         return Learned(
@@ -175,11 +171,7 @@ class Learner:
             self._schedules(),
             metrics | self._algo.metrics(),
             trained.updates,
-            sum(arrival.steps for arrival in arrivals),
-            _joined([arrival.returns for arrival in arrivals], np.float32),
-            _joined([arrival.lengths for arrival in arrivals], np.int64),
-            [arrival[:3] for arrival in arrivals],
-            info=infos.joined(arrival.info for arrival in arrivals),
+            records,
             seconds=seconds,
             notes=self._keeper.take_notes(),
         )
@@ -198,7 +190,7 @@ class Learner:
         shift, scale = self._normalizer.affine() if self._normalizer else (None, None)
         params = self._net.flat.detach().cpu().numpy().copy()
         schedules = self._schedules()
-        if self._counters is not None:  # workers learn too
+        if self._counts is not None:  # workers learn too
             schedules = self._algo.schedules(self._progress) | {"updates": float(self._algo.updates)}
         return PolicyVersion(self._number, params, shift, scale, schedules)
 
@@ -209,9 +201,6 @@ class Learner:
     @property
     def _progress(self) -> float:
         return min(1.0, self._steps / self._config.steps)
-
-    def _tensors(self, arrays: Mapping[str, Any], method: str) -> dict[str, Tensor]:
-        return tensors(self._algo, arrays, method, self._device)
 
     def _updated_reward_scale(self, fragments: Sequence[Fragment]) -> float:
         """One over the deviation of running discounted returns, these fragments included."""
@@ -235,11 +224,10 @@ class Learner:
 
     def state(self, known: Sequence[str] = ()) -> Tree:
         """Everything, but the content of segments whose names are known to be saved already."""
-        self._algo.known = set(known)
         tree: Tree = {
             "params": self._net.flat.detach().cpu().numpy().copy(),
             "adam": self._adam.state(),
-            **self._keeper.state(),
+            **self._keeper.state(set(known)),
             "rng": rng_state(self._rng),
             "torch_rng": self._torch_rng.state(),
             "return_stats": self._return_stats.state(),
@@ -251,9 +239,9 @@ class Learner:
         }
         if self._normalizer is not None:
             tree["normalizer"] = self._normalizer.stats.state()
-        if self._counters is not None:
-            tree["counters"] = self._counters.state()
-        return without(tree, self._algo.known)
+        if self._counts is not None:
+            tree["counters"] = self._counts.state() | {"refused": self._refused}
+        return without(tree, set(known))
 
     def load(self, tree: Tree) -> list[str]:
         """Undo `state`; returns a sentence on what the algorithm has of its own and is not in it."""
@@ -269,12 +257,13 @@ class Learner:
         self._running_returns = {k: v for k, v in returns.items() if k < sampling.samplers}  # the others begin at zero
         self._sequences = {int(k): v for k, v in tree.get("sequences", {}).items() if int(k) in self._running_returns}
         self._steps, self._number = tree["steps"], tree["number"]
-        self._algo.updates = tree.get("updates", tree["algo"].get("updates", 0))
+        self._algo.round = Round(self._number, tree.get("updates", tree["algo"].get("updates", 0)))
         if self._normalizer is not None:
             self._normalizer.stats.load(tree["normalizer"])
             self._net.normalize_with(*self._normalizer.affine())
-        if self._counters is not None:
-            self._counters.load(tree["counters"])
+        if self._counts is not None:
+            self._counts.load(tree["counters"])
+            self._refused = tree["counters"]["refused"]
         return notes
 
     # -- as the agent that workers share ------------------------------------------------------------------
@@ -288,31 +277,38 @@ class Learner:
         began = time.perf_counter()
         self._begin_round()
         norms: list[Mapping[str, Tensor]] = []
-        arrivals, dropped, lags = [], [], []
+        records, dropped, lags = [], [], []
         for each in contributions:
             lags.append(self._number - each.version)
-            self._buffers[each.sampler] = each.buffer
+            self._buffers[each.record.sampler] = each.buffer
             if len(each.gradients) and lags[-1] > self._config.stream.max_lag:
-                self._agent.refused += 1
+                self._refused += 1
                 if self._algo.consumes == "stream":
-                    dropped.append(each.arrival[:3])
+                    dropped.append(each.record)
                     continue
             else:
                 norms += self._apply_all(each)
-            self._agent.add(each.arrival)
-            self._steps += each.steps
-            arrivals.append(each.arrival)
+            self._agent.add(each.record)
+            self._steps += each.record.steps
+            records.append(each.record)
         buffers = joint_metrics([told for told in self._buffers.values() if told])
-        metrics = means([each.metrics for each in contributions]) | buffers | averages(norms) | self._agent.metrics()
+        metrics = means([each.metrics for each in contributions]) | buffers | averages(norms) | self._agent_metrics()
         if lags:
             metrics |= {"lag/mean": sum(lags) / len(lags), "lag/max": float(max(lags))}
-        told = self._told(_Trained(len(norms), metrics), arrivals, began, began)
+        told = self._told(Trained(len(norms), metrics), records, began, began)
         return told._replace(dropped=dropped, notes=[note for each in contributions for note in each.notes])
 
     @property
-    def _agent(self) -> Counters:
-        assert self._counters is not None
-        return self._counters
+    def _agent(self) -> Counts:
+        assert self._counts is not None
+        return self._counts
+
+    def _agent_metrics(self) -> dict[str, float]:
+        counts = self._agent
+        found = {"episodes": float(counts.episodes), "steps": float(counts.steps), "refused": float(self._refused)}
+        if counts.best_return is not None and counts.return_mean is not None:
+            found |= {"best_return": counts.best_return, "recent_return": counts.return_mean}
+        return {f"agent/{name}": value for name, value in found.items()}
 
     def _apply_all(self, contribution: Contribution) -> list[dict[str, Tensor]]:
         """Take an optimiser step along each gradient of a contribution; returns their lengths."""
@@ -321,19 +317,12 @@ class Learner:
         # The optimiser clips in place, and what was received is read-only: one copy of all.
         gradients = tensor(contribution.gradients, self._device)
         norms = [{"grad_norm": self.apply(gradient, rate)} for gradient in gradients]
-        self._algo.updates += len(norms)
+        self._count_updates(len(norms))
         self._number += 1
         if self._normalizer is not None and contribution.moments is not None:
             self._normalizer.stats.merge(contribution.moments)
             self._net.normalize_with(*self._normalizer.affine())
         return norms
-
-
-class _Trained(NamedTuple):
-    """What a round's optimiser steps gave."""
-
-    updates: int
-    metrics: dict[str, float]
 
 
 def _device(name: str) -> torch.device:
@@ -346,35 +335,17 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def tensors(algo: Algorithm[Any], arrays: Mapping[str, Any], method: str, device: torch.device) -> dict[str, Tensor]:
-    """What a method of the algorithm gave, on the device."""
-    try:
-        return {k: v if isinstance(v, Tensor) else tensor(v, device) for k, v in arrays.items()}
-    except Exception as error:
-        if not is_own(algo):
-            raise
-        raise wrong_arrays(algo, method, arrays, error) from error
+def _by_shard(errors: Sequence[tuple[np.ndarray, ...]], shards: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each shard the errors of what it has given, to be sent back."""
+    if not errors:
+        return []
+    shard, index, error = (np.concatenate(parts) for parts in zip(*errors, strict=True))
+    return split_errors(shard, index, error, shards)
 
 
 def flat_gradient(net: Network, loss: Loss) -> Tensor:
     """The gradient `[P]` of a loss; the vector may be reused by the next call."""
     return net.gradient(loss.total) if loss.gradients is None else net.backward(loss.gradients)
-
-
-def averages(metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Means over the round's minibatches, read from the device in one transfer."""
-    if not metrics:
-        return {}
-    names = list(metrics[0])
-    columns = [[each[name].detach() for each in metrics] for name in names]
-    joined = [torch.cat(values) if values[0].ndim else torch.stack(values) for values in columns]
-    means = torch.stack([values.mean() for values in joined]).tolist()
-    if not np.isfinite(means).all():
-        raise RaynforceError(
-            f"training diverged: losses are {dict(zip(names, means, strict=True))}; lower algorithm.learning_rate, "
-            "or set network.normalize_obs=true if observations are large"
-        )
-    return {f"losses/{n}": v for n, v in zip(names, means, strict=True)}
 
 
 def means(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -384,7 +355,3 @@ def means(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in metrics.items():
             found.setdefault(name, []).append(value)
     return {name: sum(values) / len(values) for name, values in found.items()}
-
-
-def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype)

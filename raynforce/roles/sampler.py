@@ -12,7 +12,8 @@ import numpy as np
 from raynforce import infos
 from raynforce.envs.vector import make_vector, require_finite
 from raynforce.experience.fragment import INFO, Fragment
-from raynforce.experience.receipt import Arrival, Receipt, resident_bytes
+from raynforce.experience.memory import resident_bytes
+from raynforce.experience.record import Receipt
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.trees import Tree, load_rng, rng_state
 
@@ -153,10 +154,8 @@ class Sampler:
         faults = [fault.facts() for fault in envs.take_faults()]
         if began > self._measured + 0.1:  # it takes as long as a step
             self._memory, self._measured = resident_bytes(), began
-        size = sum(column.nbytes for column in columns.values())
         seconds = {"env": in_env, "policy": in_policy, "other": clock() - began - in_env - in_policy}
-        arrival = Arrival.of(fragment)
-        return fragment, Receipt(*arrival[:3], seconds, faults, size, self._memory, *arrival[3:])
+        return fragment, Receipt(fragment.record, seconds, faults, fragment.nbytes, self._memory)
 
     def _logp(self, out: dict[str, np.ndarray], action: np.ndarray) -> np.ndarray:
         """Behaviour log-probabilities `[T, B]` of the whole fragment at once."""

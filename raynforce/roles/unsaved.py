@@ -20,8 +20,8 @@ from raynforce.experience.replay import Replay
 from raynforce.policies.torch_net import Network
 from raynforce.trees import SEGMENTS, Tree, rng_state
 
-GIVEN = ("config", "hp", "env", "reward_scale", "scheduled", "version", "updates", "known")
-"""Attributes that the framework keeps up to date."""
+GIVEN = ("config", "hp", "env", "round")
+"""Attributes that are the framework's."""
 WHOLE = 1 << 22  # bytes of an array up to which all of it is compared
 PART = 1 << 19  # bytes at both ends of a larger one: buffers are filled from one
 ELEMENTS = 64  # of a list or dict, at both ends

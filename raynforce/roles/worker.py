@@ -7,24 +7,26 @@ algorithm keeps beside the network, such as a replay buffer or a target network,
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from raynforce.algos.base import Loss
-from raynforce.algos.contract import blamed, explained
+from raynforce.algos.base import Batch, Loss, Round
+from raynforce.algos.contract import blamed
 from raynforce.algos.off_policy import OffPolicy, alone
 from raynforce.config import Config
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.receipt import Receipt
+from raynforce.experience.record import Receipt
 from raynforce.policies.acting import ActingSpec, PolicyVersion
 from raynforce.policies.normalizer import ObservationNormalizer
 from raynforce.policies.torch_net import build, tensor
 from raynforce.roles.contribution import Contribution
+from raynforce.roles.gradients import tensors, train
 from raynforce.roles.keeper import Keeper
-from raynforce.roles.learner import averages, flat_gradient, tensors
+from raynforce.roles.learner import flat_gradient
 from raynforce.roles.sampler import EnvArgs, Sampler
 from raynforce.roles.torch_stream import TorchStream
 from raynforce.trees import Tree, load_rng, rng_state, without
@@ -71,19 +73,19 @@ class Worker:
             gradients, losses = self._gradients(replace(fragment, sampler=0))  # of its own buffer, the only one
         own, buffer = self._metrics()
         told = losses | own, buffer, self._moments(fragment), self._keeper.take_notes()
-        contribution = Contribution(gradients, version.number, receipt.arrival, *told)
+        contribution = Contribution(gradients, version.number, receipt.record, *told)
         seconds = {**receipt.seconds, "gradients": time.perf_counter() - began}
         return contribution, receipt._replace(seconds=seconds, size=gradients.nbytes, kept=self._kept)
 
     def _load(self, version: PolicyVersion) -> None:
         """Compute with this version from now on."""
-        algo, net = self._algo, self._net
+        net = self._net
         with torch.no_grad():
             net.flat.copy_(tensor(version.params, CPU))
         if version.shift is not None and version.scale is not None:
             net.normalize_with(version.shift, version.scale)
-        algo.version, algo.scheduled = version.number, version.schedules
-        algo.updates = int(version.schedules["updates"])  # of all workers: target networks follow these
+        updates = int(version.schedules["updates"])  # of all workers: target networks follow these
+        self._algo.round = Round(version.number, updates, version.schedules)
         self._begin()
 
     def _begin(self) -> None:
@@ -99,28 +101,17 @@ class Worker:
     def _gradients(self, fragment: Fragment) -> tuple[np.ndarray, dict[str, float]]:
         """The flat gradient of each minibatch, `[K, P]`, and the means of what was measured."""
         algo, net = self._algo, self._net
+        found: list[np.ndarray] = []
+
+        def collect(_: Batch, loss: Loss) -> Mapping[str, Tensor]:
+            found.append(flat_gradient(net, loss).numpy().copy())
+            return {}
+
         batch = tensors(algo, algo.prepare(net, [fragment]), "prepare", CPU)
-        losses: list[Loss] = []
-        found = []
-        try:
-            with self._torch_rng.in_use():
-                for minibatch in algo.minibatches(batch, self._rng):
-                    given = tensors(algo, minibatch, "minibatches", CPU)
-                    losses.append(algo.loss(net, given))
-                    found.append(flat_gradient(net, losses[-1]).numpy().copy())
-                    with torch.no_grad():
-                        algo.after_update(net, given, losses[-1])
-            measured = averages([loss.metrics for loss in losses])
-        except Exception as error:
-            better = explained(algo, losses[-1] if losses else None, error)
-            if better is error:
-                raise
-            raise better from error
-        if losses:
-            self._keeper.look()
+        trained = train(self._keeper, net, algo.minibatches(batch, self._rng), self._torch_rng, collect)
         gradients = np.stack(found) if found else np.zeros((0, len(net.flat)), np.float32)
         gradients.flags.writeable = False  # as it will be for whoever receives it from another process
-        return gradients, measured
+        return gradients, trained.metrics
 
     def _metrics(self) -> tuple[dict[str, float], dict[str, float]]:
         """What there is to report of the algorithm, and of its replay buffer."""
@@ -146,10 +137,9 @@ class Worker:
         """Everything, but the content of segments whose names are known to be saved already."""
         own: Tree = {"attempt": self._attempt, "kept": self._kept}
         own |= {"rng": rng_state(self._rng), "torch_rng": self._torch_rng.state()}
-        self._algo.known = set(known)
         if self._begun:
-            own |= self._keeper.state()
-        return without({**self._sampler.state(), OWN: own}, self._algo.known)
+            own |= self._keeper.state(set(known))
+        return without({**self._sampler.state(), OWN: own}, set(known))
 
     def load(self, tree: Tree) -> list[str]:
         """Undo `state`; returns a sentence for everything that could not be restored exactly."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raynforce.experience.receipt import Receipt
+from raynforce.experience.record import Receipt
 from raynforce.roles.served import Outcome
 from raynforce.runtimes.base import Pending, RoleDied
 from raynforce.runtimes.member import Fault, Job, Member
@@ -69,7 +69,7 @@ class Central(Stream):
                 self._pool.fail(host, RoleDied(f"{host.name} does not answer the policy"))
             for index in receipt.served if receipt is not None else ():
                 self._pool.works(self._hosts[index])
-            if job is not None and receipt is not None and not receipt.steps:
+            if job is not None and receipt is not None and not receipt.record.steps:
                 self._receipts.append((receipt, self._turn(job, sum(receipt.seconds.values()))))
             else:
                 full.append(sample)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.ledger import Key, Ledger
-from raynforce.experience.receipt import Arrival, Receipt
+from raynforce.experience.ledger import Ledger
+from raynforce.experience.record import Key, Receipt, Record
 from raynforce.roles.contribution import Contribution
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.base import Pending
@@ -92,7 +92,7 @@ class Loop(ABC):
         self._waiting = start.waiting
         share = roles.pool.runtime.share
         # Sampled and not learned from, the oldest first.
-        self._held = [Sample(share(f), f.version, None, _arrival(f)) for f in start.held]
+        self._held = [Sample(share(f), f.version, None, f.record) for f in start.held]
         self._coming: list[Sample] = []  # being sampled
         self._learning: Learning | None = None  # the update that is under way
         self._turns = list(roles.samplers)
@@ -183,9 +183,9 @@ class Loop(ABC):
             if job is None or job.fault is not None:
                 continue
             receipt: Receipt = job.result()
-            self._ledger.produce(receipt)
+            self._ledger.produce(receipt.record)
             self._receipts.append((receipt, self._turn(job, sum(receipt.seconds.values()))))
-            there.append(sample._replace(arrived=receipt.arrival, size=receipt.size))
+            there.append(sample._replace(arrived=receipt.record, size=receipt.size))
         return there
 
     def _turn(self, job: Job, busy: float) -> Turn:
@@ -255,10 +255,6 @@ class Loop(ABC):
             self._waiting(", ".join(sorted({job.member.name for job in jobs if not job.settled})))
 
 
-def _arrival(held: Held) -> Arrival:
-    return held.arrival if isinstance(held, Contribution) else Arrival.of(held)
-
-
 class Sample(NamedTuple):
     """A fragment that is there or coming, and the number of the version it is sampled with."""
 
@@ -266,7 +262,7 @@ class Sample(NamedTuple):
     """The fragment itself, if it comes from a checkpoint."""
     number: int
     job: Job | None
-    arrived: Arrival | None = None
+    arrived: Record | None = None
     """What is counted of it, once it is there."""
     size: int = 0
 
@@ -287,17 +283,17 @@ class Sample(NamedTuple):
         return self.job or self.value
 
     @property
-    def arrival(self) -> Arrival:
+    def record(self) -> Record:
         assert self.arrived is not None
         return self.arrived
 
     @property
     def key(self) -> Key:
-        return self.arrival[:2]
+        return self.record.key
 
     @property
     def steps(self) -> int:
-        return self.arrival.steps
+        return self.record.steps
 
 
 class Learning(NamedTuple):

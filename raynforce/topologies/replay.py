@@ -151,15 +151,15 @@ class Sharded(Replay):
             return
         held, self._held = self._held, []
         for sample in held:
-            shard = self._shards[sample.arrival.sampler % len(self._shards)]
+            shard = self._shards[sample.record.sampler % len(self._shards)]
             self._telling.append(self._pool.submit(shard, "insert", sample.argument, weight=sample.size))
         self._limiter.insert(sum(sample.steps for sample in held))
         drawn = {index: job for index, job in self._draws.items() if job.fault is None}
         if held or drawn:
             self._asked = len(self._counts)
-            arrivals = [sample.arrival for sample in held]
+            records = [sample.record for sample in held]
             size = int(self._counts.sum()) * self._pace.row
-            self._update("learn_drawn", arrivals, self._counts, list(drawn), *drawn.values(), parts=2, size=size)
+            self._update("learn_drawn", records, self._counts, list(drawn), *drawn.values(), parts=2, size=size)
         self._draws, self._counts = {}, self._counts[:0]
         if self._pool.runtime.apart:
             self._draw()
@@ -202,8 +202,8 @@ class Sharded(Replay):
 
     def _again(self, learning: Learning) -> Learning:
         """The draws are lost; what has arrived is counted nevertheless."""
-        arrivals, counts, _ = learning.job.args[:3]
-        return self._update("learn_drawn", arrivals, counts[:0], [], parts=2)
+        records, counts, _ = learning.job.args[:3]
+        return self._update("learn_drawn", records, counts[:0], [], parts=2)
 
     def metrics(self) -> dict[str, float]:
         return super().metrics() | joint_metrics(list(self._metrics.values())) | {"replay/lost": float(self._lost)}

@@ -39,7 +39,7 @@ class SharedAgent(Loop):
     def _idle(self) -> list[Member]:
         """Workers without a contribution that is under way."""
         taken = self._learning.fragments if self._learning else ()
-        busy = {sample.arrival.sampler for sample in (*self._held, *taken)}
+        busy = {sample.record.sampler for sample in (*self._held, *taken)}
         return [worker for worker in super()._idle() if worker.index not in busy]
 
     def _arrived(self, samples: Sequence[Sample]) -> list[Sample]:
@@ -54,4 +54,4 @@ class SharedAgent(Loop):
     def _learned(self, job: Job, learned: Learned) -> None:
         super()._learned(job, learned)
         for refused in learned.dropped:
-            self._ledger.drop(*refused)
+            self._ledger.drop(refused)

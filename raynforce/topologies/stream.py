@@ -112,5 +112,5 @@ class Stream(Loop):
         """Give up what is too old to learn from."""
         for sample in self._held:
             if self._number - sample.number > max_lag:
-                self._ledger.drop(*sample.key, sample.steps)
+                self._ledger.drop(sample.record)
         self._held = [s for s in self._held if self._number - s.number <= max_lag]

@@ -12,6 +12,7 @@ from nets import BOX, FixedNet
 from running import solve
 
 import raynforce
+from raynforce.algos.base import Round
 from raynforce.algos.dqn import DQN, DQNConfig
 from raynforce.config import Config, SamplingConfig
 from raynforce.errors import UsageError
@@ -151,7 +152,7 @@ def test_samples_per_insert_is_kept_exactly() -> None:
     algo = dqn(samples_per_insert=3.0, batch_size=10, learning_starts=16, buffer_size=1000)
     net = TableNet([[0.0]])
     algo.begin(net)
-    algo.scheduled = algo.schedules(0.0)
+    algo.round = Round(scheduled=algo.schedules(0.0))
     updates = 0
     for sequence in range(50):
         algo.prepare(net, [fragment(sequence)])

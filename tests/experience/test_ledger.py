@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raynforce.experience.ledger import Ledger, LedgerError
-from raynforce.experience.receipt import Receipt
-
-
-def receipt(sampler: int, sequence: int, steps: int = 8) -> Receipt:
-    return Receipt(sampler, sequence, steps, {})
+from raynforce.experience.record import Record
 
 
 @pytest.fixture
@@ -17,16 +13,16 @@ def ledger() -> Ledger:
     """Four fragments were produced: one was learned from, one dropped, two are held."""
     ledger = Ledger()
     for key, steps in {(0, 0): 8, (0, 1): 7, (1, 0): 6, (1, 1): 5}.items():
-        ledger.produce(receipt(*key, steps))
-    ledger.train([(0, 0, 8)])
-    ledger.drop(1, 0, 6)
+        ledger.produce(Record(*key, steps))
+    ledger.train([Record(0, 0, 8)])
+    ledger.drop(Record(1, 0, 6))
     return ledger
 
 
 def test_every_step_is_somewhere(ledger: Ledger) -> None:
     ledger.check([(1, 1), (0, 1)])
     assert (ledger.produced, ledger.trained, ledger.dropped, ledger.in_flight, ledger.lost) == (26, 8, 6, 12, 0)
-    ledger.train([(0, 1, 7), (1, 1, 5)])
+    ledger.train([Record(0, 1, 7), Record(1, 1, 5)])
     ledger.check([])
     assert ledger.in_flight == 0
 
@@ -37,29 +33,29 @@ def test_an_empty_ledger_balances() -> None:
 
 def test_a_fragment_that_is_produced_twice(ledger: Ledger) -> None:
     with pytest.raises(LedgerError, match="has fragment 1 of sampler 0 twice"):
-        ledger.produce(receipt(0, 1))
+        ledger.produce(Record(0, 1, 8))
 
 
 def test_a_fragment_that_is_learned_from_twice(ledger: Ledger) -> None:
     with pytest.raises(LedgerError, match="8 steps of fragment 0 of sampler 0 were used, which no sampler"):
-        ledger.train([(0, 0, 8)])
+        ledger.train([Record(0, 0, 8)])
 
 
 def test_a_fragment_that_is_learned_from_after_it_was_dropped(ledger: Ledger) -> None:
     with pytest.raises(LedgerError, match="6 steps of fragment 0 of sampler 1 were used"):
-        ledger.train([(1, 0, 6)])
+        ledger.train([Record(1, 0, 6)])
 
 
 def test_a_fragment_that_nobody_has_produced(ledger: Ledger) -> None:
     with pytest.raises(LedgerError, match="5 steps of fragment 9 of sampler 3 were used, which no sampler"):
-        ledger.drop(3, 9, 5)
+        ledger.drop(Record(3, 9, 5))
 
 
 def test_a_fragment_that_has_changed_on_its_way(ledger: Ledger) -> None:
     with pytest.raises(
         LedgerError, match="6 steps of fragment 1 of sampler 0 were used, of which a sampler produced 7"
     ):
-        ledger.train([(0, 1, 6)])
+        ledger.train([Record(0, 1, 6)])
 
 
 @pytest.mark.parametrize(
@@ -93,16 +89,16 @@ def test_what_was_lost_is_counted_and_not_expected_any_more(ledger: Ledger) -> N
 def test_saved_and_loaded_it_goes_on(ledger: Ledger) -> None:
     ledger.lose(3)
     other = Ledger()
-    other.load(ledger.state(), [(0, 1, 7), (1, 1, 5)])
+    other.load(ledger.state(), [Record(0, 1, 7), Record(1, 1, 5)])
     other.check([(0, 1), (1, 1)])
     assert other.metrics() == ledger.metrics()
-    other.train([(1, 1, 5)])
+    other.train([Record(1, 1, 5)])
     other.check([(0, 1)])
 
 
 def test_a_checkpoint_without_its_fragments_does_not_balance(ledger: Ledger) -> None:
     other = Ledger()
-    other.load(ledger.state(), [(0, 1, 7)])
+    other.load(ledger.state(), [Record(0, 1, 7)])
     with pytest.raises(LedgerError, match="does not balance"):
         other.check([(0, 1)])
 

@@ -21,7 +21,7 @@ from raynforce.envs.vector import probe
 from raynforce.errors import EnvError, RaynforceError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import final_values
-from raynforce.experience.receipt import Receipt
+from raynforce.experience.record import Receipt
 from raynforce.experiment import resolve
 from raynforce.policies.acting import PolicyVersion
 from raynforce.protocol.channel import connect
@@ -232,7 +232,7 @@ def test_trajectories_are_whole_and_in_order_over_a_socket(channel: str) -> None
     assert len(stories) >= 5
     assert [f.sequence for f in fragments] == list(range(25))
     for fragment, receipt in zip(fragments, receipts, strict=True):
-        assert fragment.steps == receipt.steps >= 3 * T
+        assert fragment.steps == receipt.record.steps >= 3 * T
         assert receipt.faults == []
         assert min(receipt.envs.values()) >= 0
         assert receipt.size == sum(column.nbytes for column in fragment.columns.values())

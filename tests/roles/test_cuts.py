@@ -16,7 +16,7 @@ from raynforce.envs import local
 from raynforce.envs.vector import derive_seed, probe
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import discounted, final_values, gae
-from raynforce.experience.receipt import Receipt
+from raynforce.experience.record import Receipt
 from raynforce.experience.replay import Replay
 from raynforce.experience.vtrace import vtrace
 from raynforce.experiment import resolve
@@ -244,7 +244,7 @@ def test_fragments_tell_the_truth(seed: int, lanes: int, length: int) -> None:
     assert sorted(returns) == pytest.approx(sorted(sum(s.reward for s in e.steps) for e in over), abs=1e-5)
     assert sorted(lengths) == sorted(len(e.steps) for e in over)
 
-    assert [r.steps for r in gathered.receipts] == [f.steps for f in gathered.fragments]
+    assert [r.record.steps for r in gathered.receipts] == [f.steps for f in gathered.fragments]
     cuts = sum(episode.over == "cut" for lane in episodes for episode in lane)
     faults = [fault for receipt in gathered.receipts for fault in receipt.faults]
     assert len(faults) == cuts > 3
@@ -319,7 +319,7 @@ def test_beginning_anew() -> None:
 def test_a_receipt_says_where_the_time_went() -> None:
     gathered = Gathered(0, 2, 50, 1, p_break=0.0, p_reset=0.0)
     (receipt,) = gathered.receipts
-    assert (receipt.sampler, receipt.sequence, receipt.steps, list(receipt.faults)) == (0, 0, 100, [])
+    assert (receipt.record[:3], list(receipt.faults)) == ((0, 0, 100), [])
     assert receipt.seconds.keys() == {"env", "policy", "other"}
     assert all(x > 0 for x in receipt.seconds.values())
     assert receipt.memory > 10_000_000

@@ -13,12 +13,12 @@ from raynforce.algos import algorithm_class
 from raynforce.algos.off_policy import OffPolicy
 from raynforce.config import Config
 from raynforce.envs.vector import probe
-from raynforce.experience.receipt import Arrival
+from raynforce.experience.counts import RECENT, Counts
+from raynforce.experience.record import Record
 from raynforce.experiment import resolve
 from raynforce.policies.normalizer import RunningStats
 from raynforce.roles.adam import Adam
 from raynforce.roles.contribution import Contribution
-from raynforce.roles.counters import RECENT, Counters
 from raynforce.roles.learner import Learner
 from raynforce.roles.sampler import EnvArgs, Sampler
 from raynforce.roles.worker import Worker
@@ -67,8 +67,8 @@ def test_one_worker_is_the_algorithm_itself(env: str) -> None:
         told = agent.take(worker.work(agent.publish())[0])
         expected = learner.learn(sampler.sample(learner.publish()))
         assert (told.number, told.updates, told.steps) == (expected.number, expected.updates, expected.steps)
-        assert told.returns.tolist() == expected.returns.tolist()
-        assert told.trained == expected.trained
+        assert told.trained[0].returns.tolist() == expected.trained[0].returns.tolist()
+        assert [r.key for r in told.trained] == [r.key for r in expected.trained]
         assert told.metrics["losses/value_loss"] == pytest.approx(expected.metrics["losses/value_loss"])
         assert np.array_equal(weights(agent), weights(learner))
     ours, theirs = agent.publish(), learner.publish()
@@ -127,7 +127,7 @@ def test_gradients_of_many_workers_are_applied_one_after_another(algo: str, anne
         for gradient in torch.tensor(c.gradients):
             adam.step(gradient, rate, 0.01)
             seen += 1
-        steps += c.steps
+        steps += c.record.steps
     assert seen > 10
 
     told = together.take(*contributions)
@@ -167,12 +167,12 @@ def test_what_is_too_old_is_refused_and_counted(algo: str) -> None:
     assert told.metrics["agent/refused"] == 1
     assert told.metrics["lag/max"] == 3
     assert agent.take(*filling).metrics["agent/refused"] == 1, "without gradients nothing can be too old"
-    key = contributions[3].arrival[:3]
+    late = contributions[3].record
     if algo == "dqn":  # its steps are in the worker's buffer, and will be learned from
-        assert (told.trained, told.dropped) == ([key], [])
-        assert agent._steps == steps + key[2] + sum(c.steps for c in filling)
+        assert ([r.key for r in told.trained], told.dropped) == ([late.key], [])
+        assert agent._steps == steps + late.steps + sum(c.record.steps for c in filling)
     else:
-        assert (told.trained, told.dropped, told.steps) == ([], [key], 0)
+        assert (told.trained, [r.key for r in told.dropped], told.steps) == ([], [late.key], 0)
         assert agent._steps == steps
 
 
@@ -192,29 +192,31 @@ def test_statistics_of_parts_are_those_of_the_whole() -> None:
 # -- what is counted ----------------------------------------------------------------------------------------
 
 
-def arrival(steps: int, *returns: float) -> Arrival:
-    return Arrival(0, 0, steps, np.array(returns, np.float32), np.ones(len(returns), np.int64))
+def record(steps: int, *returns: float) -> Record:
+    return Record(0, 0, steps, np.array(returns, np.float32), np.ones(len(returns), np.int64))
 
 
-def test_counters() -> None:
-    counters = Counters()
-    assert counters.metrics() == {"agent/episodes": 0, "agent/steps": 0, "agent/refused": 0}
-    counters.add(arrival(10, -5.0, -7.0))
-    counters.add(arrival(7))
-    counters.add(arrival(3, *[-6.0] * RECENT))
-    restored = Counters()
-    restored.load(counters.state())
-    for found in (counters.metrics(), restored.metrics()):
-        assert (found["agent/steps"], found["agent/episodes"]) == (20, RECENT + 2)
-        assert (found["agent/best_return"], found["agent/recent_return"]) == (-5.0, -6.0)
+def test_counts() -> None:
+    counts = Counts()
+    assert (counts.steps, counts.episodes, counts.best_return, counts.return_mean) == (0, 0, None, None)
+    counts.add(record(10, -5.0, -7.0))
+    counts.add(record(7))
+    counts.add(record(3, *[-6.0] * RECENT))
+    restored, older = Counts(), Counts()
+    restored.load(counts.state())
+    older.load({k: v for k, v in counts.state().items() if k != "lengths"})
+    for found in (counts, restored, older):
+        assert (found.steps, found.episodes) == (20, RECENT + 2)
+        assert (found.best_return, found.return_mean) == (-5.0, -6.0)
+    assert (restored.length_mean, older.length_mean) == (1.0, None)
 
 
 # -- what is remembered -------------------------------------------------------------------------------------
 
 
 def same(a: Contribution, b: Contribution) -> bool:
-    arrivals = a.arrival[:3] == b.arrival[:3] and np.array_equal(a.arrival.returns, b.arrival.returns)
-    return np.array_equal(a.gradients, b.gradients) and arrivals and a.metrics == b.metrics
+    records = a.record[:3] == b.record[:3] and np.array_equal(a.record.returns, b.record.returns)
+    return np.array_equal(a.gradients, b.gradients) and records and a.metrics == b.metrics
 
 
 @pytest.mark.parametrize("algo", ["dqn", "a3c"])
@@ -252,8 +254,8 @@ def test_a_contribution_as_a_tree() -> None:
     assert same(one, other)
     assert one.moments is not None
     assert other.moments is not None
-    assert one.moments["count"] == other.moments["count"] == one.steps
-    assert (other.sampler, other.sequence, other.version) == (0, 0, 0)
+    assert one.moments["count"] == other.moments["count"] == one.record.steps
+    assert (other.record.key, other.version) == ((0, 0), 0)
 
 
 def test_a_worker_that_begins_anew_has_other_episodes_and_names_for_what_it_keeps() -> None:
@@ -264,7 +266,7 @@ def test_a_worker_that_begins_anew_has_other_episodes_and_names_for_what_it_keep
     _, (anew, _) = make(configured("dqn"))
     anew.begin_anew(20, 1)
     first = anew.work(version)[0]
-    assert (first.sequence, len(first.gradients)) == (20, 0)
+    assert (first.record.sequence, len(first.gradients)) == (20, 0)
     assert np.array_equal(anew._algo.target.numpy(), version.params)  # type: ignore[attr-defined]
     for _ in range(7):
         last = anew.work(version)[0]

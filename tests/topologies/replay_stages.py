@@ -15,7 +15,7 @@ from stages import STEPS, FakeSampler, blank
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.ledger import Ledger
 from raynforce.experience.limiter import Limiter
-from raynforce.experience.receipt import Arrival
+from raynforce.experience.record import Record
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.base import Handle, Runtime
 from raynforce.runtimes.member import Member, Rules
@@ -39,24 +39,22 @@ class FakeReplayLearner:
     def learn_some(self, most: int, *fragments: Fragment) -> Learned:
         self.seen += [(f.sampler, f.sequence) for f in fragments]
         updates = most if len(self.seen) * STEPS >= self.least else 0
-        return self._learned(updates, [Arrival.of(f) for f in fragments])
+        return self._learned(updates, [f.record for f in fragments])
 
     def learn_drawn(
-        self, arrivals: Sequence[Arrival], counts: np.ndarray, which: Sequence[int], *draws: Any
+        self, records: Sequence[Record], counts: np.ndarray, which: Sequence[int], *draws: Any
     ) -> tuple[dict[int, int], Learned]:
-        self.seen += [arrival[:2] for arrival in arrivals]
+        self.seen += [record.key for record in records]
         drawn = {index: len(draw) for index, draw in zip(which, draws, strict=True)}
         assert drawn == {index: int(counts[:, index].sum()) for index in which}
         self.draws.append(drawn)
-        return drawn, self._learned(len(counts) if which else 0, arrivals)
+        return drawn, self._learned(len(counts) if which else 0, records)
 
-    def _learned(self, updates: int, arrivals: Sequence[Arrival]) -> Learned:
+    def _learned(self, updates: int, records: Sequence[Record]) -> Learned:
         time.sleep(self.seconds * updates)
         self.number += 1
         self.jobs.append(updates)
-        steps = sum(arrival.steps for arrival in arrivals)
-        trained = [arrival[:3] for arrival in arrivals]
-        return Learned(self.number, {}, {}, updates, steps, np.zeros(0), np.zeros(0, np.int64), trained)
+        return Learned(self.number, {}, {}, updates, records)
 
     def publish(self) -> int:
         return self.number
@@ -145,7 +143,7 @@ class ReplayStage:
         self.pool.wait([version])
         self.limiter = Limiter(ratio, BATCH, starts, slack=2 * len(samplers) * STEPS * ratio)
         self.ledger = Ledger()
-        known = [(f.sampler, f.sequence, f.steps) for f in held]
+        known = [f.record for f in held]
         self.ledger.load({"produced": STEPS * len(held), "trained": 0, "dropped": 0, "lost": 0}, known)
         pace, sizes = Pace(self.limiter, most, STEPS), dict[int, int]()
         start = Start(version, 0, self.ledger, held)

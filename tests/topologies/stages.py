@@ -14,7 +14,7 @@ from pools import Witness
 from raynforce.errors import EnvError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.ledger import Ledger
-from raynforce.experience.receipt import Receipt
+from raynforce.experience.record import Receipt
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.base import Handle, Pending, Runtime
 from raynforce.runtimes.member import Member, Rules
@@ -46,7 +46,7 @@ class FakeSampler:
             raise EnvError("reward is NaN")
         fragment = blank(version, self.index, self.sequence)
         self.sequence += 1
-        return fragment, Receipt(self.index, fragment.sequence, STEPS, {"env": time.monotonic() - began})
+        return fragment, Receipt(fragment.record, {"env": time.monotonic() - began})
 
     def state(self) -> int:
         return self.sequence
@@ -68,9 +68,7 @@ class FakeLearner:
         self.batches.append([(f.sampler, f.sequence, f.version) for f in fragments])
         self.lags.append([self.number - f.version for f in fragments])
         self.number += 1
-        trained = [(f.sampler, f.sequence, f.steps) for f in fragments]
-        steps = sum(f.steps for f in fragments)
-        return Learned(self.number, {}, {}, 1, steps, np.zeros(0), np.zeros(0, np.int64), trained)
+        return Learned(self.number, {}, {}, 1, [f.record for f in fragments])
 
     def publish(self) -> int:
         return self.number
@@ -141,7 +139,7 @@ class Stage:
         self.pool.wait([version, *(self.pool.submit(s, "state") for s in self.samplers)])  # everybody has started
         self.said: list[str] = []
         self.ledger = Ledger()
-        known = [(f.sampler, f.sequence, f.steps) for f in held]
+        known = [f.record for f in held]
         books = {"produced": sum(steps for _, _, steps in known), "trained": 0, "dropped": 0, "lost": 0}
         self.ledger.load(books, known)
         self.stream = Stream(self, Start(version, number, self.ledger, held, self.said.append), **settings)

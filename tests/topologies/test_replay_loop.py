@@ -81,7 +81,7 @@ def test_a_slow_sampler_holds_up_nobody(processes: Runtime) -> None:
 def test_what_was_held_comes_first(runtime: Runtime, shards: Any) -> None:
     stage = ReplayStage(runtime, held=fragments(2), shards=shards)
     (round_,) = stage.turn(1)
-    assert {(s, q) for s, q, _ in round_.learned.trained} == {(0, -1), (1, -1)}
+    assert {record.key for record in round_.learned.trained} == {(0, -1), (1, -1)}
 
 
 def test_fragments_of_a_sampler_stay_together(runtime: Runtime) -> None:

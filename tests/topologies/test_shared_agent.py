@@ -13,7 +13,7 @@ import pytest
 from pools import Witness, kill
 
 from raynforce.experience.ledger import Ledger
-from raynforce.experience.receipt import Arrival, Receipt
+from raynforce.experience.record import Receipt, Record
 from raynforce.roles.contribution import Contribution
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.base import Runtime
@@ -37,9 +37,9 @@ class FakeWorker:
     def work(self, version: int) -> tuple[Contribution, Receipt]:
         time.sleep(self.seconds)
         gradients = np.array([[self.index, self.sequence]], np.float32)
-        arrival = Arrival(self.index, self.sequence, STEPS, *NONE)
+        record = Record(self.index, self.sequence, STEPS)
         self.sequence += 1
-        return Contribution(gradients, version, arrival, {}, {}), Receipt(*arrival[:3], {}, size=gradients.nbytes)
+        return Contribution(gradients, version, record, {}, {}), Receipt(record, {}, size=gradients.nbytes)
 
     def state(self) -> int:
         return self.sequence
@@ -64,9 +64,9 @@ class FakeAgent:
             what = (*c.gradients[0].astype(int).tolist(), c.version, lag)
             late = lag > self.max_lag
             (self.refused if late else self.taken).append(what)
-            (dropped if late else trained).append(c.arrival[:3])
+            (dropped if late else trained).append(c.record)
             self.number += not late
-        return Learned(self.number, {}, {}, len(trained), STEPS * len(trained), *NONE, trained, dropped)
+        return Learned(self.number, {}, {}, len(trained), trained, dropped)
 
     def publish(self) -> int:
         return self.number
@@ -112,7 +112,7 @@ class Stage:
         version = self.pool.submit(self.agent, "publish")
         self.pool.wait([version, *(self.pool.submit(w, "state") for w in self.workers)])  # everybody has started
         self.ledger = Ledger()
-        known = [(f.sampler, f.sequence, f.steps) for f in held]
+        known = [f.record for f in held]
         self.ledger.load({"produced": STEPS * len(known), "trained": 0, "dropped": 0, "lost": 0}, known)
         self.samplers, self.learner, self.shards = self.workers, self.agent, ()
         self.loop = SharedAgent(self, Start(version, 0, self.ledger, held))
@@ -137,7 +137,7 @@ class Stage:
     def check_each_once(self, held: Sequence[Held]) -> None:
         """Every contribution was taken once, refused once, or is held; each worker's in their order."""
         seen = [what[:2] for what in (*self.taken, *self.refused)]
-        seen += [(c.sampler, c.sequence) for c in held]
+        seen += [c.record.key for c in held]
         assert max(Counter(seen).values(), default=1) == 1, "twice"
         made = {worker.index: self.ask(worker, "state") for worker in self.workers if not worker.gone}
         expected = [(index, k) for index, count in made.items() for k in range(count)]
@@ -145,7 +145,7 @@ class Stage:
         for index in made:
             sequence = [what[1] for what in self.taken if what[0] == index]
             assert sequence == sorted(sequence)
-        self.ledger.check([(c.sampler, c.sequence) for c in held])
+        self.ledger.check([c.record.key for c in held])
         assert self.ledger.dropped == STEPS * len(self.refused)
         assert self.ledger.trained == STEPS * len(self.taken)
 
@@ -221,11 +221,11 @@ def test_what_is_held_at_a_checkpoint_is_taken_first(runtime: Runtime) -> None:
     with InlineRuntime({}) as inline:
         stage = Stage(inline, (0.0,) * 3, held=held)
         for worker in stage.workers:
-            sequence = max((c.sequence + 1 for c in held if c.sampler == worker.index), default=0)
+            sequence = max((c.record.sequence + 1 for c in held if c.record.sampler == worker.index), default=0)
             stage.pool.wait([stage.pool.submit(worker, "load", sequence)])
         stage.turn(1 if held else 0)
         first = stage.taken[: len(held)]
-        assert [what[:2] for what in first] == [(c.sampler, c.sequence) for c in held]
+        assert [what[:2] for what in first] == [c.record.key for c in held]
         stage.turn(2)
         assert max(Counter(what[:2] for what in stage.taken).values()) == 1
 

@@ -1,0 +1,69 @@
+"""What is counted of the fragments that were learned from: by the driver for a run, by a shared agent for itself."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from raynforce import infos
+from raynforce.experience.record import Record
+from raynforce.trees import Tree
+
+RECENT = 100  # episodes that means are of
+
+
+class Counts:
+    """Steps and episodes, and how the last episodes went."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.episodes = 0
+        self.best_return: float | None = None
+        self._returns: deque[float] = deque(maxlen=RECENT)
+        self._lengths: deque[int] = deque(maxlen=RECENT)
+        self._info: dict[str, deque[float]] = {}  # numbers in `info` of those that had them, by name
+
+    @property
+    def return_mean(self) -> float | None:
+        """Of the last episodes."""
+        return sum(self._returns) / len(self._returns) if self._returns else None
+
+    @property
+    def length_mean(self) -> float | None:
+        return sum(self._lengths) / len(self._lengths) if self._lengths else None
+
+    @property
+    def info_means(self) -> dict[str, float]:
+        """Of the numbers in `info` where an episode ended, by name."""
+        return {name: sum(recent) / len(recent) for name, recent in self._info.items() if recent}
+
+    def add(self, record: Record) -> None:
+        """Count a fragment that was learned from."""
+        self.steps += record.steps
+        self.episodes += len(record.returns)
+        if len(record.returns):
+            best = float(record.returns.max())
+            self.best_return = best if self.best_return is None else max(self.best_return, best)
+            self._returns.extend(record.returns.tolist())
+            self._lengths.extend(record.lengths.tolist())
+            self._add_info(infos.joined([record.info]))
+
+    def _add_info(self, told: infos.Values) -> None:
+        for name, values in told.items():
+            if name in self._info or len(self._info) < infos.MOST:
+                self._info.setdefault(name, deque(maxlen=RECENT)).extend(values.tolist())
+
+    def state(self) -> Tree:
+        tree: Tree = {"steps": self.steps, "episodes": self.episodes, "best_return": self.best_return}
+        tree |= {"recent": np.asarray(self._returns, np.float64), "lengths": np.asarray(self._lengths, np.int64)}
+        told = {name: np.asarray(values, np.float64) for name, values in self._info.items()}
+        return tree | ({"info": infos.to_tree(told)} if told else {})
+
+    def load(self, tree: Tree) -> None:
+        """Undo `state`; older checkpoints lack some of it."""
+        self.steps, self.episodes, self.best_return = tree["steps"], tree["episodes"], tree.get("best_return")
+        self._returns = deque(tree["recent"].tolist(), maxlen=RECENT)
+        self._lengths = deque(np.asarray(tree.get("lengths", ())).tolist(), maxlen=RECENT)
+        self._info = {}
+        self._add_info(infos.from_tree(tree.get("info")))

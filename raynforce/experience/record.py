@@ -1,0 +1,57 @@
+"""What is counted of a fragment, wherever it goes, and the receipt that tells the driver of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raynforce.infos import NOTHING, Values
+
+Key = tuple[int, int]
+"""Sampler and sequence number: a fragment's name."""
+
+
+class Record(NamedTuple):
+    """Accompanies a fragment to the driver, the learner and the ledger."""
+
+    sampler: int
+    sequence: int
+    steps: int
+    """Environment steps in it: valid rows."""
+    returns: np.ndarray = np.zeros(0, np.float32)
+    """Returns `[E]` of the episodes that ended in it."""
+    lengths: np.ndarray = np.zeros(0, np.int64)
+    """Their lengths `[E]`."""
+    info: Values = NOTHING
+    """Numbers in `info` at their ends."""
+
+    @property
+    def key(self) -> Key:
+        return self[:2]
+
+
+class Receipt(NamedTuple):
+    """What the driver is told of a fragment, which itself goes to the learner."""
+
+    record: Record
+    seconds: Mapping[str, float]
+    """Where its time went: `env`, `policy`, `other`, and a worker's `gradients`; they add up to the whole call."""
+    faults: Sequence[Mapping[str, Any]] = ()
+    """Environments that broke and were restarted on the way: `EnvFault.facts()` of each."""
+    size: int = 0
+    """Bytes of the fragment, or of a worker's gradients."""
+    memory: int = 0
+    """Bytes that the sampler's process has in memory."""
+    kept: int = 0
+    """Transitions in the sampler's own replay buffer, if it has one."""
+    envs: Mapping[str, float] = {}
+    """Where the time of all environments went, in seconds, if they go their own pace: `busy` stepping, and what they
+    waited for: `policy`, `wire`, `learner`, `restart`."""
+    served: Sequence[int] = ()
+    """Env hosts whose environments took steps since the last one."""
+    silent: Sequence[int] = ()
+    """Env hosts that do not answer any more."""
+    flying: int = 0
+    """Environment steps that are still to become part of a fragment."""
