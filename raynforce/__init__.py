@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from raynforce.api import train as train
     from raynforce.config import AlgorithmConfig as AlgorithmConfig
     from raynforce.config import Config as Config
+    from raynforce.driver.status import Callback as Callback
+    from raynforce.driver.status import Result as Result
+    from raynforce.driver.status import Status as Status
     from raynforce.envs.snapshots import Snapshot as Snapshot
     from raynforce.envs.snapshots import register_snapshot as register_snapshot
     from raynforce.errors import RaynforceError as RaynforceError
@@ -35,9 +38,6 @@ if TYPE_CHECKING:
     from raynforce.seeds import InterruptedSeeds as InterruptedSeeds
     from raynforce.seeds import Seeds as Seeds
     from raynforce.seeds import train_seeds as train_seeds
-    from raynforce.status import Callback as Callback
-    from raynforce.status import Result as Result
-    from raynforce.status import Status as Status
 
 # Names are fetched at first use: importing raynforce costs nothing, and using a policy imports no torch.
 _HOMES = {
@@ -50,7 +50,7 @@ _HOMES = {
     "raynforce.errors": ("RaynforceError", "UsageError"),
     "raynforce.policy": ("Policy", "load"),
     "raynforce.runs.metrics": ("Sink",),
-    "raynforce.status": ("Callback", "Result", "Status"),
+    "raynforce.driver.status": ("Callback", "Result", "Status"),
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = ["__version__", "sinks", *sorted(_WHERE)]

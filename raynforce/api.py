@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raynforce import settings
+from raynforce import settings, topologies
 from raynforce.auto import settle
 from raynforce.config import Config, EvalConfig
+from raynforce.driver.driver import Driver
+from raynforce.driver.status import Callback, Result, Status
 from raynforce.envs.vector import probe
 from raynforce.errors import UsageError
 from raynforce.experiment import resolve
@@ -32,8 +34,6 @@ from raynforce.runs.mirrored import local_path, new_run, open_run
 from raynforce.runs.progress import Mode, Progress, make_progress
 from raynforce.runs.store import is_url
 from raynforce.spaces import EnvSpec
-from raynforce.status import Callback, Result, Status
-from raynforce.training import Training
 
 if TYPE_CHECKING:
     from raynforce.envs.lanes import Parallel
@@ -135,7 +135,7 @@ def start(
     config, env, chosen = settle(config)
     _say(preset_line(preset), stream, progress)
     _say(chosen, stream, progress)
-    training = Training(
+    driver = Driver(
         config,
         env,
         directory,
@@ -145,7 +145,7 @@ def start(
         progress=progress,
         began=began,
     )
-    return _finished(training, directory, config, opened)
+    return _finished(driver, directory, config, opened)
 
 
 def preset_line(preset: Mapping[str, Any]) -> str:
@@ -198,7 +198,7 @@ def resume(
         for note in directory.notes:
             _say(f"note: {note}", stream, progress)
         _say(chosen, stream, progress)
-        training = Training(
+        driver = Driver(
             config,
             spec,
             directory,
@@ -210,7 +210,7 @@ def resume(
             began=began,
             title=f"resuming {directory.shown}",
         )
-        return _finished(training, directory, config, opened)
+        return _finished(driver, directory, config, opened)
 
 
 def _not_by_name(had: Mapping[str, Any], changes: dict[str, Any], lender: Lender) -> dict[str, Any]:
@@ -225,7 +225,8 @@ def _not_by_name(had: Mapping[str, Any], changes: dict[str, Any], lender: Lender
 
 def _how_stepped(had: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Runs from before `sampling.parallel` was a setting had none of it; with a new topology it is chosen again."""
-    if changes.get("topology") in ("auto", "central"):
+    new = changes.get("topology")
+    if new is not None and (new == "auto" or topologies.topology(str(new)).paced_by_envs):
         changes = settings.merge({"sampling": {"parallel": "auto"}}, changes)
     return settings.merge({"sampling": {"parallel": "no"}}, had), changes
 
@@ -236,12 +237,12 @@ def _say(line: str, stream: Any, progress: Mode | Progress) -> None:
         make_progress(stream, mode="plain" if isinstance(progress, str) else progress).message(line)
 
 
-def _finished(training: Training, directory: RunDirectory, config: Config, opened: Callable[[str], None] | None) -> Run:
+def _finished(driver: Driver, directory: RunDirectory, config: Config, opened: Callable[[str], None] | None) -> Run:
     if opened is not None:
         opened(directory.shown)
-    result = training.train()
-    number = training.stop_request.number
-    run = Run(directory.path, config, result, training.where_the_time_went())
+    result = driver.train()
+    number = driver.stop_request.number
+    run = Run(directory.path, config, result, driver.where_the_time_went())
     if number is not None:
         raise Interrupted(run, number)
     return run

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import gymnasium
 
+from raynforce import topologies
 from raynforce.algos import algorithm_class
 from raynforce.algos.contract import declared
 from raynforce.config import Config, RayConfig
@@ -35,7 +36,6 @@ FILLED = 0.6  # of a core that one host is to take, at most
 PER_HOST = 128  # environments in the threads of one process, at most
 
 Runtime = Literal["auto", "inline", "process", "ray"]
-Topology = Literal["auto", "sync", "overlap", "async", "central", "replay", "shared-agent"]
 Parallel = Literal["auto", "no", "threads", "processes"]
 
 
@@ -44,7 +44,7 @@ class Plan:
     """What `auto` may stand for: in what is asked for, and in what is chosen."""
 
     runtime: Runtime = "auto"
-    topology: Topology = "auto"
+    topology: str = "auto"
     parallel: Parallel = "auto"
     samplers: int = 1
     envs: int = 8
@@ -105,15 +105,20 @@ def choose(asked: Plan, facts: Facts) -> Plan:
             topology = "overlap" if seconds >= COSTLY and each < SLOW and facts.tolerates_lag else "sync"
     if parallel == "auto":
         computes = (facts.cost.computing or 0.0) >= WAITS and not facts.obstacle
-        parallel = "no" if topology != "central" else "processes" if computes else "threads"
+        parallel = "no" if not paced_by_envs(topology) else "processes" if computes else "threads"
     runtime = asked.runtime
     if runtime == "auto":
         # Evaluation goes on beside training in processes, and an environment that hangs can be ended there.
-        side_by_side = topology != "sync" or seconds >= (COSTLY if asked.samplers == 1 else SHARED)
+        side_by_side = topologies.topology(topology).overlaps or seconds >= (COSTLY if asked.samplers == 1 else SHARED)
         here: Runtime = "process" if side_by_side and not facts.obstacle else "inline"
         runtime = "ray" if facts.wants_ray else here
     chosen = replace(asked, runtime=runtime, topology=topology, parallel=parallel)
     return _divided(chosen, facts) if asked.topology == "auto" else chosen
+
+
+def paced_by_envs(topology: str) -> bool:
+    """Whether environments go their own pace there."""
+    return topologies.topology(topology).paced_by_envs
 
 
 def _side_by_side(asked: Plan, facts: Facts) -> Parallel:
@@ -141,7 +146,7 @@ def _one_policy_suffices(asked: Plan, facts: Facts) -> bool:
 
 def _divided(plan: Plan, facts: Facts) -> Plan:
     """The environments of a single host among as many as their threads keep busy, at most one for each core."""
-    if plan.topology != "central" or plan.parallel != "threads" or plan.runtime != "process" or plan.samplers > 1:
+    if not paced_by_envs(plan.topology) or plan.parallel != "threads" or plan.runtime != "process" or plan.samplers > 1:
         return plan
     busy = STEPPING / FILLED / max(STEPPING, facts.cost.seconds or 0.0)  # of a host, for each environment
     wanted = plan.envs * max(1 / PER_HOST, busy, facts.cost.computing or 0.0)
@@ -171,7 +176,7 @@ def settle(config: Config) -> tuple[Config, EnvSpec, str]:
         else:
             spec, cost = cost_of_env(config.env, config.env_args)
             facts = replace(facts, cost=cost)
-    if asked.topology == "auto" and choose(asked, facts).topology == "central":
+    if asked.topology == "auto" and paced_by_envs(choose(asked, facts).topology):
         facts = replace(facts, policy=cost_of_policy(config, spec))
     settled, line = decide(config, facts)
     return settled, spec, line
@@ -267,10 +272,11 @@ def _where(env: str, asked: Plan, chosen: Plan, facts: Facts) -> list[str]:
     without = replace(facts, obstacle="")
     if choose(replace(chosen, runtime="auto"), without).runtime != chosen.runtime:
         return [facts.obstacle]
-    if asked.topology != "auto" and chosen.topology != "sync":
+    overlaps = topologies.topology(chosen.topology).overlaps
+    if asked.topology != "auto" and overlaps:
         return [f"{chosen.topology} samples while it learns"]
     samplers = f"there are {asked.samplers} samplers"
-    shared = chosen.runtime == "process" and chosen.topology == "sync" and asked.samplers > 1
+    shared = chosen.runtime == "process" and not overlaps and asked.samplers > 1
     return [cost_line(env, facts.cost), *([samplers] if shared else [])]
 
 

@@ -30,7 +30,8 @@ from raynforce.roles.learner import Learner
 from raynforce.roles.sampler import EnvArgs, Sampler
 from raynforce.runs import checkpoint
 from raynforce.spaces import EnvSpec
-from raynforce.topologies.choose import require_topology
+from raynforce.topologies import BUILT_IN as TOPOLOGIES
+from raynforce.topologies import topology
 from raynforce.trees import SEGMENTS, Tree, split
 
 TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -40,7 +41,6 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 """What an algorithm is tried on, by the kind of its actions."""
 KINDS = {"discrete": "discrete", "box": "continuous", "multidiscrete": "multi-discrete"}
-TOPOLOGIES = ("sync", "overlap", "async", "central", "replay", "shared-agent")
 UPDATES = 8  # that show most of it
 MANY = 300  # before it is saved: targets are often copied every 250 updates
 ROUNDS = 400  # at most
@@ -309,9 +309,9 @@ class _Checkup:
         self.report.add("ok", "declares", "; ".join(said))
         self.report.add("ok", "topologies", ", ".join(t for t in TOPOLOGIES if self._can_run(kind, t)))
 
-    def _can_run(self, kind: type[Algorithm[Any]], topology: Any) -> bool:
+    def _can_run(self, kind: type[Algorithm[Any]], name: str) -> bool:
         try:
-            require_topology(replace(self._config, topology=topology), kind, self._env)
+            topology(name).check(replace(self._config, topology=name), kind, self._env)
         except UsageError:
             return False
         return True

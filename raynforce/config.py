@@ -236,15 +236,18 @@ class Config:
     """Environment steps to train for."""
     target: float | None = None
     """Stop once an evaluation's mean return reaches this."""
+    engine: str = "native"
+    """What trains: native, or your own module:Class."""
     runtime: Literal["auto", "inline", "process", "ray"] = "auto"
     """Where the roles live: inline in this process, process in processes of this machine, ray in Ray actors; auto
     chooses by what a step of the environment costs, and config.yaml has what it chose."""
-    topology: Literal["auto", "sync", "overlap", "async", "central", "replay", "shared-agent"] = "auto"
+    topology: str = "auto"
     """Who waits for whom: sync alternates sampling and learning; overlap learns from one batch while the next is
     sampled; async learns from whoever is ready; replay lets samplers and learner go their own pace, within the ratio
     of samples to inserts; in shared-agent, samplers compute gradients, which the learner applies as they come; central
     steps all environments side by side and lets one policy choose for whoever is ready; auto is, where the algorithm
-    allows it, central for slow environments and overlap where sampling costs about as much as learning, else sync."""
+    allows it, central for slow environments and overlap where sampling costs about as much as learning, else sync.
+    Your own is module:NAME."""
     kernels: Literal["portable", "native"] = "portable"
     """portable holds numpy and torch to AVX2, so that all x86-64 processors that have it give equal weights for equal
     seeds; native lets them use all that a processor has. Convolutions always do."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from raynforce import settings
+from raynforce import engines, settings, topologies
 from raynforce.algos import algorithm_class
 from raynforce.algos.presets import preset_for
 from raynforce.config import CONFIG_VERSION, Config
@@ -36,7 +36,11 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
 
         return about_setting(path, known, algo)
 
-    return settings.build(Config, data, {"algorithm": kind.Settings}, hint), applied
+    config = settings.build(Config, data, {"algorithm": kind.Settings}, hint)
+    engines.require_name(config.engine)
+    if config.topology != "auto":
+        topologies.require_name(config.topology)
+    return config, applied
 
 
 def _has(tree: Mapping[str, Any], dotted: str) -> bool:

@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import raynforce
+from raynforce import topologies
 from raynforce.api import fresh_name, preset_line, resolved
 from raynforce.auto import settle
 from raynforce.config import Config
+from raynforce.driver.signals import StopRequest
+from raynforce.driver.status import Result
 from raynforce.errors import RaynforceError, UsageError, how_it_ended
 from raynforce.experiment import resolve
 from raynforce.given import lending
@@ -33,11 +36,10 @@ from raynforce.runs.mirrored import new_run
 from raynforce.runs.progress import Mode, Snapshot
 from raynforce.runs.seeds_view import SeedsView, make_view
 from raynforce.runs.store import is_url
-from raynforce.runtimes.placing import cores, stepping
+from raynforce.runtimes.placing import cores
 from raynforce.runtimes.process import first_on_path
 from raynforce.settings import Range, coerce, nested, read_yaml
-from raynforce.signals import StopRequest
-from raynforce.status import Result
+from raynforce.topologies.declaration import stepping
 
 COUNT = Annotated[int, Range(1, 1000)]
 SEED = Annotated[int, Range(0, 2**63 - 1)]
@@ -229,7 +231,7 @@ def cores_of(config: Config) -> int:
     """How many cores a run keeps busy."""
     each = config.sampling.envs if stepping(config) == "processes" else 1
     samplers, learner = config.sampling.samplers * each, config.learner.threads
-    if config.runtime == "inline" or config.topology == "sync":  # one after the other
+    if config.runtime == "inline" or not topologies.topology(config.topology).overlaps:  # one after the other
         return max(samplers if each > 1 or config.runtime != "inline" else 1, learner)
     return samplers + learner
 

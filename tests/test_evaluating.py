@@ -18,8 +18,8 @@ from running import metrics
 
 import raynforce
 from raynforce.config import EvalConfig
+from raynforce.driver.evaluating import FINAL, Evaluations, Pinned, Schedule
 from raynforce.errors import EnvError
-from raynforce.evaluating import FINAL, Evaluations, Pinned, Schedule
 from raynforce.roles.evaluator import Evaluation
 from raynforce.runs.checkpoint import load as load_checkpoint
 from raynforce.runs.faults import each_event, summarise

@@ -28,7 +28,7 @@ LIGHT = [
     "raynforce.roles.sampler",
     "raynforce.roles.evaluator",
     "raynforce.policy",
-    "raynforce.training",
+    "raynforce.driver.driver",
     "raynforce.api",
 ]
 

@@ -20,11 +20,11 @@ import raynforce
 from raynforce import infos
 from raynforce.cli import main
 from raynforce.config import Config
+from raynforce.driver.tally import Tally
 from raynforce.envs.native import NativeVector
 from raynforce.envs.vector import VectorEnv, make_vector
 from raynforce.experience.record import Record
 from raynforce.roles.learned import Learned
-from raynforce.tally import Tally
 
 NAMES = ["is_success", "made/total", "sometimes", "steps"]
 ENV = "info_envs:Teller"

@@ -16,10 +16,10 @@ from pools import kill
 from running import metrics
 
 import raynforce
-from raynforce.crew import Crew
+from raynforce.driver.status import Callback, Status
+from raynforce.engines.native.role_set import Crew
 from raynforce.errors import UsageError
 from raynforce.runtimes import pool
-from raynforce.status import Callback, Status
 
 SMALL: dict[str, Any] = {
     "eval.every": 0,

@@ -10,11 +10,11 @@ import pytest
 from running import events, metrics
 
 import raynforce
-from raynforce.crew import Crew
+from raynforce.driver.driver import Training
+from raynforce.engines.native.role_set import Crew
+from raynforce.engines.native.takeover import ATTEMPTS, Takeover
 from raynforce.errors import CheckpointError, RaynforceError, UsageError
-from raynforce.resuming import ATTEMPTS, Takeover
 from raynforce.runs.checkpoint import load as load_checkpoint
-from raynforce.training import Training
 
 SMALL: dict[str, Any] = {"eval.episodes": 2, "eval.final_episodes": 0, "eval.every": 0, "checkpoint.every": 0}
 SMALL |= {"log_every": 64, "sampling.samplers": 2, "sampling.envs": 2, "sampling.fragment": 16, "network.hidden": [8]}

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from raynforce import saving
+from raynforce.driver.saving import Saver
 from raynforce.errors import RaynforceError
-from raynforce.saving import Saver
 
 
 class Told:

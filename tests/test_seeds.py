@@ -19,13 +19,13 @@ import raynforce
 from raynforce import seeds as seeds_module
 from raynforce.cli.seeds import lines
 from raynforce.config import Config, LearnerConfig, RayConfig, SamplingConfig
+from raynforce.driver.status import Result
 from raynforce.envs.tiny import Identity
 from raynforce.errors import RaynforceError, UsageError
 from raynforce.runs.catalog import find
 from raynforce.runs.progress import Snapshot
 from raynforce.runs.seeds_view import LiveSeeds, PlainSeeds
 from raynforce.seeds import SeedRun, Seeds, cores_of, numbers
-from raynforce.status import Result
 
 SETTINGS = {"sampling.envs": 2, "sampling.fragment": 16, "eval.episodes": 2, "eval.final_episodes": 2}
 SMALL: dict[str, Any] = {"runtime": "inline", "steps": 64, "settings": SETTINGS, "progress": "quiet"}

@@ -98,6 +98,8 @@ class Algorithm(Generic[H]):
         self.config = config
         self.hp = cast(H, config.algorithm)
         self.env = env
+        self.has_buffer = True
+        """Whether its replay buffer, if it has one, is here; else shards or workers have it."""
         self.round = Round()
         """What the learner tells; a new one for each round, and after each update."""
 

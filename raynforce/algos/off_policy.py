@@ -84,10 +84,8 @@ class OffPolicy(Algorithm[H]):
         return {**super().schedules(progress), "priority_beta": beta}
 
     def begin(self, net: Network) -> None:
-        config = self.config
-        apart = config.topology == "shared-agent" or (config.topology == "replay" and config.replay.shards > 0)
         self._device = net.flat.device
-        self.replay = None if apart else make_replay(config, self.hp, self.env)
+        self.replay = make_replay(self.config, self.hp, self.env) if self.has_buffer else None
         """The buffer; None if others have it: shards, or workers."""
 
     def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:

@@ -158,7 +158,7 @@ def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterato
     """The block at the end of a run, in lines of so many columns."""
     from importlib.util import find_spec
 
-    from raynforce.runtimes.placing import stepping
+    from raynforce.topologies.declaration import stepping
 
     target, parallel = config.target, stepping(config, evaluating=True)
     faulty, missed = result.restarts or result.env_restarts, False

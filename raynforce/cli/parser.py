@@ -264,6 +264,7 @@ def _where(parser: _Parser) -> None:
         "ready), central (one policy for all environments, for slow ones), replay (samplers and learner at their "
         "own pace, for dqn), shared-agent (samplers compute gradients, for a3c and dqn) or auto (the default)",
     )
+    group.add_argument("--engine", metavar="NAME", help="what trains: native (the default), or your own module:Class")
     group.add_argument("--address", metavar="HOST:PORT", help="with ray: a running cluster, or auto, or local")
     group.add_argument("--sampler-cpus", metavar="C", help="with ray: CPUs that each sampler asks for (default 1)")
     group.add_argument("--learner-cpus", metavar="C", help="with ray: CPUs that the learner asks for (default 1)")
@@ -280,6 +281,7 @@ SETTINGS = {
 }
 """The settings that options stand for, and those of where it runs:"""
 WHERE = {
+    "engine": "engine",
     "runtime": "runtime",
     "topology": "topology",
     "address": "ray.address",

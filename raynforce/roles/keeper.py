@@ -23,13 +23,15 @@ from raynforce.trees import Tree
 class Keeper:
     """Of one algorithm, in the process where it learns."""
 
-    def __init__(self, config: Config, env: EnvSpec, device: torch.device) -> None:
+    def __init__(self, config: Config, env: EnvSpec, device: torch.device, *, buffers: bool = True) -> None:
+        """`buffers` if the algorithm's replay buffer is here, not with shards or workers."""
         self._name, self.device = config.algo, device
         # Modules are initialised by the run's seed alone, so that every worker of a shared agent begins with the same.
         seed = int(np.random.SeedSequence([config.seed, 8]).generate_state(1)[0])
         self._stream = TorchStream(seed, device)
         with self._stream.in_use():
             self.algo: Algorithm[Any] = make_algorithm(config, env, algorithm_class(config.algo))
+        self.algo.has_buffer = buffers
         self._kept = Kept(self.algo)
         self._unsaved: Unsaved | None = None
         self._looked = False

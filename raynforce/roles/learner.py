@@ -38,12 +38,13 @@ from raynforce.trees import Tree, load_rng, rng_state, without
 class Learner:
     """Owns everything that training changes, on one device."""
 
-    def __init__(self, config: Config, env: EnvSpec) -> None:
+    def __init__(self, config: Config, env: EnvSpec, gathers_gradients: bool = False) -> None:
+        """`gathers_gradients` if samplers compute them, and have what the algorithm keeps."""
         threads = config.learner.threads
         torch.set_num_threads(threads)
         self._config = config
         self._device = _device(config.learner.device)
-        self._keeper = Keeper(config, env, self._device)
+        self._keeper = Keeper(config, env, self._device, buffers=not (gathers_gradients or config.replay.shards))
         self._algo = self._keeper.algo
         spec = self._algo.network()
         heads = self._algo.heads()
@@ -60,7 +61,7 @@ class Learner:
         self._torch_rng = TorchStream(config.seed, self._device)
         self._steps = 0
         self._number = 0
-        self._counts = Counts() if config.topology == "shared-agent" else None  # of all workers
+        self._counts = Counts() if gathers_gradients else None  # of all workers
         self._refused = 0  # contributions whose gradients were too old to be applied
         self._buffers: dict[int, Mapping[str, float]] = {}  # what workers tell of theirs
         self._keeper.begin(self._net)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
 
-    from raynforce.status import Result
+    from raynforce.driver.status import Result
 
 SURE = 0.02  # of all that is to be done, before the time left can be guessed
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from raynforce.errors import RaynforceError
 from raynforce.runtimes.base import Handle, Pending, RoleDied
+from raynforce.trees import Tree
 
 Kind = Literal["died", "hung", "failed", "memory", "lost", "absent"]
 
@@ -39,6 +40,8 @@ class Rules:
     """Whether it has `state` and `load`."""
     anew: Callable[[Member], Sequence[Any]] | None = None
     """The call that lets a member begin anew which has lost its state, or which its state leads into failure."""
+    evidence: Callable[[Member], Callable[[], dict[str, Tree]] | None] = lambda member: None
+    """What to write down of a member that died or hangs, so that it can be seen again; nothing by default."""
     greeting: str = ""
     """A method to call first on a member that is made again and has no state to take back."""
     hint: str = ""

@@ -8,26 +8,23 @@ from raynforce.config import Config
 from raynforce.given import pack
 from raynforce.kernels import kind, pin, pins
 from raynforce.runtimes.base import Runtime
-from raynforce.runtimes.placing import place_roles, require_room
+from raynforce.runtimes.placing import PLAIN, Demands, place_roles, require_room
 
 
-def open_runtime(config: Config, say: Callable[[str], None], *, torch: bool = False) -> Runtime:
-    """The runtime that the config names, ready to spawn roles; `say` is told what a user should know.
-
-    `torch` if samplers will import it: then fewer of them fit into the memory of this machine.
-    """
+def open_runtime(config: Config, say: Callable[[str], None], demands: Demands = PLAIN) -> Runtime:
+    """The runtime that the config names, ready to spawn roles; `say` is told what a user should know."""
     pin(config.kernels)
     if config.runtime in ("process", "ray"):  # what has no module is sent to the roles
         given = pack((config.env, config.algo, config.network.factory))
     if config.runtime == "ray":
         from raynforce.runtimes.ray.runtime import RayRuntime  # imports ray
 
-        return RayRuntime(config, say, torch, given)
-    places, _ = place_roles(config, None)
+        return RayRuntime(config, say, demands, given)
+    places, _ = place_roles(config, None, demands)
     if config.runtime == "process":
         from raynforce.runtimes.process import ProcessRuntime
 
-        require_room(config, torch)
+        require_room(config, demands)
         return ProcessRuntime(places, say, given)
     from raynforce.runtimes.inline import InlineRuntime
 

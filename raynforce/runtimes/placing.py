@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
-from typing import Literal
 
 from raynforce.config import Config
 from raynforce.errors import UsageError
@@ -24,15 +23,33 @@ TORCH_MEGABYTES = 300
 CHILD_MEGABYTES = 12  # of an environment's own process, beside what it shares with the others
 
 
+@dataclass(frozen=True)
+class Demands:
+    """What the roles of a topology ask of their machines, beyond the settings."""
+
+    serving: bool = False
+    """Samplers are env hosts, which serve for as long as the run lasts: environments wait for them and for the policy,
+    and nobody for the learner."""
+    buffering: bool = False
+    """Samplers have replay buffers, which fill."""
+    torch: bool = False
+    """Samplers import torch."""
+    processes: int = 0
+    """Environments of each sampler that have processes of their own."""
+
+
+PLAIN = Demands()
+
+
 def place_roles(
-    config: Config, nodes: Sequence[Resources] | None, *, may_grow: bool = False
+    config: Config, nodes: Sequence[Resources] | None, demands: Demands = PLAIN, *, may_grow: bool = False
 ) -> tuple[dict[str, Place], list[str]]:
     """What `sampler`, `learner` and `evaluator` ask for, and notes on where less has to do.
 
     `nodes` are the total resources of each node, by Ray's names; None where there is no limit. Where nodes may join
     later, it is enough if the learner and a quorum of the samplers fit now.
     """
-    places = _asked(config)
+    places = _asked(config, demands)
     samplers = config.sampling.samplers
     if nodes is None or _fits(places, samplers, nodes):
         return places, []
@@ -51,16 +68,16 @@ def place_roles(
     raise UsageError(_shortage(places, samplers, nodes))
 
 
-def require_room(config: Config, torch: bool = False) -> None:
-    """Refuse more samplers than the memory of this machine can hold; `torch` if each imports it to act."""
+def require_room(config: Config, demands: Demands = PLAIN) -> None:
+    """Refuse more samplers than the memory of this machine can hold."""
     each = MEGABYTES.get(config.runtime)
     available = available_bytes()
     if each is None or available is None:
         return
-    each += TORCH_MEGABYTES * torch
+    each += TORCH_MEGABYTES * demands.torch
     samplers, free, bare, envs = config.sampling.samplers, available / 1e6, each, 0
-    if stepping(config) == "processes":
-        each += CHILD_MEGABYTES * config.sampling.envs
+    if demands.processes:
+        each += CHILD_MEGABYTES * demands.processes
         envs = int(((free - TORCH_MEGABYTES) / samplers - bare) / CHILD_MEGABYTES)  # that would fit
     needed = samplers * each + TORCH_MEGABYTES
     if needed > free:
@@ -76,29 +93,17 @@ def require_room(config: Config, torch: bool = False) -> None:
         )
 
 
-def stepping(config: Config, *, evaluating: bool = False) -> Literal["no", "threads", "processes"]:
-    """How the environments of one sampler or host are stepped, or those that evaluate."""
-    if evaluating and config.eval.parallel != "auto":
-        return config.eval.parallel
-    if config.topology == "central" and config.runtime == "inline":
-        return "no"  # the reference: one after another, always in the same order
-    asked = config.sampling.parallel
-    if asked == "auto":
-        return "threads" if config.topology == "central" else "no"
-    return asked
-
-
 def quorum(config: Config) -> int:
     """How many samplers have to be there for the run to go on."""
     return max(1, math.ceil(config.faults.quorum * config.sampling.samplers - 1e-9))
 
 
-def memory_limit(config: Config) -> float:
+def memory_limit(config: Config, *, buffering: bool = False) -> float:
     """Bytes that the process of one sampler may take."""
     if config.faults.memory_mb is not None:
         return config.faults.memory_mb * 1e6
-    if config.topology == "shared-agent":
-        return math.inf  # workers have buffers, which fill
+    if buffering:
+        return math.inf  # it grows as its buffer fills
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
@@ -121,20 +126,19 @@ def total_needs(places: Mapping[str, Place], samplers: int) -> dict[str, float]:
     return total
 
 
-def _asked(config: Config) -> dict[str, Place]:
-    ray, faults = config.ray, config.faults
+def _asked(config: Config, demands: Demands) -> dict[str, Place]:
+    ray, faults, serving = config.ray, config.faults, demands.serving
     spare = config.runtime == "process" and config.sampling.samplers + 1 <= cores()  # who waits awake harms nobody then
-    awake = AWAKE if spare and config.topology != "central" else 0.0
+    awake = AWAKE if spare and not serving else 0.0
     gpus = ray.learner_gpus or float(config.learner.device.startswith("cuda"))  # Ray hides GPUs nobody asked for
-    central = config.topology == "central"  # there, environments wait for hosts and policy, and nobody for the learner
     places = {
         "sampler": Place(
             cpus=1.0 if ray.sampler_cpus is None else ray.sampler_cpus,
             resources=dict(ray.sampler_resources),
-            nice=0 if central else BACKGROUND,
+            nice=0 if serving else BACKGROUND,
             awake=awake,
             start_seconds=faults.start_seconds,
-            call_seconds=0.0 if central else faults.sample_seconds,  # a host serves for as long as the run lasts
+            call_seconds=0.0 if serving else faults.sample_seconds,
         ),
         "policy": Place(cpus=0.0, home=False, start_seconds=faults.start_seconds),
         "learner": Place(
@@ -142,7 +146,7 @@ def _asked(config: Config) -> dict[str, Place]:
             gpus=gpus,
             resources=dict(ray.learner_resources),
             threads=config.learner.threads,
-            nice=BACKGROUND if central else 0,
+            nice=BACKGROUND if serving else 0,
             awake=awake,
             home=True,
             start_seconds=faults.start_seconds,

@@ -43,8 +43,7 @@ class Pool:
 
     def add(self, kind: str, make: Callable[[int], Handle], count: int, rules: Rules) -> list[Member]:
         """Start `count` members of one kind, made by a factory from their index; one alone is called by its kind."""
-        names = [f"{kind} {index}" for index in range(count)] if kind in NUMBERED else [kind] * count
-        made = [Member(name, index, kind, make, rules) for index, name in enumerate(names)]
+        made = [Member(member_name(kind, index, count), index, kind, make, rules) for index in range(count)]
         for member in made:
             member.border_every = BORDER_SECONDS
             self._spawn(member)
@@ -512,6 +511,11 @@ class Pool:
         for job in [j for j in member.open if not j.settled]:
             self._settle_without(job, fault)
         self._watcher.absent(member.name, cause)
+
+
+def member_name(kind: str, index: int, count: int) -> str:
+    """What one of `count` members of a kind is called."""
+    return f"{kind} {index}" if kind in NUMBERED or count > 1 else kind
 
 
 def _bound(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:

@@ -7,20 +7,41 @@ asks samplers: one batch is learned from while the next is gathered.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from raynforce.algos.base import Algorithm
+from raynforce.config import Config
+from raynforce.errors import UsageError
+from raynforce.experience.memory import require_memory
 from raynforce.experience.record import Receipt
+from raynforce.experience.storage import observation_bytes
 from raynforce.roles.served import Outcome
 from raynforce.runtimes.base import Pending, RoleDied
 from raynforce.runtimes.member import Fault, Job, Member
+from raynforce.spaces import EnvSpec
+from raynforce.topologies.asynchronous import Async
+from raynforce.topologies.declaration import (
+    MEMORY,
+    ROW_BYTES,
+    Blueprint,
+    Kind,
+    Setup,
+    Topology,
+    env_hosts,
+    learner,
+    max_lag,
+    policy_server,
+)
 from raynforce.topologies.loop import AWAY, PATIENCE, Roles, Sample, Start
-from raynforce.topologies.stream import Stream
+
+COPIES = 4  # of all rows that are gathered: filling, complete, cut to a fragment, on the way
 
 
-class Central(Stream):
+class Central(Async):
     """The loop of a run whose only sampler is the policy of all env hosts."""
 
     def __init__(self, roles: Roles, start: Start, *, max_lag: int) -> None:
-        super().__init__(roles, start, preset="async", batch=1, max_lag=max_lag)
+        super().__init__(roles, start, batch=1, max_lag=max_lag)
         self._hosts = roles.hosts
         (self._policy,) = roles.samplers
         self._serving: dict[Member, Job] = {}
@@ -90,3 +111,33 @@ class Central(Stream):
 def _ended_as(outcome: Outcome, job: Job) -> bool:
     """Whether a host's `serve` is done, and ended so."""
     return job.settled and job.fault is None and job.result().outcome is outcome
+
+
+def _kinds(plan: Blueprint) -> list[Kind]:
+    return [learner(plan), env_hosts(plan), policy_server(plan)]
+
+
+def _loop(setup: Setup) -> Central:
+    return Central(setup.roles, setup.start, max_lag=max_lag(setup.config, setup.algorithm))
+
+
+def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
+    if algorithm.consumes != "stream":
+        raise UsageError(
+            f"topology = 'central' needs an algorithm that learns from each step once, such as ppo or impala, and "
+            f"{config.algo} learns from replay: use --topology replay"
+        )
+    sampling = config.sampling
+    lanes = sampling.samplers * sampling.envs
+    least = config.central.batch_min
+    if least > lanes:
+        raise UsageError(
+            f"central.batch_min = {least} is more than there are environments ({lanes}): lower it, or raise --envs"
+        )
+    row = observation_bytes(env.obs) + ROW_BYTES
+    needed = COPIES * lanes * (sampling.fragment + 1) * row
+    what = f"central: gathering {sampling.fragment} steps of each of {lanes:,} environments"
+    require_memory(needed, MEMORY, what, fix="lower --envs or sampling.fragment")
+
+
+CENTRAL = Topology("central", _kinds, _loop, _require, exact=False, paced_by_envs=True)

@@ -31,7 +31,7 @@ class Turn(NamedTuple):
     """Seconds from asking until the answer was there, without the work itself."""
 
 
-class Round(NamedTuple):
+class LoopRound(NamedTuple):
     """One turn of the loop."""
 
     learned: Learned
@@ -101,14 +101,14 @@ class Loop(ABC):
         self._disturbed: list[tuple[float, float]] = []  # when roles failed and were brought back, the last few
 
     @abstractmethod
-    def rounds(self) -> Iterator[Round]:
+    def rounds(self) -> Iterator[LoopRound]:
         """Turn the loop, round by round, for ever."""
 
     @abstractmethod
     def _again(self, learning: Learning) -> Learning:
         """Ask for an update again, without what was lost on its way to the learner."""
 
-    def abandon(self) -> Round | None:
+    def abandon(self) -> LoopRound | None:
         """After a failure: let an update that is under way come to its end, and return it, as it is learned from.
 
         Other fragments that were on the way to the learner are lost, and counted.
@@ -208,7 +208,7 @@ class Loop(ABC):
         self._learning = Learning(job, self._pool.submit(self._learner, "publish"), fragments)
         return self._learning
 
-    def _round(self, learning: Learning, sample_seconds: float, learn_seconds: float) -> Round:
+    def _round(self, learning: Learning, sample_seconds: float, learn_seconds: float) -> LoopRound:
         """What an update that is done gave."""
         while learning.job.fault is not None:  # the only copy of something went with the node that held it
             learning = self._again(learning)
@@ -219,7 +219,7 @@ class Loop(ABC):
         self._version, self._number = learning.version, learned.number
         turn = self._turn(learning.job, sum(learned.seconds.values()))
         receipts, self._receipts = self._receipts, []
-        return Round(learned, learning.version, turn, receipts, sample_seconds, learn_seconds)
+        return LoopRound(learned, learning.version, turn, receipts, sample_seconds, learn_seconds)
 
     def _learned(self, job: Job, learned: Learned) -> None:
         """Enter an update that is done in the books."""

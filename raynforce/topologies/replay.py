@@ -7,17 +7,43 @@ how many transitions come from which shard, and sees none of them.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from raynforce.algos.base import Algorithm
+from raynforce.algos.off_policy import OffPolicyConfig, limiter, replay_bytes, saved_limiter
+from raynforce.config import Config
+from raynforce.errors import UsageError
 from raynforce.experience.limiter import Limiter
+from raynforce.experience.memory import require_memory
 from raynforce.experience.sharding import joint_metrics, portions
+from raynforce.experience.storage import observation_bytes
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.member import Job, Member
-from raynforce.topologies.loop import Learning, Loop, Roles, Round, Start
+from raynforce.spaces import EnvSpec
+from raynforce.topologies.declaration import (
+    MEMORY,
+    ROW_BYTES,
+    Blueprint,
+    Kind,
+    Setup,
+    Topology,
+    algorithms_that,
+    all_here,
+    learner,
+    replay_shards,
+    samplers,
+)
+from raynforce.topologies.loop import Learning, Loop, LoopRound, Roles, Start
+from raynforce.trees import Tree
+
+MAX_UPDATES_PER_VERSION = 64
+MAX_DRAW_BYTES = 32_000_000  # that shards draw for these at once
 
 
 @dataclass(frozen=True)
@@ -43,7 +69,7 @@ class Replay(Loop):
         self._asked = 0  # updates of the round that is under way
         self._starved = False  # updates are due, but there is not enough to draw from yet
 
-    def rounds(self) -> Iterator[Round]:
+    def rounds(self) -> Iterator[LoopRound]:
         began = sampled = time.monotonic()
         while True:
             for sampler in self._idle():
@@ -127,7 +153,7 @@ class Sharded(Replay):
         self._counts = np.zeros((0, len(roles.shards)), np.int64)  # [updates, shards] of these
         self._lost = 0
 
-    def rounds(self) -> Iterator[Round]:
+    def rounds(self) -> Iterator[LoopRound]:
         self._telling = [self._pool.submit(shard, "told") for shard in self._shards]  # after a resume they have some
         self._until(self._telling)
         return super().rounds()
@@ -207,3 +233,67 @@ class Sharded(Replay):
 
     def metrics(self) -> dict[str, float]:
         return super().metrics() | joint_metrics(list(self._metrics.values())) | {"replay/lost": float(self._lost)}
+
+
+def _kinds(plan: Blueprint) -> list[Kind]:
+    if not plan.config.replay.shards:
+        return [learner(plan, "learn_some"), samplers(plan)]
+    return [learner(plan, "learn_drawn"), replay_shards(plan), samplers(plan)]
+
+
+def _loop(setup: Setup) -> Replay:
+    config, roles, start = setup.config, setup.roles, setup.start
+    pace, hp = _pace(config, setup.env, setup.saved), config.algorithm
+    assert isinstance(hp, OffPolicyConfig)
+    if not config.replay.shards:
+        return Replay(roles, start, pace)
+    return Sharded(roles, start, pace, sizes=setup.sizes, seed=config.seed, prioritized=hp.prioritized)
+
+
+def _pace(config: Config, env: EnvSpec, saved: Mapping[str, Tree] | None) -> Pace:
+    hp, sampling = config.algorithm, config.sampling
+    assert isinstance(hp, OffPolicyConfig)
+    kept = limiter(config, hp)
+    if saved is not None:  # the algorithm keeps the same counts
+        kept.load(saved_limiter(saved["learner"]["algo"], kept))
+    fragment = sampling.fragment * sampling.envs
+    row = 2 * observation_bytes(env.obs) + ROW_BYTES
+    most = math.ceil(fragment * hp.samples_per_insert / hp.batch_size)
+    if config.replay.shards:
+        most = min(most, MAX_DRAW_BYTES // (hp.batch_size * row))
+    return Pace(kept, max(1, min(MAX_UPDATES_PER_VERSION, most)), fragment, row)
+
+
+def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
+    if algorithm.consumes != "replay":
+        able = algorithms_that(lambda found: found.consumes == "replay")
+        raise UsageError(
+            f"topology = 'replay' needs an algorithm that learns from replay, such as {able}, and "
+            f"{config.algo} learns from each fragment once: use --topology sync, or train {able}"
+        )
+    hp, shards, samplers = config.algorithm, config.replay.shards, config.sampling.samplers
+    assert isinstance(hp, OffPolicyConfig)
+    updates = hp.samples_per_insert * (config.steps - hp.learning_starts) / hp.batch_size
+    if updates < 1:
+        raise UsageError(
+            f"algorithm.samples_per_insert = {hp.samples_per_insert:g} cannot be met: in {config.steps:,} steps of "
+            f"which the first {hp.learning_starts:,} (algorithm.learning_starts) are only gathered it is not one batch "
+            f"of {hp.batch_size}: raise it or --steps, or lower algorithm.learning_starts"
+        )
+    if shards > samplers:
+        raise UsageError(
+            f"replay.shards = {shards} is more than there are samplers ({samplers}), and each sends all it samples to "
+            f"one of them: use --samplers {shards} or replay.shards={samplers}"
+        )
+    if shards and (config.network.normalize_obs or config.learner.scale_rewards):
+        what = "network.normalize_obs" if config.network.normalize_obs else "learner.scale_rewards"
+        raise UsageError(
+            f"{what} = true takes statistics of all that is sampled, which the learner does not see with "
+            f"replay.shards = {shards}: leave one of them out"
+        )
+    if shards and all_here(config):
+        needed = sum(replay_bytes(config, hp, env, shard) for shard in range(shards))
+        require_memory(needed, MEMORY, f"replay: a buffer of {hp.buffer_size:,} transitions in {shards} shards")
+
+
+REPLAY = Topology("replay", _kinds, _loop, _require, lags=False, shards=True)

@@ -13,7 +13,7 @@ import raynforce
 from raynforce.config import Config, FaultsConfig, LearnerConfig, NetworkConfig, RayConfig, SamplingConfig
 from raynforce.errors import UsageError
 from raynforce.runtimes import placing
-from raynforce.runtimes.placing import needs, place_roles, require_room, total_needs
+from raynforce.runtimes.placing import Demands, needs, place_roles, require_room, total_needs
 from raynforce.runtimes.ray.shipping import code_roots
 
 
@@ -129,9 +129,9 @@ def test_more_samplers_than_memory_can_hold(runtime: str, each: int, monkeypatch
 
 def test_samplers_that_act_with_torch_need_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(placing, "available_bytes", lambda: (10 * 345 + 300) * 1_000_000)
-    require_room(config(10, runtime="process"), torch=True)
+    require_room(config(10, runtime="process"), Demands(torch=True))
     with pytest.raises(UsageError, match=r"11 samplers .*345 MB each.* at most 10 fit here"):
-        require_room(config(11, runtime="process"), torch=True)
+        require_room(config(11, runtime="process"), Demands(torch=True))
     large = {"sampling.samplers": 11, "env_args": {"length": 83, "width": 84}}
     with pytest.raises(UsageError, match=r"11 samplers .*345 MB each.* at most 10 fit here"):
         raynforce.train("raynforce.envs.tiny:Catch", runtime="process", settings=large, out=tmp_path, progress="quiet")

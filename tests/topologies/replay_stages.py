@@ -20,7 +20,7 @@ from raynforce.roles.learned import Learned
 from raynforce.runtimes.base import Handle, Runtime
 from raynforce.runtimes.member import Member, Rules
 from raynforce.runtimes.pool import Pool
-from raynforce.topologies.loop import Round, Start
+from raynforce.topologies.loop import LoopRound, Start
 from raynforce.topologies.replay import Pace, Replay, Sharded
 
 __all__ = ["FakeSampler"]
@@ -152,7 +152,7 @@ class ReplayStage:
             self.loop = Sharded(self, start, pace, sizes=sizes, seed=0, prioritized=True)
         self._rounds = self.loop.rounds()
 
-    def turn(self, count: int) -> list[Round]:
+    def turn(self, count: int) -> list[LoopRound]:
         return list(itertools.islice(self._rounds, count))
 
     def ask(self, member: Member, method: str) -> Any:

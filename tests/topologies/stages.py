@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,11 @@ from raynforce.roles.learned import Learned
 from raynforce.runtimes.base import Handle, Pending, Runtime
 from raynforce.runtimes.member import Member, Rules
 from raynforce.runtimes.pool import Pool
-from raynforce.topologies.loop import Round, Start
+from raynforce.topologies.asynchronous import Async
+from raynforce.topologies.loop import LoopRound, Start
+from raynforce.topologies.overlap import Overlap
 from raynforce.topologies.stream import Stream
+from raynforce.topologies.sync import Sync
 
 STEPS = 8  # in each fragment
 PRESETS = ["sync", "overlap", "async"]
@@ -142,14 +145,15 @@ class Stage:
         known = [f.record for f in held]
         books = {"produced": sum(steps for _, _, steps in known), "trained": 0, "dropped": 0, "lost": 0}
         self.ledger.load(books, known)
-        self.stream = Stream(self, Start(version, number, self.ledger, held, self.said.append), **settings)
-        self.rounds: dict[str, Iterator[Round]] = {
-            "sync": self.stream.sync(),
-            "overlap": self.stream.overlap(),
-            "async": self.stream.async_(),
-        }
+        start = Start(version, number, self.ledger, held, self.said.append)
+        lag = settings.get("max_lag", 0)
+        self.loops = {"sync": Sync(self, start, max_lag=lag), "overlap": Overlap(self, start, max_lag=lag)}
+        self.loops["async"] = Async(self, start, **settings)
+        self.stream: Stream = self.loops["sync"]  # the one that was turned last
+        self.rounds = {name: loop.rounds() for name, loop in self.loops.items()}
 
-    def turn(self, preset: str, count: int) -> list[Round]:
+    def turn(self, preset: str, count: int) -> list[LoopRound]:
+        self.stream = self.loops[preset]
         return list(itertools.islice(self.rounds[preset], count))
 
     @property

@@ -21,8 +21,8 @@ from raynforce.runtimes.inline import InlineRuntime
 from raynforce.runtimes.member import Member, Rules
 from raynforce.runtimes.pool import Pool
 from raynforce.runtimes.process import ProcessRuntime
-from raynforce.topologies.loop import Held, Round, Start
-from raynforce.topologies.shared import SharedAgent
+from raynforce.topologies.loop import Held, LoopRound, Start
+from raynforce.topologies.shared_agent import SharedAgent
 
 STEPS = 8
 NONE = (np.zeros(0, np.float32), np.zeros(0, np.int64))
@@ -118,7 +118,7 @@ class Stage:
         self.loop = SharedAgent(self, Start(version, 0, self.ledger, held))
         self.rounds = self.loop.rounds()
 
-    def turn(self, count: int) -> list[Round]:
+    def turn(self, count: int) -> list[LoopRound]:
         return list(itertools.islice(self.rounds, count))
 
     def ask(self, member: Member, method: str) -> Any:

@@ -19,7 +19,7 @@ from raynforce.runtimes.inline import InlineRuntime
 from raynforce.runtimes.member import Job, Member, Rules
 from raynforce.runtimes.process import ProcessRuntime
 from raynforce.topologies import loop as loop_module
-from raynforce.topologies.stream import Round
+from raynforce.topologies.loop import LoopRound
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +248,7 @@ def test_what_is_abandoned_after_a_failure_is_counted_once(runtime: Runtime, pre
     """An update that was under way when the last sampler failed is part of the learner, so of the books too."""
     rules = Rules(work="produce", restarts=0, quorum=2, accidents=(EnvError,))
     stage = Stage(runtime, (0.0, 0.0), learner=0.05, fails_at=2, rules=rules, max_lag=1000)
-    rounds: list[Round] = []
+    rounds: list[LoopRound] = []
     with pytest.raises(RaynforceError, match="reward is NaN"):
         rounds.extend(stage.rounds[preset])
     unfinished = stage.stream.abandon()

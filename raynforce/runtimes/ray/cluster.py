@@ -8,7 +8,7 @@ from pathlib import Path
 
 from raynforce.config import Config
 from raynforce.runtimes.base import Place
-from raynforce.runtimes.placing import count, needs, place_roles
+from raynforce.runtimes.placing import Demands, count, needs, place_roles
 from raynforce.runtimes.ray.processes import kill, workers
 from raynforce.runtimes.ray.state import ray_module
 
@@ -54,9 +54,9 @@ class Cluster:
         self.at_close.close()
 
 
-def placed(config: Config, nodes: Sequence[Mapping[str, float]], say: Say) -> dict[str, Place]:
+def placed(config: Config, nodes: Sequence[Mapping[str, float]], say: Say, demands: Demands) -> dict[str, Place]:
     """What roles ask of a cluster that is not ours, to which nodes may be added."""
-    places, notes = place_roles(config, nodes, may_grow=True)
+    places, notes = place_roles(config, nodes, demands, may_grow=True)
     for note in notes:
         say(note)
     return places

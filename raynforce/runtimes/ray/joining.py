@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from raynforce.config import Config
 from raynforce.errors import UsageError, summary
+from raynforce.runtimes.placing import Demands
 from raynforce.runtimes.ray.cluster import Cluster, Say, placed
 from raynforce.runtimes.ray.shipping import shipment
 from raynforce.runtimes.ray.state import AUTH, DRIVER, environment, job, ray_module, silent, token_file, unchanged
@@ -27,7 +28,7 @@ class _Found:
     hosts: set[str]
 
 
-def join(config: Config, address: str, say: Say) -> Cluster:
+def join(config: Config, address: str, say: Say, demands: Demands) -> Cluster:
     """Join a running cluster; whatever is in the way is found before Ray is asked, which would wait or abort."""
     ray = ray_module()
     with ExitStack() as stack:
@@ -35,7 +36,7 @@ def join(config: Config, address: str, say: Say) -> Cluster:
         address = _located(address)
         found = _probe(address, stack)
         _require_same_versions(address, found)
-        places = placed(config, found.nodes, say)
+        places = placed(config, found.nodes, say, demands)
         sent_already = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ  # by `ray job submit`
         elsewhere = bool(found.hosts - {socket.gethostname()}) and not sent_already
         shipped = {"always": True, "never": False, "auto": elsewhere}[config.ray.ship_code]

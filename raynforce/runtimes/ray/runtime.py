@@ -13,7 +13,7 @@ from raynforce.errors import RaynforceError
 from raynforce.kernels import Kind
 from raynforce.runtimes.base import Handle, Pending, Place, Runtime
 from raynforce.runtimes.host import pack
-from raynforce.runtimes.placing import needs
+from raynforce.runtimes.placing import PLAIN, Demands, needs
 from raynforce.runtimes.ray.actor import RayHost
 from raynforce.runtimes.ray.connecting import connect
 from raynforce.runtimes.ray.failures import Failures
@@ -91,11 +91,15 @@ class RayRuntime(Runtime):
     channel = "tcp"
 
     def __init__(
-        self, config: Config, say: Callable[[str], None] = lambda _: None, torch: bool = False, given: bytes = b""
+        self,
+        config: Config,
+        say: Callable[[str], None] = lambda _: None,
+        demands: Demands = PLAIN,
+        given: bytes = b"",
     ) -> None:
-        """`torch` if samplers will import it; `given` is what the user's script defines: see `raynforce.given`."""
+        """`given` is what the user's script defines: see `raynforce.given`."""
         self._given = given
-        self._cluster = connect(config, say, torch)
+        self._cluster = connect(config, say, demands)
         self._hearing, self._reading, self._raylet = ExitStack(), ExitStack(), Raylet()
         voices = Voices(say)
         with ExitStack() as undo:  # if the rest cannot be done

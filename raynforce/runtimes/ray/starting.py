@@ -17,8 +17,8 @@ from typing import Any
 from raynforce.config import Config
 from raynforce.errors import UsageError, summary
 from raynforce.experience.memory import available_bytes
+from raynforce.runtimes.placing import Demands, place_roles, require_room, total_needs
 from raynforce.runtimes.placing import cores as machine_cores
-from raynforce.runtimes.placing import place_roles, require_room, total_needs
 from raynforce.runtimes.ray.cluster import Cluster, Say
 from raynforce.runtimes.ray.processes import kill, kill_marked, workers
 from raynforce.runtimes.ray.state import AUTH, DRIVER, environment, job, ray_module, token_file, unchanged
@@ -53,11 +53,11 @@ rm -rf "$0"; sleep 3; rm -rf "$0"
 """
 
 
-def start(config: Config, say: Say, torch: bool) -> Cluster:
+def start(config: Config, say: Say, demands: Demands) -> Cluster:
     """A Ray of this run's own: loopback only, with a token of its own, in a directory of its own."""
-    require_room(config, torch)
+    require_room(config, demands)
     store = _store_bytes(config)
-    places, _ = place_roles(config, None)
+    places, _ = place_roles(config, None, demands)
     asked = total_needs(places, config.sampling.samplers)
     cpus, gpus = max(1, -int(-asked.pop("CPU", 1.0) // 1)), asked.pop("GPU", 0.0)
     if cpus > (cores := machine_cores()):
@@ -85,7 +85,7 @@ def start(config: Config, say: Say, torch: bool) -> Cluster:
             except Exception as error:
                 raise UsageError(f"Ray did not start: {summary(error)}; --runtime process needs no Ray") from error
         if gpus > ray.cluster_resources().get("GPU", 0.0):
-            place_roles(config, [ray.cluster_resources()])  # says what there is
+            place_roles(config, [ray.cluster_resources()], demands)  # says what there is
         cluster = Cluster(ray.get_runtime_context().gcs_address, places, folder=folder, shipped=False)
         cluster.at_close = stack.pop_all()
         return cluster

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raynforce.config import CheckpointConfig
+from raynforce.driver.saving import LAST_SECONDS, Saver
 from raynforce.errors import RaynforceError
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.journal import Journal
 from raynforce.runs.lock import Lock
 from raynforce.runs.metrics import JsonlSink, Metrics, Sink
 from raynforce.runs.tensorboard import TensorBoardSink
-from raynforce.saving import LAST_SECONDS, Saver
 from raynforce.trees import Tree
 
 FLUSH_SECONDS = 30.0  # that a checkpoint waits for the metrics before it to be on disk

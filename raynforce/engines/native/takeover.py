@@ -1,4 +1,4 @@
-"""A checkpoint seen from the config that goes on from it: what has changed, and what can be taken up again."""
+"""A checkpoint seen from the config that goes on from it: what can be taken up again, and what becomes of the rest."""
 
 from __future__ import annotations
 
@@ -8,44 +8,10 @@ from raynforce.config import Config
 from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
 from raynforce.roles.contribution import Contribution
-from raynforce.runs.fitting import differences
+from raynforce.topologies import topology
 from raynforce.trees import Tree
 
-NEUTRAL = (
-    "runtime",
-    "ray.",
-    "sampling.parallel",
-    "replay.compress",
-    "faults.",
-    "checkpoint.",
-    "eval.",
-    "log_every",
-    "target",
-    "preset",
-    "config_version",
-)
-"""Settings that may change without changing what is learned."""
 ATTEMPTS = 1_000  # to begin anew between two resumes, at most
-
-
-def settings_note(before: Config, now: Config) -> Iterator[str]:
-    """What was changed since the run was last started, and whether it still equals one that was never stopped."""
-    changed = [row for row in differences(before.to_dict(), now.to_dict()) if row.what != "steps"]
-    shown = {row.what: f"{row.what} {row.found} → {row.expected}" for row in changed}
-    neutral = [text for name, text in shown.items() if name.startswith(NEUTRAL)]
-    others = [text for name, text in shown.items() if not name.startswith(NEUTRAL)]
-    if neutral:
-        yield f"changed: {', '.join(neutral)}; this changes nothing of what is learned"
-    if others:
-        yield f"changed: {', '.join(others)}; from here on the run differs from one that was never stopped"
-
-
-def steps_note(before: int, now: int, done: int) -> Iterator[str]:
-    if before != now:
-        yield (
-            f"steps were {before:,} and are {now:,}: what follows the run's progress (annealed learning rate, epsilon) "
-            f"goes on from {done / now:.0%}"
-        )
 
 
 def require_same_buffers(before: Config, now: Config, run: str) -> None:
@@ -55,7 +21,7 @@ def require_same_buffers(before: Config, now: Config, run: str) -> None:
         raise UsageError(
             f"replay.shards of {run} is {had} and cannot become {wanted}: its buffer was saved that way; leave it out"
         )
-    if before.topology != now.topology and "shared-agent" in (before.topology, now.topology):
+    if topology(before.topology).gathers_gradients != topology(now.topology).gathers_gradients:
         raise UsageError(
             f"topology of {run} is {before.topology!r} and cannot become {now.topology!r}: what workers of a shared "
             f"agent have, such as replay buffers, others do not; leave it out, or begin a new run with --from {run}"
@@ -69,7 +35,8 @@ class Takeover:
         counts, sampling = saved["run"], config.sampling
         had: int = counts["samplers"]
         self._saved = saved
-        self._has_states = config.topology != "central"  # there, the policy of all samplers' environments begins anew
+        declared = topology(config.topology)
+        self._has_states = not declared.paced_by_envs  # there, the policy of all environments begins anew
         self._fits = counts["envs"] == sampling.envs
         self._fits &= counts.get("exact_resume", sampling.exact_resume) == sampling.exact_resume
         self._resumes: int = counts.get("resumes", 0)
@@ -79,14 +46,14 @@ class Takeover:
         gone = (saved.get(f"sampler_{index}", {}) for index in range(had) if index not in going_on)
         self.lost_transitions = sum(int(tree.get("worker", {}).get("kept", 0)) for tree in gone)
         """In the buffers of workers that cannot be gone on with."""
-        self.new_workers = sampling.samplers - len(going_on) if config.topology == "shared-agent" else 0
+        self.new_workers = sampling.samplers - len(going_on) if declared.gathers_gradients else 0
         """That have nothing to go on with."""
         waiting = saved.get("stream", {}).values()
         self.held: Sequence[Fragment | Contribution] = []
         """What to learn from first."""
         self.dropped: Sequence[Fragment] = []
         """Fragments that do not fit the samplers of now."""
-        if config.topology == "shared-agent":  # gradients fit whoever samples
+        if declared.gathers_gradients:  # they fit whoever samples
             self.held = [Contribution.from_state(tree) for tree in waiting]
         elif self._fits and had == sampling.samplers:
             self.held = [Fragment.from_state(tree) for tree in waiting]
@@ -104,3 +71,16 @@ class Takeover:
         Attempts in the process that resumes are counted on from there, so that no episode is played twice.
         """
         return int(self._saved["run"]["steps"]) + 1, ATTEMPTS * (1 + self._resumes)
+
+    def notes(self) -> Iterator[str]:
+        """Sentences on what is not as it was."""
+        if self.abandoned:
+            yield f"{self.abandoned:,} episodes that were in flight start over"
+        if self.new_workers:
+            several = "workers start" if self.new_workers > 1 else "worker starts"
+            yield f"{self.new_workers:,} {several} without a saved state"
+        if self.lost_transitions:
+            yield f"{self.lost_transitions:,} transitions in the buffers of workers that are gone are lost"
+        if self.dropped:
+            lost = sum(fragment.record.steps for fragment in self.dropped)
+            yield f"{lost:,} steps that were sampled for other samplers are dropped"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from raynforce.config import Config
+from raynforce.driver.status import Status
 from raynforce.experience.counts import Counts
 from raynforce.roles.learned import Learned
-from raynforce.status import Status
 from raynforce.trees import Tree
 
 _KEPT = ("updates", "best_eval", "last_eval", "solved_at", "solved_steps")

@@ -1,52 +1,45 @@
-"""A run from its config to its result: builds the roles, turns the topology's loop, reports, evaluates, saves."""
+"""A run from its config to its result: lets an engine train, and reports, evaluates and saves what it does."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from raynforce import infos
-from raynforce.algos import algorithm_class
-from raynforce.algos.contract import declared
 from raynforce.config import Config
-from raynforce.crew import Crew
+from raynforce.driver.evaluating import FINAL, Evaluations, Pinned, Played, Schedule
+from raynforce.driver.machines import Machines
+from raynforce.driver.recording import Best, Record
+from raynforce.driver.resuming import settings_note, steps_note
+from raynforce.driver.signals import StopRequest
+from raynforce.driver.status import Callback, Result
+from raynforce.driver.supervision import Supervision
+from raynforce.driver.tally import Tally
+from raynforce.driver.weights import require_fit, weights_to_begin_with
+from raynforce.engines import engine_class
+from raynforce.engines.base import Round
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
-from raynforce.evaluating import FINAL, Evaluations, Pinned, Played, Schedule
-from raynforce.experience.ledger import Ledger
 from raynforce.imports import bare
-from raynforce.machines import Machines
 from raynforce.policies.acting import PolicyVersion
 from raynforce.policy import Policy
-from raynforce.recording import Best, Record
-from raynforce.resuming import Takeover, require_same_buffers, settings_note, steps_note
 from raynforce.runs.directory import Loaded, RunDirectory
 from raynforce.runs.faults import FaultHistory
 from raynforce.runs.metrics import Sink
 from raynforce.runs.progress import Mode, Progress, Snapshot, make_progress
-from raynforce.runs.timing import TimeTree
-from raynforce.runtimes.base import Pending, RoleError
+from raynforce.runtimes.base import Handle, Pending, RoleError
 from raynforce.runtimes.member import Job
-from raynforce.runtimes.open import open_runtime
-from raynforce.runtimes.placing import cores
-from raynforce.signals import StopRequest
 from raynforce.spaces import EnvSpec
-from raynforce.status import Callback, Result
-from raynforce.supervision import Supervision
-from raynforce.tally import Tally
-from raynforce.topologies.choose import make_loop, require_topology
-from raynforce.topologies.loop import Held, Round, Start
+from raynforce.topologies.declaration import env_args, stepping
 from raynforce.trees import Tree
-from raynforce.weights import require_fit, weights_to_begin_with
 
-LOOSE = ("async", "central")
-"""Topologies that nobody can bring to a border: checkpoints leave out what is being sampled."""
+EVALUATOR = "raynforce.roles.evaluator:Evaluator"
 
 
-class Training:
-    """One run, seen from the process that was started for it: the driver."""
+class Driver:
+    """One run, seen from the process that was started for it."""
 
     def __init__(
         self,
@@ -62,6 +55,7 @@ class Training:
         began: float | None = None,
         title: str = "",
     ) -> None:
+        """`before` is the config of a run that is resumed."""
         self._began = time.monotonic() if began is None else began
         self._config = config
         self._run = run
@@ -70,10 +64,7 @@ class Training:
         self._status = self._tally.status
         self._status.path, self._status.make_policy = run.path, self._newest_policy
         self._shown: Policy | None = None  # to callbacks
-        self._number = 0  # of the newest policy version
         self._schedule = Schedule(config.eval, config.steps)
-        self._ledger = Ledger()
-        self._times = TimeTree()
         self._best: Pinned | None = None  # the policy version that evaluated best
         self._owed: list[Pinned] = []  # versions whose evaluation a signal has prevented: a resume makes up for it
         self._startup_seconds: float | None = None
@@ -90,62 +81,62 @@ class Training:
             self._build(env, before, sinks, opened, title or f"{bare(config.algo)} on {bare(config.env)}")
             self._opened = opened.pop_all()
 
+    # -- the beginning --------------------------------------------------------------------------------
+
     def _build(
         self, env: EnvSpec, before: Config | None, sinks: Sequence[Sink], opened: contextlib.ExitStack, title: str
     ) -> None:
-        config, resume = self._config, before is not None
+        config, run, resume = self._config, self._run, before is not None
         if resume:
-            lock = opened.enter_context(self._run.locked())
-        loaded = self._run.load_newest() if resume else None
+            lock = opened.enter_context(run.locked())
+        loaded = run.load_newest() if resume else None
         saved = None if loaded is None else loaded.parts
-        algorithm = algorithm_class(config.algo)
-        self._acting = declared(config, env, algorithm)
-        require_topology(config, algorithm, env)
+        engine = self._engine = engine_class(config.engine)(config, env)
+        self._acting = engine.acting
         if before is not None and loaded is not None:
-            require_fit(loaded.parts["policy"].get("acting"), self._acting, config, self._run)
-            require_same_buffers(before, config, self._run.shown)
+            require_fit(loaded.parts["policy"].get("acting"), self._acting, config, run)
+            engine.require_resumable(before, run.shown)
             self._check_steps(before, loaded)
         weights = weights_to_begin_with(config, self._acting) if loaded is None else None
-        self._tolerates_lag = algorithm.max_lag != 0
         self._progress.start(title)
         if before is not None:
             self._tell_changes(before, loaded)
-        torch = self._acting.acts_with == "torch" or config.topology == "shared-agent"
-        self._runtime = opened.enter_context(open_runtime(config, self._progress.message, torch=torch))
+        supervision = self._supervision = Supervision(config, self._progress.fault, self._progress.message)
+        engine = opened.enter_context(engine)
+        engine.open(supervision, self._progress.message)
+        self._runtime = engine.pool.runtime
         portable = config.network.factory is None and not self._acting.network.conv_products
-        self._machines = Machines(self._run, self._runtime, self._progress.message, portable=portable)
-        self._supervision = Supervision(config, self._ledger, self._progress.fault, self._progress.message)
-        self._crew = crew = Crew(config, env, self._acting, self._runtime, self._supervision, self._progress.message)
+        self._machines = Machines(run, self._runtime, self._progress.message, portable=portable)
         self._evaluations = Evaluations(
-            crew.pool,
-            crew.evaluator,
-            self._supervision.rules("evaluator"),
+            engine.pool,
+            self._make_evaluator,
+            supervision.evaluator_rules(),
             config.eval,
             self._schedule,
             longest=config.faults.sample_seconds / 2,
             hold=config.target is not None,
             show=self._show,
             stopped=lambda: self.stop_request.number is not None,
-            broken=lambda facts: self._supervision.broken("evaluator", [facts]),
-            gave_up=self._supervision.evaluation_given_up,
+            broken=lambda facts: supervision.env_faults("evaluator", [facts]),
+            gave_up=supervision.evaluation_given_up,
         )
         if weights is not None:
             self._progress.message(weights.note)
-            crew.begin_from(weights.version, weights.step)
-        held = self._load(saved) if saved is not None else []
-        self._version, self._number = crew.published()
+            engine.begin_from(weights.version, weights.step)
+        if saved is not None:
+            self._load(saved)
+        self._version, self._number = engine.newest()
         self._machines.look()
         if loaded is not None:
             self._machines.compare(loaded.manifest)
-        start = Start(self._version, self._number, self._ledger, held, self._show_waiting)
-        self._turning = make_loop(config, env, crew, start, saved, self._supervision.shard_sizes)
+        self._rounds = engine.rounds(self._show_waiting)
         if resume:
-            self._run.write_config(config.to_yaml())
+            run.write_config(config.to_yaml())
         else:
-            self._run.create(config.to_yaml())  # not before everything is known to fit
-            lock = opened.enter_context(self._run.locked())
+            run.create(config.to_yaml())  # not before everything is known to fit
+            lock = opened.enter_context(run.locked())
         self._record = Record(
-            self._run,
+            run,
             lock,
             config.checkpoint,
             sinks,
@@ -155,12 +146,19 @@ class Training:
             positions={} if saved is None else saved["run"].get("sinks", {}),
         )
         self._record.begin(config.to_dict())
-        self._supervision.history = FaultHistory(self._run, self._progress.fault)
-        opened.callback(self._supervision.history.close)
+        supervision.history = FaultHistory(run, self._progress.fault)
+        opened.callback(supervision.history.close)
         if saved is None:
             self._record.save_now(self._save, self._show)  # from here on there is always something to resume from
         else:
             self._go_on_evaluating(saved)
+
+    def _make_evaluator(self, _: int) -> Handle:
+        config = self._config
+        lanes = min(config.eval.envs, config.eval.episodes)
+        envs = env_args(config, lanes, stepping(config, evaluating=True))
+        args = self._acting, envs, config.faults.restarts, config.faults.sample_seconds
+        return self._runtime.spawn(EVALUATOR, *args, name="evaluator", place=self._runtime.places.get("evaluator"))
 
     def _go_on_evaluating(self, saved: Mapping[str, Tree]) -> None:
         """What was being evaluated when the checkpoint was written is evaluated again."""
@@ -194,7 +192,7 @@ class Training:
         with self.stop_request.watching(), self._opened:
             try:
                 if self._status.steps < self._config.steps:
-                    self._loop(self._turning.rounds())
+                    self._loop()
                 self._finish()
                 return self._result()
             except Exception as error:
@@ -205,17 +203,17 @@ class Training:
                 self._progress.message(f"failed; what was saved can be continued: raynforce resume {self._run.shown}")
                 raise
 
-    def _loop(self, rounds: Iterator[Round]) -> None:
+    def _loop(self) -> None:
         status = self._status
         self._run.event("started", steps=status.steps, **self._run.made_on)
         self._turning_since = time.monotonic()
         while status.stop_reason is None:
             try:
-                round_ = next(rounds)
+                round_ = next(self._rounds)
             except RaynforceError as error:
-                if (error.role or "").startswith(("sampler", "host", "policy")):  # what was learned is not lost
+                if self._engine.keeps_learning_after(error):
                     with contextlib.suppress(RaynforceError):
-                        unfinished = self._turning.abandon()
+                        unfinished = self._engine.last_round()
                         if unfinished is not None:
                             self._count(unfinished)
                         self._record.save_now(self._save, self._show)
@@ -249,18 +247,12 @@ class Training:
             self._save()
 
     def _count(self, round_: Round) -> None:
-        status, learned = self._status, round_.learned
+        learned = round_.learned
         self._version, self._number = round_.version, learned.number
         self._tally.add(learned)
         for note in learned.notes:
             self._tell_once(f"note: {note}")
-        self._supervision.steps = status.steps
-        for receipt, turn in round_.receipts:
-            self._supervision.received(receipt, self._crew.pool, self._crew.samplers[receipt.record.sampler])
-            self._times.add("sampler", {**receipt.seconds, **turn._asdict()})
-            if receipt.envs:
-                self._times.add("env", receipt.envs)
-        self._times.add("learner", {**learned.seconds, **round_.learner._asdict()})
+        self._supervision.steps = self._status.steps
 
     def _tell_once(self, line: str) -> None:
         if line not in self._told:  # several workers may say the same
@@ -270,21 +262,17 @@ class Training:
     def _report(self, round_: Round) -> None:
         status = self._status
         if self._tally.report_is_due():
-            self._ledger.check(self._turning.held)
             self._machines.look()
             status.metrics |= {
                 "charts/SPS": self._speed,
                 "charts/episodes": float(status.episodes),
                 "charts/updates": float(status.updates),
                 "time/seconds": self._tally.seconds,
-                "time/sample": round_.sample_seconds,
-                "time/learn": round_.learn_seconds,
+                **round_.seconds,
                 "time/evaluate": self._evaluations.waited,
                 "eval/skipped": float(self._evaluations.skipped),
-                **self._times.metrics(),
-                **self._ledger.metrics(),
-                **self._turning.metrics(),
-                **self._supervision.metrics(self._crew.pool),
+                **self._engine.metrics(),
+                **self._supervision.metrics(self._engine.pool),
                 **self._record.metrics(),
                 **self._runtime.health(),
             }
@@ -409,6 +397,7 @@ class Training:
             returns = self._evaluations.play(best, episodes, doing, FINAL)
             eval_return = None if returns is None else float(returns.mean())
         self._show()
+        totals = self._engine.totals()
         return Result(
             run=self._run.shown,
             algo=config.algo,
@@ -426,12 +415,12 @@ class Training:
             eval_return=eval_return,
             solved_at=status.solved_at and round(status.solved_at, 3),
             solved_steps=status.solved_steps,
-            restarts=self._crew.pool.restarts,
+            restarts=self._engine.pool.restarts,
             env_restarts=self._supervision.env_restarts,
             abandoned_episodes=self._tally.abandoned_episodes,
             redone_updates=self._supervision.redone_updates,
-            dropped_steps=self._ledger.dropped,
-            lost_steps=self._ledger.lost,
+            dropped_steps=totals.dropped_steps,
+            lost_steps=totals.lost_steps,
             weights_sha256=hashlib.sha256(self._version.result().params.tobytes()).hexdigest(),
             stopped=status.stop_reason or "steps done",
             evaluations=self._evaluations.count,
@@ -446,9 +435,7 @@ class Training:
 
     def where_the_time_went(self) -> str:
         """A few lines on what bound the run, and which setting to change."""
-        return self._times.report(
-            self._config, cores=cores(), tolerates_lag=self._tolerates_lag, run=self._seconds_of_run
-        )
+        return self._engine.where_the_time_went(self._seconds_of_run)
 
     @property
     def _seconds_of_run(self) -> dict[str, float]:
@@ -473,73 +460,45 @@ class Training:
     def _save(self) -> None:
         """Hand everything that the run depends on to the saver: training waits for a copy of it, not for the disk."""
         began = time.monotonic()
-        exact = self._config.topology not in LOOSE  # else a cut at one policy version: episodes in flight are left out
-        fragments = self._turning.settle() if exact else self._turning.complete()
-        parts: dict[str, Tree] = self._crew.states(self._run.known, samplers=exact)
-        parts |= {"policy": self._policy(self._version), "run": self._tally.state() | self._counts()}
+        parts = self._engine.state(self._run.known)
+        parts |= {"policy": self._policy(self._version), "run": self._counts()}
         for index, pinned in enumerate(self._unevaluated):
             version = pinned.version.result().state()
             parts[f"evaluating_{index}"] = {"version": version, "steps": pinned.steps}
-        if fragments:  # sampled, and to be learned from first
-            parts["stream"] = {str(index): fragment.state() for index, fragment in enumerate(fragments)}
         self._record.save(self._status.steps, parts)
         self._status.metrics["disk/checkpoint_pause"] = time.monotonic() - began
 
     def _counts(self) -> Tree:
-        """What the driver counts beside the tally."""
-        sampling, books = self._config.sampling, self._ledger.state()
-        if self._config.topology in LOOSE:  # what is being sampled will not be there after a resume
-            books["lost"] += self._supervision.flying + self._turning.coming * sampling.fragment * sampling.envs
+        """What is counted, by the engine and by the driver."""
         return {
+            **self._tally.state(),
+            **self._engine.counts(),
             "total_steps": self._config.steps,
-            "topology": self._config.topology,
-            "samplers": sampling.samplers,
-            "envs": sampling.envs,
-            "exact_resume": sampling.exact_resume,
             "resumes": self._resumes,
-            "ledger": books,
             "redone_updates": self._supervision.redone_updates,
-            "restarts": self._crew.pool.restarts,
+            "restarts": self._engine.pool.restarts,
             "env_restarts": self._supervision.env_restarts,
-            "lost_transitions": self._supervision.lost_transitions,
             "schedule": self._schedule.state(),
             "sinks": self._record.position(),
         }
 
-    def _load(self, saved: Mapping[str, Tree]) -> Sequence[Held]:
-        """Put every role back to where it was; returns what was not learned from yet."""
+    def _load(self, saved: Mapping[str, Tree]) -> None:
+        """Go on from a checkpoint."""
         status = self._status
         try:
-            counts, takeover = saved["run"], Takeover(saved, self._config)
-            told = self._crew.load(saved, takeover)
-            held = takeover.held
-            books = counts.get("ledger") or _books(counts, held)
-            self._ledger.load(books, [f.record for f in [*held, *takeover.dropped]])
-            for fragment in takeover.dropped:
-                self._ledger.drop(fragment.record)
+            counts = saved["run"]
+            told = self._engine.load(saved)
             self._supervision.load(counts)
             if "schedule" in counts:
                 self._schedule.load(counts["schedule"])
-            self._supervision.lost_transitions += takeover.lost_transitions
-            self._crew.pool.restarts += counts.get("restarts", 0)
+            self._engine.pool.restarts += counts.get("restarts", 0)
             self._tally.load(counts)
             self._supervision.steps = status.steps
-            self._tally.abandoned_episodes += takeover.abandoned
+            self._tally.abandoned_episodes += self._engine.totals().abandoned_episodes
             self._resumes = counts.get("resumes", 0) + 1
-            before = counts["total_steps"]
+            told += steps_note(counts["total_steps"], self._config.steps, status.steps)
         except (KeyError, ValueError, TypeError, RuntimeError, RoleError) as error:
             raise CheckpointError(f"{self._run.last} does not fit this config: {summary(error)}") from error
-        told += steps_note(before, self._config.steps, status.steps)
-        if takeover.abandoned:
-            told.append(f"{takeover.abandoned:,} episodes that were in flight start over")
-        if takeover.new_workers:
-            several = "workers start" if takeover.new_workers > 1 else "worker starts"
-            told.append(f"{takeover.new_workers:,} {several} without a saved state")
-        if takeover.lost_transitions:
-            told.append(f"{takeover.lost_transitions:,} transitions in the buffers of workers that are gone are lost")
-        if takeover.dropped:
-            lost = sum(fragment.steps for fragment in takeover.dropped)
-            told.append(f"{lost:,} steps that were sampled for other samplers are dropped")
         if status.solved_steps is not None and self._config.target is not None:
             told.append(
                 f"the target was met at {status.solved_steps:,} steps already; --target none goes on without it"
@@ -547,7 +506,6 @@ class Training:
         for note in told:
             self._progress.message(f"note: {note}")
         self._best = self._load_best()
-        return held
 
     def _load_best(self) -> Pinned | None:
         """The policy that evaluated best: what the disk has is the truth, which may be newer than the checkpoint."""
@@ -562,10 +520,3 @@ class Training:
             return None
         status.best_eval = score
         return Pinned(self._runtime.share(version), version.number, status.solved_steps or 0)
-
-
-def _books(counts: Tree, held: Sequence[Held]) -> Tree:
-    """The ledger of a checkpoint from before there was one."""
-    trained, dropped = counts["steps"], counts.get("dropped", 0)
-    produced = trained + dropped + sum(f.record.steps for f in held)
-    return {"produced": produced, "trained": trained, "dropped": dropped, "lost": 0}

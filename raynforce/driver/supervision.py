@@ -1,0 +1,155 @@
+"""What is told and remembered of a run's failures, and how its evaluator is kept alive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from raynforce.config import Config
+from raynforce.errors import EnvError
+from raynforce.roles.evaluator import Evaluation
+from raynforce.runs.faults import FaultHistory, same_cause
+from raynforce.runs.repeats import Repeats
+from raynforce.runtimes.base import RoleDied, RoleError
+from raynforce.runtimes.member import Fault, Job, Member, Rules
+from raynforce.runtimes.pool import Pool
+from raynforce.trees import Tree
+
+REPEATED = 10  # from here on it is said how often something has happened
+MILESTONES = [1, 2, 3, *(10**n for n in range(1, 13))]  # the how-manieth environment that broke is worth a line
+
+
+class Supervision:
+    """Watches the pool of a run: writes its history, tells the user, keeps the counts."""
+
+    def __init__(self, config: Config, say: Callable[[str], None], note: Callable[[str], None]) -> None:
+        """`say` is told of faults, `note` of what else a user should know."""
+        self.redone_updates = 0
+        """Optimiser steps that were taken again because the learner had died."""
+        self.env_restarts = 0
+        """Environments that broke and were restarted."""
+        self.history: FaultHistory | None = None
+        """Where faults are written, once the run has a directory."""
+        self.steps = 0
+        """Where the run is."""
+        self.lost = 0
+        """Steps that were lost with the fault that will be told next."""
+        self._config = config
+        self._say, self._note = say, note
+        self._repeats: Repeats[tuple[str, ...]] = Repeats()  # of what is said
+        self._last_cause = ""  # of an environment's fault that was told
+
+    def evaluator_rules(self) -> Rules:
+        """How the evaluator is kept alive."""
+        faults = self._config.faults
+        return Rules(
+            restarts=faults.restarts,
+            backoff=faults.backoff,
+            start_seconds=faults.start_seconds,
+            job_seconds=faults.sample_seconds,
+            work="play",
+            gets_on=_is_over,  # a restart begins the evaluation again, and may fail at the same place
+            accidents=(RoleDied, EnvError, RoleError),
+            has_state=False,
+            quorum=0,
+            hint=f"; if a step of env {self._config.env!r} needs that long, raise faults.sample_seconds",
+        )
+
+    def env_faults(self, role: str, faults: Sequence[Mapping[str, Any]]) -> None:
+        """Environments broke in a role, and were restarted."""
+        for facts in faults:
+            self.env_restarts += 1
+            role = f"host {facts['host']}" if "host" in facts else role
+            if self.env_restarts in MILESTONES:
+                so_far = f" ({self.env_restarts:,} so far)" if self.env_restarts > 1 else ""
+                cause = "the same again" if facts["cause"] == self._last_cause else facts["cause"]
+                self._last_cause = facts["cause"]
+                self._say(f"{role}: {cause}; environment restarted{so_far}")
+            if self.history is not None:
+                self.history.env_fault(role, facts, self.steps)
+
+    def fault(self, fault: Fault, member: Member) -> None:
+        error, lost, self.lost = fault.error, self.lost, 0
+        if fault.action != "stopped":  # its error ends the run, and is told as that
+            attempt = f", attempt {fault.attempt}" if fault.attempt > 1 else ""
+            equal = (fault.action, same_cause(fault.role, fault.kind, fault.cause))
+            self._say_if_due(f"{fault.cause}; {fault.action}{attempt}", *equal)
+        if self.history is not None:
+            self.history.role_fault(
+                fault.role,
+                fault.kind,
+                fault.cause,
+                fault.action,
+                fault.attempt,
+                self.steps,
+                said=error.said,
+                trace=error.trace or "",
+                facts={**error.facts, "lost": lost} if lost else error.facts,
+                evidence=member.rules.evidence(member) if fault.kind in ("died", "hung") else None,
+            )
+
+    def recovered(self, role: str, seconds: float) -> None:
+        self._say_if_due(f"{role} is back after {seconds:.1f} s", "back", role)
+        if self.history is not None:
+            self.history.recovered(role, seconds)
+
+    def absent(self, role: str, cause: str) -> None:
+        self._say_if_due(f"going on without {role}: {cause}", "absent", role)
+        if self.history is not None:
+            self.history.absent(role, cause)
+
+    def back(self, role: str) -> None:
+        self._say_if_due(f"{role} has joined again", "joined", role)
+        if self.history is not None:
+            self.history.back(role)
+
+    def say(self, text: str) -> None:
+        """Tell the user of a failure's consequence."""
+        self._say(text)
+
+    def note(self, text: str) -> None:
+        self._note(f"note: {text}")
+
+    def evaluation_given_up(self, steps: int, failure: EnvError) -> None:
+        """The policy of this step could not be evaluated."""
+        cause = f"the evaluation of step {steps:,} is given up: {failure}"
+        self._say_if_due(cause, "evaluation", same_cause("evaluator", "failed", cause))
+        if self.history is not None:
+            action = "evaluation given up"
+            self.history.role_fault("evaluator", "failed", cause, action, 1, self.steps, facts=failure.facts)
+
+    def _say_if_due(self, text: str, *equal: str) -> None:
+        """Say it, unless the same was said often: then only now and then, with how often it has happened."""
+        if self._repeats.add(equal):
+            count = self._repeats.total(equal)
+            self._say(text if count < REPEATED else f"{text} ({count:,} times so far)")
+
+    def redone(self, job: Job) -> None:
+        if job.member.kind == "learner" and job.method == job.member.rules.work:
+            self.redone_updates += job.result().updates
+
+    @property
+    def faults(self) -> int:
+        """How often something failed in this process's time."""
+        return 0 if self.history is None else self.history.faults
+
+    @property
+    def last(self) -> str:
+        """What failed last, or nothing."""
+        return "" if self.history is None else self.history.last
+
+    def load(self, counts: Tree) -> None:
+        """Count on from where a checkpoint was."""
+        self.redone_updates = counts.get("redone_updates", 0)
+        self.env_restarts = counts.get("env_restarts", 0)
+
+    def metrics(self, pool: Pool) -> dict[str, float]:
+        return {
+            "health/restarts": float(pool.restarts),
+            "health/env_restarts": float(self.env_restarts),
+            "health/redone_updates": float(self.redone_updates),
+        }
+
+
+def _is_over(evaluation: Evaluation) -> bool:
+    return evaluation.over

@@ -1,0 +1,131 @@
+"""The engine seam: what a run needs from whatever trains.
+
+The driver has the run directory, progress, evaluation, checkpoints, signals and the result, and knows none of what is
+behind this interface. Calls come in this order: the constructor, which refuses what cannot be trained and starts
+nothing; `open`; `load`, or `begin_from`, or neither; then `rounds`, with `state` between two of them; `close`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, Self
+
+from raynforce.config import Config
+from raynforce.errors import RaynforceError
+from raynforce.policies.acting import ActingSpec, PolicyVersion
+from raynforce.roles.learned import Learned
+from raynforce.runtimes.base import Pending
+from raynforce.runtimes.member import Job, Watcher
+from raynforce.runtimes.pool import Pool
+from raynforce.spaces import EnvSpec
+from raynforce.trees import Tree
+
+
+class Round(NamedTuple):
+    """One turn of an engine: what a report is made of."""
+
+    learned: Learned
+    """Counts and metrics, and the fragments that were learned from."""
+    version: Job | Pending
+    """The policy version that it led to; a reference, whose value is fetched only if it is needed."""
+    seconds: Mapping[str, float]
+    """How long its parts took, as metrics by full name."""
+
+
+class Supervisor(Watcher, Protocol):
+    """Who is told of faults in a run, and writes them down."""
+
+    lost: int
+    """Steps that were lost with the fault that will be told next."""
+
+    def say(self, text: str) -> None:
+        """Tell the user of a failure's consequence."""
+
+    def env_faults(self, role: str, faults: Sequence[Mapping[str, object]]) -> None:
+        """Environments broke in a role, and were restarted."""
+
+
+class Totals(NamedTuple):
+    """What an engine counts over the whole run, for its result."""
+
+    dropped_steps: int = 0
+    """Sampled and never learned from."""
+    lost_steps: int = 0
+    """Lost with a role, at most."""
+    abandoned_episodes: int = 0
+    """In flight at the checkpoint, and impossible to go on with."""
+
+
+class Engine(ABC):
+    """Trains one policy. Subclasses set `acting` in the constructor and `pool` in `open`."""
+
+    acting: ActingSpec
+    """How its policy acts: what evaluation, `best` and `raynforce.load` need."""
+    pool: Pool
+    """Where its roles live; the run's evaluator joins them."""
+
+    def __init__(self, config: Config, env: EnvSpec) -> None:
+        """Refuse a config that it cannot train, with one line. Nothing is started yet."""
+        self.config, self.env = config, env
+
+    def require_resumable(self, before: Config, run: str) -> None:
+        """Refuse to go on with a run whose config was `before`, where its checkpoints do not allow that."""
+        return  # most can go on with any
+
+    @abstractmethod
+    def open(self, supervisor: Supervisor, say: Callable[[str], None]) -> None:
+        """Start what trains; `say` is told what a user should know."""
+
+    def begin_from(self, version: PolicyVersion, seen: int) -> None:
+        """Begin with the weights of another run, after so many observations."""
+        raise RaynforceError(f"engine {self.config.engine!r} cannot begin with the weights of another run")
+
+    @abstractmethod
+    def load(self, saved: Mapping[str, Tree]) -> list[str]:
+        """Go on from a checkpoint (`state` and `counts`); returns sentences on what is not as it was."""
+
+    @abstractmethod
+    def newest(self) -> tuple[Job | Pending, int]:
+        """The policy version before the first round, and its number."""
+
+    @abstractmethod
+    def rounds(self, waiting: Callable[[str], None]) -> Iterator[Round]:
+        """Train, round by round, for ever; `waiting` is told who is waited for when that takes long."""
+
+    @abstractmethod
+    def state(self, known: Callable[[str], Collection[str]]) -> dict[str, Tree]:
+        """What a checkpoint holds, by part, without the segments of a part that are `known` to be on the disk."""
+
+    def counts(self) -> Tree:
+        """Small facts that a checkpoint holds beside the run's own."""
+        return {}
+
+    def keeps_learning_after(self, error: RaynforceError) -> bool:
+        """Whether what was learned survived a failure, so that it can be saved; `last_round` is asked next."""
+        return False
+
+    def last_round(self) -> Round | None:
+        """After such a failure: let an update that is under way come to its end, and return it."""
+        return None
+
+    def metrics(self) -> dict[str, float]:
+        """More to report, by full name. Raises if its books do not balance."""
+        return {}
+
+    def totals(self) -> Totals:
+        return Totals()
+
+    def where_the_time_went(self, run: Mapping[str, float]) -> str:
+        """A few lines on what bound the run; `run` are the seconds that the driver has spent, by purpose."""
+        return ""
+
+    @abstractmethod
+    def close(self, *, now: bool = False) -> None:
+        """End what was started, if anything: after its own `close`, or with `now` at once."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(now=kind is not None and not issubclass(kind, Exception))

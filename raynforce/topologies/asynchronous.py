@@ -1,0 +1,52 @@
+"""Async, lag as it comes: whoever is ready makes the next batch; who is late joins a later one with an old version."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from raynforce.topologies.declaration import Setup, Topology, max_lag
+from raynforce.topologies.loop import LoopRound, Roles, Start
+from raynforce.topologies.stream import Stream, learner_and_samplers
+
+
+class Async(Stream):
+    """The learner takes `batch` fragments at a time; by default as many as there are samplers.
+
+    Backpressure: samplers are kept busy while at most one batch (or one fragment of each sampler, if that is more) is
+    there or coming beside the one being learned from, so that a slow learner does not fill the memory or learn from
+    the distant past. What one very slow sampler sends may still be older than `max_lag` versions: it is dropped.
+    """
+
+    def __init__(self, roles: Roles, start: Start, *, batch: int | None = None, max_lag: int = 0) -> None:
+        super().__init__(roles, start, max_lag=max_lag)
+        self._batch = batch
+
+    def rounds(self) -> Iterator[LoopRound]:
+        began = sampled = time.monotonic()
+        while True:
+            present = self._pool.present(self._turns)
+            size = self._batch or max(1, len(present))
+            most = size + max(size, len(present))  # so that the slow ones can never take all turns
+            alive = len(self._held) + len(self._coming) + (size if self._learning else 0)
+            for sampler in self._idle()[: max(0, most - alive)]:
+                self._ask(sampler)
+            if self._learning is None:
+                self._drop_old(self._max_lag)
+                if len(self._held) >= size:
+                    batch, self._held = self._held[:size], self._held[size:]
+                    sampled = time.monotonic()
+                    self._learn(batch)
+            learning = self._next()
+            if learning is not None:
+                now = time.monotonic()
+                yield self._round(learning, sampled - began, now - sampled)
+                began = now
+
+
+def _loop(setup: Setup) -> Async:
+    config = setup.config
+    return Async(setup.roles, setup.start, batch=config.stream.batch, max_lag=max_lag(config, setup.algorithm))
+
+
+ASYNC = Topology("async", learner_and_samplers, _loop, exact=False)

@@ -1,0 +1,287 @@
+"""What a topology declares: its roles, its loop, and what it needs of algorithm, environments and machine.
+
+Everything else in the package reads these declarations; nothing asks for a topology's name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from raynforce.algos import BUILT_IN, algorithm_class
+from raynforce.algos.base import Algorithm
+from raynforce.config import Config
+from raynforce.errors import EnvError, UsageError
+from raynforce.experience.record import Receipt
+from raynforce.policies.acting import ActingSpec
+from raynforce.roles.sampler import EnvArgs
+from raynforce.runtimes.base import RoleDied, RoleError, Runtime
+from raynforce.runtimes.member import Member, Rules
+from raynforce.runtimes.placing import Demands, memory_limit, quorum
+from raynforce.spaces import EnvSpec
+from raynforce.topologies import topology
+from raynforce.topologies.loop import Loop, Roles, Start
+from raynforce.trees import Tree
+
+ROW_BYTES = 48  # of a transition beside its observations
+MEMORY = 0.8  # share of this machine's free memory that what is gathered, or shards, may take
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What the roles of a run are made from."""
+
+    config: Config
+    env: EnvSpec
+    acting: ActingSpec
+    runtime: Runtime
+
+    @property
+    def envs(self) -> EnvArgs:
+        """The environments of one sampler."""
+        return env_args(self.config, self.config.sampling.envs, stepping(self.config))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The members of one kind."""
+
+    name: str
+    role: str
+    """Its class as `module:Class`: by name, because importing the learner imports torch."""
+    args: Callable[[int], Sequence[Any]]
+    """What number so-and-so is built with."""
+    rules: Rules
+    """How its members are kept alive."""
+    count: int = 1
+    place: str = ""
+    """Which of the runtime's places they get, if not that of their name."""
+    samples: bool = False
+    """Whether the loop asks them for fragments."""
+    buffers: bool = False
+    """Whether they have transitions of a replay buffer."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a loop is made from."""
+
+    config: Config
+    env: EnvSpec
+    algorithm: type[Algorithm[Any]]
+    roles: Roles
+    start: Start
+    saved: Mapping[str, Tree] | None
+    """The checkpoint that the run goes on from."""
+    sizes: MutableMapping[int, int]
+    """Transitions in each replay shard; the loop keeps them up to date."""
+
+
+def _anything(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One way for the roles of a run to work together."""
+
+    name: str
+    kinds: Callable[[Blueprint], Sequence[Kind]]
+    """Its roles, in the order in which they are started: the slowest to start first."""
+    loop: Callable[[Setup], Loop]
+    require: Callable[[Config, type[Algorithm[Any]], EnvSpec], None] = _anything
+    """Refuses, with one line, an algorithm or settings that it cannot train."""
+    exact: bool = True
+    """Whether checkpoints hold all that was sampled. Else fragments in flight are discarded, and counted as lost."""
+    overlaps: bool = True
+    """Whether samplers work while the learner learns."""
+    lags: bool = True
+    """Whether the learner gets fragments of older policy versions."""
+    paced_by_envs: bool = False
+    """Whether environments go their own pace, side by side in threads or processes, with one policy for all."""
+    gathers_gradients: bool = False
+    """Whether samplers send gradients, and have what the algorithm keeps, such as a replay buffer, themselves."""
+    shards: bool = False
+    """Whether the replay buffer may be divided among shards."""
+
+    def check(self, config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
+        """Refuse what cannot be trained in this topology."""
+        if config.replay.shards and not self.shards:
+            raise UsageError(
+                f"replay.shards = {config.replay.shards} divides the buffer of topology replay, and this is "
+                f"{config.topology!r}: use --topology replay, or leave it out"
+            )
+        if self.lags and algorithm.max_lag == 0:
+            raise UsageError(
+                f"topology = {config.topology!r} learns from older policy versions, and {config.algo} from the newest "
+                "alone (its max_lag is 0): use --topology sync"
+            )
+        self.require(config, algorithm, env)
+
+    def demands(self, config: Config, *, torch: bool) -> Demands:
+        """What its roles ask of the machine beyond the settings; `torch` if samplers need it to act."""
+        return Demands(
+            serving=self.paced_by_envs,
+            buffering=self.gathers_gradients,
+            torch=torch or self.gathers_gradients,
+            processes=config.sampling.envs if stepping(config) == "processes" else 0,
+        )
+
+
+def stepping(config: Config, *, evaluating: bool = False) -> Literal["no", "threads", "processes"]:
+    """How the environments of one sampler or host are stepped, or those that evaluate."""
+    if evaluating and config.eval.parallel != "auto":
+        return config.eval.parallel
+    side_by_side = topology(config.topology).paced_by_envs
+    if side_by_side and config.runtime == "inline":
+        return "no"  # the reference: one after another, always in the same order
+    asked = config.sampling.parallel
+    if asked == "auto":
+        return "threads" if side_by_side else "no"
+    return asked
+
+
+def env_args(config: Config, count: int, parallel: Literal["no", "threads", "processes"]) -> EnvArgs:
+    """So many environments of a run, stepped this way."""
+    return EnvArgs(config.env, count, config.seed, config.env_args, config.sampling.exact_resume, parallel)
+
+
+def max_lag(config: Config, algorithm: type[Algorithm[Any]]) -> int:
+    """How many policy versions a fragment may be old."""
+    bound = config.stream.max_lag
+    return bound if algorithm.max_lag is None else min(algorithm.max_lag, bound)
+
+
+def algorithms_that(can: Callable[[type[Algorithm[Any]]], bool]) -> str:
+    """The names of the built-in algorithms that can."""
+    return " or ".join(name for name in BUILT_IN if can(algorithm_class(name)))
+
+
+def all_here(config: Config) -> bool:
+    """Whether all roles are on this machine."""
+    return config.runtime != "ray" or config.ray.address in (None, "local")
+
+
+# -- the kinds of roles -----------------------------------------------------------------------------------
+
+
+def learner(plan: Blueprint, work: str = "learn", *, gathers_gradients: bool = False) -> Kind:
+    """The learner, which is asked for `work`."""
+    seconds = plan.config.faults.learn_seconds
+    hint = "; if it needs that long, raise faults.start_seconds or faults.learn_seconds"
+    rules = _rules(plan, work=work, job_seconds=seconds, hint=hint)
+    args = plan.config, plan.env, gathers_gradients
+    return Kind("learner", "raynforce.roles.learner:Learner", lambda _: args, rules)
+
+
+def samplers(plan: Blueprint) -> Kind:
+    """Step environments, choose actions, send fragments."""
+    sampling = plan.config.sampling
+
+    def args(index: int) -> Sequence[Any]:
+        return plan.acting, plan.envs, sampling.fragment, index, sampling.samplers
+
+    return _sampling(plan, "raynforce.roles.sampler:Sampler", args, "produce")
+
+
+def gradient_workers(plan: Blueprint) -> Kind:
+    """Samplers that send gradients."""
+    config = plan.config
+    role = "raynforce.roles.worker:Worker"
+    kind = _sampling(plan, role, lambda index: (config, plan.acting, plan.envs, index), "work")
+    return replace(kind, buffers=True)
+
+
+def _sampling(plan: Blueprint, role: str, args: Callable[[int], Sequence[Any]], work: str) -> Kind:
+    config, faults = plan.config, plan.config.faults
+    rules = _rules(
+        plan,
+        work=work,
+        job_seconds=faults.sample_seconds,
+        absent_seconds=faults.absent_seconds,
+        quorum=quorum(config),
+        accidents=(RoleDied, EnvError, RoleError),
+        greeting="note",
+        evidence=sampler_evidence,
+        hint=f"; if env {config.env!r} needs that long to be made, reset or stepped, raise faults.start_seconds or "
+        "faults.sample_seconds",
+    )
+    return Kind("sampler", role, args, rules, config.sampling.samplers, samples=True)
+
+
+def replay_shards(plan: Blueprint) -> Kind:
+    """Parts of the replay buffer."""
+    count = plan.config.replay.shards
+    rules = replace(learner(plan).rules, work="insert", quorum=count)
+    role = "raynforce.roles.shard:Shard"
+    return Kind("shard", role, lambda index: (plan.config, plan.env, index), rules, count, buffers=True)
+
+
+def env_hosts(plan: Blueprint) -> Kind:
+    """Step environments side by side, for one policy."""
+    config, faults = plan.config, plan.config.faults
+    start = faults.start_seconds if plan.runtime.apart else math.inf
+    most = memory_limit(config)
+
+    def args(index: int) -> Sequence[Any]:
+        return plan.envs, index, faults.sample_seconds, start, most, config.central.one_core
+
+    rules = _rules(
+        plan,
+        work="serve",
+        has_state=False,
+        quorum=quorum(config),
+        accidents=(RoleDied, EnvError, RoleError),
+        greeting="note",
+        hint=_slow_step(config),
+    )
+    return Kind("host", "raynforce.roles.env_host:EnvHost", args, rules, config.sampling.samplers, place="sampler")
+
+
+def policy_server(plan: Blueprint) -> Kind:
+    """Chooses actions for the environments of all hosts."""
+    faults = plan.config.faults
+    rules = _rules(
+        plan,
+        work="produce",
+        job_seconds=faults.sample_seconds + faults.start_seconds,
+        has_state=False,
+        gets_on=_has_steps,  # it also answers without any, to be told of a newer version
+        accidents=(RoleDied, EnvError, RoleError),
+        greeting="note",
+        hint=_slow_step(plan.config),
+    )
+    args = plan.config, plan.acting, plan.runtime.channel
+    return Kind("policy", "raynforce.roles.central:Central", lambda _: args, rules, samples=True)
+
+
+def _rules(plan: Blueprint, **more: Any) -> Rules:
+    faults = plan.config.faults
+    return Rules(restarts=faults.restarts, backoff=faults.backoff, start_seconds=faults.start_seconds, **more)
+
+
+def _slow_step(config: Config) -> str:
+    return f"; if a step of env {config.env!r} needs that long, raise faults.sample_seconds"
+
+
+def _has_steps(receipt: Receipt) -> bool:
+    return receipt.record.steps > 0
+
+
+def sampler_evidence(member: Member) -> Callable[[], dict[str, Tree]] | None:
+    """What a sampler was at when it failed: its state, and the policy versions it was given since."""
+    versions = [job.args[0] for job in member.log if job.method == member.rules.work]
+    states = [job.args[0] for job in member.log if job.method == "load"]
+    state = member.border if member.border is not None else next(iter(states), None)
+    if not versions or (state is None and member.attempts):
+        return None
+
+    def parts() -> dict[str, Tree]:
+        found: dict[str, Tree] = {}
+        if state is not None:  # a worker's buffer is of no use there
+            found["sampler"] = {name: part for name, part in state.result().items() if name != "worker"}
+        return found | {"versions": {str(i): version.result().state() for i, version in enumerate(versions)}}
+
+    return parts

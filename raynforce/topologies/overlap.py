@@ -1,0 +1,37 @@
+"""Overlap, lag exactly 1: the learner trains on one batch while the next is sampled with the version before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from raynforce.topologies.declaration import Setup, Topology, max_lag
+from raynforce.topologies.loop import LoopRound
+from raynforce.topologies.stream import Stream, learner_and_samplers
+
+
+class Overlap(Stream):
+    """Sampling and learning go on side by side, one batch apart."""
+
+    def rounds(self) -> Iterator[LoopRound]:
+        while True:
+            fragments = self._take_held()
+            if not fragments:  # the very first batch
+                self._held = self._arrived(self._sample_all())
+                continue
+            began = time.monotonic()
+            coming = self._sample_all()
+            asked = time.monotonic()
+            learning = self._learn(fragments)
+            jobs = [sample.job for sample in coming if sample.job]
+            self._until([*jobs, learning.job])
+            self._held = self._arrived(coming)
+            sampled = max((job.answered for job in jobs), default=began)
+            yield self._round(learning, sampled - began, learning.job.answered - asked)
+
+
+def _loop(setup: Setup) -> Overlap:
+    return Overlap(setup.roles, setup.start, max_lag=max_lag(setup.config, setup.algorithm))
+
+
+OVERLAP = Topology("overlap", learner_and_samplers, _loop)

@@ -1,0 +1,121 @@
+"""Shared agent: workers sample and compute gradients with their copies of the network, one agent applies them all.
+
+The agent, which is the learner, takes gradients in the order in which they come, each once, and refuses those that are
+too old (A3C, arXiv 1602.01783; for value learning Gorila, 1507.04296). A worker waits for the version that its own
+gradients have led to, and for nobody else. What comes while the agent is at work is taken together, in one call: the
+outcome is the same, and the more workers there are, the fewer calls there are for each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from raynforce.algos.base import Algorithm
+from raynforce.algos.off_policy import OffPolicyConfig, alone, least_buffer, replay_bytes
+from raynforce.config import Config
+from raynforce.errors import UsageError
+from raynforce.experience.memory import require_memory
+from raynforce.roles.learned import Learned
+from raynforce.runtimes.member import Job, Member
+from raynforce.spaces import EnvSpec
+from raynforce.topologies.declaration import (
+    MEMORY,
+    Blueprint,
+    Kind,
+    Setup,
+    Topology,
+    algorithms_that,
+    all_here,
+    gradient_workers,
+    learner,
+)
+from raynforce.topologies.loop import Learning, Loop, LoopRound, Sample
+
+
+class SharedAgent(Loop):
+    """The loop of workers and the agent they share; what is held are contributions."""
+
+    work = "work"
+
+    def rounds(self) -> Iterator[LoopRound]:
+        began = sampled = time.monotonic()
+        while True:
+            for worker in self._idle():
+                self._ask(worker)
+            if self._learning is None and self._held:
+                sampled = time.monotonic()
+                held, self._held = self._held, []
+                self._take(held)
+            learning = self._next()
+            if learning is not None:
+                now = time.monotonic()
+                yield self._round(learning, sampled - began, now - sampled)
+                began = now
+
+    def _idle(self) -> list[Member]:
+        """Workers without a contribution that is under way."""
+        taken = self._learning.fragments if self._learning else ()
+        busy = {sample.record.sampler for sample in (*self._held, *taken)}
+        return [worker for worker in super()._idle() if worker.index not in busy]
+
+    def _arrived(self, samples: Sequence[Sample]) -> list[Sample]:
+        return sorted(super()._arrived(samples), key=lambda sample: sample.job.answered if sample.job else 0.0)
+
+    def _take(self, contributions: Sequence[Sample]) -> Learning:
+        return self._update("take", *(sample.argument for sample in contributions), fragments=contributions)
+
+    def _again(self, learning: Learning) -> Learning:
+        return self._take(self._without_lost(learning.fragments))
+
+    def _learned(self, job: Job, learned: Learned) -> None:
+        super()._learned(job, learned)
+        for refused in learned.dropped:
+            self._ledger.drop(refused)
+
+
+def _kinds(plan: Blueprint) -> list[Kind]:
+    return [learner(plan, "take", gathers_gradients=True), gradient_workers(plan)]
+
+
+def _loop(setup: Setup) -> SharedAgent:
+    return SharedAgent(setup.roles, setup.start)
+
+
+def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
+    if not algorithm.shares_gradients:
+        able = algorithms_that(lambda found: found.shares_gradients)
+        raise UsageError(
+            f"topology = 'shared-agent' needs an algorithm whose gradients can be applied one after another, such "
+            f"as {able}; those of {config.algo} cannot: use --topology sync"
+        )
+    hp, sampling, max_lag = config.algorithm, config.sampling, config.stream.max_lag
+    samplers = sampling.samplers
+    if max_lag < samplers - 1:
+        raise UsageError(
+            f"stream.max_lag = {max_lag} refuses most gradients of {samplers} samplers, as each that is applied makes "
+            f"those of the others a version older: use --set stream.max_lag={4 * samplers}, or fewer --samplers"
+        )
+    if config.learner.scale_rewards:
+        raise UsageError(
+            "learner.scale_rewards = true takes statistics of all that is sampled, which workers of topology "
+            "'shared-agent' do not see: leave one of them out"
+        )
+    if isinstance(hp, OffPolicyConfig):
+        own = alone(config)
+        assert isinstance(own.algorithm, OffPolicyConfig)
+        each = own.algorithm.buffer_size
+        needed = least_buffer(config, hp, sampling.envs)
+        if each < needed:
+            raise UsageError(
+                f"algorithm.buffer_size = {hp.buffer_size} gives each of {samplers} workers {each}, too few for a "
+                f"fragment and a batch: with {sampling.envs} envs, sampling.fragment = {sampling.fragment} and "
+                f"algorithm.batch_size = {hp.batch_size} it takes {needed * samplers}"
+            )
+        if all_here(config):
+            size = samplers * replay_bytes(own, own.algorithm, env)
+            require_memory(size, MEMORY, f"replay: a buffer of {hp.buffer_size:,} transitions in {samplers} workers")
+
+
+SHARED_AGENT = Topology("shared-agent", _kinds, _loop, _require, lags=False, gathers_gradients=True)

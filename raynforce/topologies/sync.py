@@ -1,0 +1,32 @@
+"""Sync, lag 0: everyone samples with the newest policy version, then the learner trains on exactly that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from raynforce.topologies.declaration import Setup, Topology, max_lag
+from raynforce.topologies.loop import LoopRound
+from raynforce.topologies.stream import Stream, learner_and_samplers
+
+
+class Sync(Stream):
+    """Sampling and learning alternate."""
+
+    def rounds(self) -> Iterator[LoopRound]:
+        while True:
+            began = time.monotonic()
+            fragments = self._take_held() or self._arrived(self._sample_all())
+            if not fragments:  # all who were asked failed, and are being replaced
+                continue
+            sampled = time.monotonic()
+            learning = self._learn(fragments)
+            self._until([learning.job])
+            yield self._round(learning, sampled - began, time.monotonic() - sampled)
+
+
+def _loop(setup: Setup) -> Sync:
+    return Sync(setup.roles, setup.start, max_lag=max_lag(setup.config, setup.algorithm))
+
+
+SYNC = Topology("sync", learner_and_samplers, _loop, overlaps=False, lags=False)
