@@ -476,6 +476,7 @@ class Training:
         exact = self._config.topology not in LOOSE  # else a cut at one policy version: episodes in flight are left out
         fragments = self._turning.settle() if exact else self._turning.complete()
         parts: dict[str, Tree] = self._crew.states(self._run.known, samplers=exact)
+        parts["learner"] = self._turning.with_counts(parts["learner"])
         parts |= {"policy": self._policy(self._version), "run": self._tally.state() | self._counts()}
         for index, pinned in enumerate(self._unevaluated):
             version = pinned.version.result().state()

@@ -8,10 +8,10 @@ from typing import Any
 
 from raynforce.algos import BUILT_IN, algorithm_class
 from raynforce.algos.base import Algorithm
-from raynforce.algos.off_policy import OffPolicyConfig, alone, least_buffer, limiter, replay_bytes, saved_limiter
 from raynforce.config import Config
 from raynforce.errors import UsageError
 from raynforce.experience.memory import require_memory
+from raynforce.experience.replay_spec import ReplaySpec, least_buffer, load_limiter, make_limiter, replay_bytes
 from raynforce.experience.storage import observation_bytes
 from raynforce.spaces import EnvSpec
 from raynforce.topologies.central import Central
@@ -21,11 +21,11 @@ from raynforce.topologies.shared import SharedAgent
 from raynforce.topologies.stream import Stream
 from raynforce.trees import Tree
 
-LONGEST = 64  # updates between two policy versions at most
-LARGEST = 32_000_000  # bytes that shards draw for them at once
-REST = 48  # bytes of a transition beside its observations
-COPIES = 4  # of all rows that are gathered: filling, complete, cut to a fragment, on the way
-MEMORY = 0.8  # share of this machine's free memory that shards may take together
+MAX_UPDATES_PER_VERSION = 64
+MAX_DRAW_BYTES = 32_000_000  # that shards draw for them at once
+OTHER_BYTES = 48  # of a transition, beside its observations
+GATHERED_COPIES = 4  # of all rows on topology central: filling, complete, cut to a fragment, in flight
+MAX_MEMORY_SHARE = 0.8  # of this machine's free memory, for all roles together
 
 
 def make_loop(
@@ -38,11 +38,11 @@ def make_loop(
 ) -> Loop:
     """The loop of a run; `saved` is the checkpoint it goes on from."""
     if config.topology == "replay":
-        pace, hp = _pace(config, env, saved), config.algorithm
-        assert isinstance(hp, OffPolicyConfig)
+        spec = _replay_spec(config, algorithm_class(config.algo))
+        pace = _pace(config, spec, env, saved)
         if not crew.shards:
             return Replay(crew, start, pace)
-        return Sharded(crew, start, pace, sizes=sizes, seed=config.seed, prioritized=hp.prioritized)
+        return Sharded(crew, start, pace, sizes=sizes, seed=config.seed, prioritized=spec.prioritized)
     if config.topology == "shared-agent":
         return SharedAgent(crew, start)
     max_lag = _max_lag(config, algorithm_class(config.algo))
@@ -65,14 +65,14 @@ def require_topology(config: Config, algorithm: type[Algorithm[Any]], env: EnvSp
                 f"topology = 'replay' needs an algorithm that learns from replay, such as {_which('consumes')}, and "
                 f"{config.algo} learns from each fragment once: use --topology sync, or train {_which('consumes')}"
             )
-        _check_replay(config, env)
+        _check_replay(config, _replay_spec(config, algorithm), env)
     elif topology == "shared-agent":
         if not algorithm.shares_gradients:
             raise UsageError(
                 f"topology = 'shared-agent' needs an algorithm whose gradients can be applied one after another, such "
                 f"as {_which('shares_gradients')}; those of {config.algo} cannot: use --topology sync"
             )
-        _check_shared(config, env)
+        _check_shared(config, algorithm, env)
     else:
         _max_lag(config, algorithm)
         if topology == "central":
@@ -96,29 +96,42 @@ def _max_lag(config: Config, algorithm: type[Algorithm[Any]]) -> int:
     return config.stream.max_lag if tolerated is None else min(tolerated, config.stream.max_lag)
 
 
-def _pace(config: Config, env: EnvSpec, saved: Mapping[str, Tree] | None) -> Pace:
-    hp, sampling = config.algorithm, config.sampling
-    assert isinstance(hp, OffPolicyConfig)
-    kept = limiter(config, hp)
-    if saved is not None:  # the algorithm keeps the same counts
-        kept.load(saved_limiter(saved["learner"]["algo"], kept))
-    fragment = sampling.fragment * sampling.envs
-    row = 2 * observation_bytes(env.obs) + REST
-    most = math.ceil(fragment * hp.samples_per_insert / hp.batch_size)
+def _replay_spec(config: Config, algorithm: type[Algorithm[Any]]) -> ReplaySpec:
+    """How the algorithm learns from replay; refuses one that does not say, or whose buffer cannot be divided."""
+    spec, shards = algorithm.replay_spec(config), config.replay.shards
+    if spec is None:
+        raise UsageError(
+            f"topology = 'replay' holds the ratio of samples to inserts, and {config.algo} does not declare one: "
+            "define replay_spec, or use --topology async"
+        )
+    if shards and not spec.divisible:
+        raise UsageError(
+            f"replay.shards = {shards} divides a buffer that raynforce makes, and {config.algo} has one of its own: "
+            "leave it out, or extend raynforce.OffPolicy"
+        )
+    return spec
+
+
+def _pace(config: Config, spec: ReplaySpec, env: EnvSpec, saved: Mapping[str, Tree] | None) -> Pace:
+    limiter = make_limiter(config, spec)
+    if saved is not None:
+        load_limiter(saved["learner"], limiter)
+    fragment = config.sampling.fragment * config.sampling.envs
+    row = 2 * observation_bytes(env.obs) + OTHER_BYTES
+    most = math.ceil(fragment * spec.samples_per_insert / spec.batch_size)
     if config.replay.shards:
-        most = min(most, LARGEST // (hp.batch_size * row))
-    return Pace(kept, max(1, min(LONGEST, most)), fragment, row)
+        most = min(most, MAX_DRAW_BYTES // (spec.batch_size * row))
+    return Pace(limiter, max(1, min(MAX_UPDATES_PER_VERSION, most)), fragment, row)
 
 
-def _check_replay(config: Config, env: EnvSpec) -> None:
-    hp, shards, samplers = config.algorithm, config.replay.shards, config.sampling.samplers
-    assert isinstance(hp, OffPolicyConfig)
-    updates = hp.samples_per_insert * (config.steps - hp.learning_starts) / hp.batch_size
+def _check_replay(config: Config, spec: ReplaySpec, env: EnvSpec) -> None:
+    shards, samplers = config.replay.shards, config.sampling.samplers
+    updates = spec.samples_per_insert * (config.steps - spec.learning_starts) / spec.batch_size
     if updates < 1:
         raise UsageError(
-            f"algorithm.samples_per_insert = {hp.samples_per_insert:g} cannot be met: in {config.steps:,} steps of "
-            f"which the first {hp.learning_starts:,} (algorithm.learning_starts) are only gathered it is not one batch "
-            f"of {hp.batch_size}: raise it or --steps, or lower algorithm.learning_starts"
+            f"algorithm.samples_per_insert = {spec.samples_per_insert:g} cannot be met: in {config.steps:,} steps of "
+            f"which the first {spec.learning_starts:,} (algorithm.learning_starts) are only gathered it is not one "
+            f"batch of {spec.batch_size}: raise it or --steps, or lower algorithm.learning_starts"
         )
     if shards > samplers:
         raise UsageError(
@@ -132,12 +145,14 @@ def _check_replay(config: Config, env: EnvSpec) -> None:
             f"replay.shards = {shards}: leave one of them out"
         )
     if shards and _all_here(config):
-        needed = sum(replay_bytes(config, hp, env, shard) for shard in range(shards))
-        require_memory(needed, MEMORY, f"replay: a buffer of {hp.buffer_size:,} transitions in {shards} shards")
+        needed = sum(replay_bytes(config, spec, env, shard) for shard in range(shards))
+        require_memory(
+            needed, MAX_MEMORY_SHARE, f"replay: a buffer of {spec.buffer_size:,} transitions in {shards} shards"
+        )
 
 
-def _check_shared(config: Config, env: EnvSpec) -> None:
-    hp, sampling, max_lag = config.algorithm, config.sampling, config.stream.max_lag
+def _check_shared(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
+    sampling, max_lag = config.sampling, config.stream.max_lag
     samplers = sampling.samplers
     if max_lag < samplers - 1:
         raise UsageError(
@@ -149,20 +164,19 @@ def _check_shared(config: Config, env: EnvSpec) -> None:
             "learner.scale_rewards = true takes statistics of all that is sampled, which workers of topology "
             "'shared-agent' do not see: leave one of them out"
         )
-    if isinstance(hp, OffPolicyConfig):
-        own = alone(config)
-        assert isinstance(own.algorithm, OffPolicyConfig)
-        each = own.algorithm.buffer_size
-        needed = least_buffer(config, hp, sampling.envs)
-        if each < needed:
+    own_config = algorithm.per_worker_config(config)
+    spec, own = algorithm.replay_spec(config), algorithm.replay_spec(own_config)
+    if spec is not None and own is not None and own.divisible:  # the size of others is not known
+        needed = least_buffer(config, spec, sampling.envs)
+        if own.buffer_size < needed:
             raise UsageError(
-                f"algorithm.buffer_size = {hp.buffer_size} gives each of {samplers} workers {each}, too few for a "
-                f"fragment and a batch: with {sampling.envs} envs, sampling.fragment = {sampling.fragment} and "
-                f"algorithm.batch_size = {hp.batch_size} it takes {needed * samplers}"
+                f"algorithm.buffer_size = {spec.buffer_size} gives each of {samplers} workers {own.buffer_size}, too "
+                f"few for a fragment and a batch: with {sampling.envs} envs, sampling.fragment = {sampling.fragment} "
+                f"and algorithm.batch_size = {spec.batch_size} it takes {needed * samplers}"
             )
         if _all_here(config):
-            size = samplers * replay_bytes(own, own.algorithm, env)
-            require_memory(size, MEMORY, f"replay: a buffer of {hp.buffer_size:,} transitions in {samplers} workers")
+            size, what = samplers * replay_bytes(own_config, own, env), f"{spec.buffer_size:,} transitions"
+            require_memory(size, MAX_MEMORY_SHARE, f"replay: a buffer of {what} in {samplers} workers")
 
 
 def _check_central(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
@@ -178,10 +192,10 @@ def _check_central(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec
         raise UsageError(
             f"central.batch_min = {least} is more than there are environments ({lanes}): lower it, or raise --envs"
         )
-    row = observation_bytes(env.obs) + REST
-    needed = COPIES * lanes * (sampling.fragment + 1) * row
+    row = observation_bytes(env.obs) + OTHER_BYTES
+    needed = GATHERED_COPIES * lanes * (sampling.fragment + 1) * row
     what = f"central: gathering {sampling.fragment} steps of each of {lanes:,} environments"
-    require_memory(needed, MEMORY, what, fix="lower --envs or sampling.fragment")
+    require_memory(needed, MAX_MEMORY_SHARE, what, fix="lower --envs or sampling.fragment")
 
 
 def _all_here(config: Config) -> bool:

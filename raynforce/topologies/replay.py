@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from raynforce.experience.limiter import Limiter
+from raynforce.experience.replay_spec import with_limiter
 from raynforce.experience.sharding import joint_metrics, portions
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.member import Job, Member
 from raynforce.topologies.loop import Learning, Loop, Roles, Round, Start
+from raynforce.trees import Tree
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,11 @@ class Replay(Loop):
 
     def _again(self, learning: Learning) -> Learning:
         left = self._without_lost(learning.fragments)
+        self._limiter.insert(sum(sample.steps for sample in left) - sum(s.steps for s in learning.fragments))
         return self._update("learn_some", self._asked, *(sample.argument for sample in left), fragments=left)
+
+    def with_counts(self, learner: Tree) -> Tree:
+        return with_limiter(learner, self._limiter)
 
     def metrics(self) -> dict[str, float]:
         measured = self._limiter.measured

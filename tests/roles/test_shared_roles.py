@@ -93,7 +93,8 @@ def test_each_worker_has_its_share_of_the_buffer_and_holds_the_ratio() -> None:
         assert algo.replay.samplers == 1
         assert algo.limiter.starts == 30
         assert worker.work(agent.publish())[1].kept == algo.replay.resident > 100
-    assert agent._off_policy.replay is None
+    assert isinstance(agent._algo, OffPolicy)
+    assert agent._algo.replay is None
 
 
 def test_target_networks_follow_the_updates_of_all() -> None:

@@ -140,7 +140,7 @@ class Stage:
         self.said: list[str] = []
         self.ledger = Ledger()
         known = [f.record for f in held]
-        books = {"produced": sum(steps for _, _, steps in known), "trained": 0, "dropped": 0, "lost": 0}
+        books = {"produced": sum(record.steps for record in known), "trained": 0, "dropped": 0, "lost": 0}
         self.ledger.load(books, known)
         self.stream = Stream(self, Start(version, number, self.ledger, held, self.said.append), **settings)
         self.rounds: dict[str, Iterator[Round]] = {
