@@ -334,7 +334,7 @@ class Central:
         """Cut a fragment if enough steps are there, and nobody has still to take the one before."""
         if self._done or self._trajectories.steps < self._steps:
             return
-        fragment = self._trajectories.take(self._steps)
+        fragment = self._trajectories.fragment(self._steps)
         assert fragment is not None
         with self._changed:
             self._done.append(fragment)

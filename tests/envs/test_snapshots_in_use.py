@@ -60,8 +60,8 @@ def test_a_sampler_counts_episodes_that_begin_anew_from_there() -> None:
     other, _ = sampler("walks:Walk", fault="lies", far=math.inf)
     (sentence,) = other.load(first.state())
     assert "3 of 3 running episodes" in sentence
-    assert other._returns.tolist() == [0, 0, 0]
-    assert other._lengths.tolist() == [0, 0, 0]
+    assert other._flying.returns.tolist() == [0, 0, 0]
+    assert other._flying.lengths.tolist() == [0, 0, 0]
 
 
 SMALL = {
