@@ -22,9 +22,9 @@ from raynforce.trees import Tree
 SAMPLER = "raynforce.roles.sampler:Sampler"
 LEARNER = "raynforce.roles.learner:Learner"  # by name: importing it imports torch, which the driver does without
 EVALUATOR = "raynforce.roles.evaluator:Evaluator"
-SHARD = "raynforce.roles.shard:Shard"
-WORKER = "raynforce.roles.worker:Worker"
-CENTRAL = "raynforce.roles.central:Central"
+SHARD = "raynforce.roles.replay_shard:ReplayShard"
+WORKER = "raynforce.roles.gradient_worker:GradientWorker"
+POLICY_SERVER = "raynforce.roles.policy_server:PolicyServer"
 ENV_HOST = "raynforce.roles.env_host:EnvHost"
 
 
@@ -66,7 +66,7 @@ class Crew:
             return runtime.spawn(ENV_HOST, *args, name=f"host {index}", place=place["sampler"])
 
         def policy(_: int) -> Handle:
-            return runtime.spawn(CENTRAL, config, acting, runtime.channel, name="policy", place=place["policy"])
+            return runtime.spawn(POLICY_SERVER, config, acting, runtime.channel, name="policy", place=place["policy"])
 
         (self.learner,) = self.pool.add("learner", learner, 1, supervision.rules("learner"))
         self.shards = self.pool.add("shard", shard, config.replay.shards, supervision.rules("shard"))
@@ -144,11 +144,11 @@ class Crew:
             state = takeover.sampler(sampler.index)
             if state is None:
                 self._supervision.begin_at(sampler.index, sequence)
-                loading.append(self.pool.submit(sampler, "begin_anew", sequence, attempt))
+                loading.append(self.pool.submit(sampler, "start_fresh", sequence, attempt))
             else:
                 self._supervision.begin_at(sampler.index, state["sequence"])
                 loading.append(self.pool.submit(sampler, "load", share(state)))
         for host in self.hosts:
             host.attempts = attempt
-            loading.append(self.pool.submit(host, "begin_anew", attempt))
+            loading.append(self.pool.submit(host, "start_fresh", attempt))
         return list(dict.fromkeys(note for several in self.wait_for(loading) for note in several or ()))

@@ -95,14 +95,14 @@ class Supervision:
     @property
     def _learners_work(self) -> str:
         if self._config.topology != "replay":
-            return "take" if self._config.topology == "shared-agent" else "learn"
+            return "apply_contributions" if self._config.topology == "shared-agent" else "learn"
         return "learn_drawn" if self._config.replay.shards else "learn_some"
 
     def _empty(self, member: Member) -> tuple[Any, ...]:
         lost = self.shard_sizes.pop(member.index, 0)
         self.lost_transitions += lost
         self._say(f"{member.name} begins empty: {lost:,} transitions are lost")
-        return ("begin_anew", member.attempts)
+        return ("start_fresh", member.attempts)
 
     def _anew(self, member: Member) -> tuple[Any, ...]:
         sampling = self._config.sampling
@@ -114,7 +114,7 @@ class Supervision:
         self._say(f"{member.name} starts without its saved state: its episodes in flight are lost{also}")
         sequence = self._sequences.get(member.index, 0) + 1  # a gap, so that nothing is joined across it
         self._sequences[member.index] = sequence
-        return ("begin_anew", sequence, member.attempts)
+        return ("start_fresh", sequence, member.attempts)
 
     def _anew_policy(self, member: Member) -> tuple[Any, ...]:
         sampling = self._config.sampling
@@ -123,10 +123,10 @@ class Supervision:
         self.flying = 0
         sequence = self._sequences.get(0, 0) + 1
         self._sequences[0] = sequence
-        return ("begin_anew", sequence, member.attempts)
+        return ("start_fresh", sequence, member.attempts)
 
     def _anew_host(self, member: Member) -> tuple[Any, ...]:
-        return ("begin_anew", member.attempts)
+        return ("start_fresh", member.attempts)
 
     # -- what happens -------------------------------------------------------------------------------------
 

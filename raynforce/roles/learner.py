@@ -166,7 +166,7 @@ class Learner:
             trained.updates,
             records,
             seconds=seconds,
-            notes=self._keeper.take_notes(),
+            notes=self._keeper.new_notes(),
         )
 
     def gradients(self, loss: Loss) -> Tensor:
@@ -261,7 +261,7 @@ class Learner:
 
     # -- as the agent that workers share ------------------------------------------------------------------
 
-    def take(self, *contributions: Contribution) -> Learned:
+    def apply_contributions(self, *contributions: Contribution) -> Learned:
         """Apply what workers contribute, one after another in this order, and count it.
 
         Gradients that are older than the bound are refused. A fragment that was learned from by them alone is dropped

@@ -184,12 +184,12 @@ class Sampler:
         self._obs = self._envs.current()
         return notes
 
-    def begin_anew(self, sequence: int, attempt: int) -> None:
+    def start_fresh(self, sequence: int, attempt: int) -> None:
         """Go on with other episodes and another random stream, for want of a state that can be loaded.
 
         The next fragment is number `sequence`; `attempt`, 1 or more, tells the episodes apart from earlier ones.
         """
-        self._obs = self._envs.begin_anew(attempt)
+        self._obs = self._envs.start_fresh(attempt)
         self._rng = np.random.default_rng([self._args.seed, self.index, 1, attempt])
         self._sequence = sequence
         self._flying.restart()

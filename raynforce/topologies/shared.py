@@ -29,7 +29,7 @@ class SharedAgent(Loop):
             if self._learning is None and self._held:
                 sampled = time.monotonic()
                 held, self._held = self._held, []
-                self._take(held)
+                self._apply(held)
             learning = self._next()
             if learning is not None:
                 now = time.monotonic()
@@ -45,11 +45,13 @@ class SharedAgent(Loop):
     def _arrived(self, samples: Sequence[Sample]) -> list[Sample]:
         return sorted(super()._arrived(samples), key=lambda sample: sample.job.answered if sample.job else 0.0)
 
-    def _take(self, contributions: Sequence[Sample]) -> Learning:
-        return self._update("take", *(sample.argument for sample in contributions), fragments=contributions)
+    def _apply(self, contributions: Sequence[Sample]) -> Learning:
+        return self._update(
+            "apply_contributions", *(sample.argument for sample in contributions), fragments=contributions
+        )
 
     def _again(self, learning: Learning) -> Learning:
-        return self._take(self._without_lost(learning.fragments))
+        return self._apply(self._without_lost(learning.fragments))
 
     def _learned(self, job: Job, learned: Learned) -> None:
         super()._learned(job, learned)

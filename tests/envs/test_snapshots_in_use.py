@@ -54,7 +54,7 @@ def test_a_sampler_goes_on_where_it_was(env: str) -> None:
     assert sum(len(fragment["episode/return"]) for fragment in after) > 2
 
 
-def test_a_sampler_counts_episodes_that_begin_anew_from_there() -> None:
+def test_a_sampler_counts_episodes_that_start_fresh_from_there() -> None:
     first, version = sampler("walks:Walk", fault="lies", far=math.inf)
     first.sample(version)
     other, _ = sampler("walks:Walk", fault="lies", far=math.inf)

@@ -124,7 +124,7 @@ class Gathered:
                 self.left = self.episodes()
                 for lane in self.left:
                     lane[-1].over = lane[-1].over or "cut"
-                self.sampler.begin_anew(k, 3)
+                self.sampler.start_fresh(k, 3)
                 self.first = 3 << 32
             fragment, receipt = self.sampler.produce(version)
             self.fragments.append(fragment)
@@ -305,15 +305,15 @@ def test_beginning_anew() -> None:
     gathered = Gathered(0, 2, 5, 3, p_break=0.0, p_reset=0.0)
     _, version = acting(configured(2, 5))
     sampler = gathered.sampler
-    sampler.begin_anew(7, 1)
+    sampler.start_fresh(7, 1)
     assert not sampler._flying.lengths.any()
     first = sampler.sample(version)
     assert (first.sequence, sampler.sample(version).sequence) == (7, 8)
     starts = {tuple(row) for f in gathered.fragments for row in f["obs"].reshape(-1, 2).tolist()}
     assert not starts & {tuple(row) for row in first["obs"].reshape(-1, 2).tolist()}
-    sampler.begin_anew(7, 1)
+    sampler.start_fresh(7, 1)
     assert np.array_equal(sampler.sample(version)["action"], first["action"])
-    sampler.begin_anew(7, 2)
+    sampler.start_fresh(7, 2)
     assert not np.array_equal(sampler.sample(version)["obs"], first["obs"])
 
 

@@ -18,7 +18,7 @@ Told = tuple[float, Mapping[str, float]]
 """The mass of what can be drawn, and the buffer's metrics."""
 
 
-class Shard:
+class ReplayShard:
     """Has the fragments of every n-th sampler, of n shards."""
 
     def __init__(self, config: Config, env: EnvSpec, index: int) -> None:
@@ -57,7 +57,7 @@ class Shard:
         """How much there is to draw from."""
         return self._replay.mass, self._replay.metrics()
 
-    def begin_anew(self, attempt: int) -> None:
+    def start_fresh(self, attempt: int) -> None:
         """Begin empty, for want of a state that can be loaded: as it was built, and with another random stream.
 
         `attempt`, 1 or more, tells its segments apart from those that checkpoints have.

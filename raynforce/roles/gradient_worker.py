@@ -36,7 +36,7 @@ OWN = "worker"
 """The part of its state that a sampler does not have."""
 
 
-class Worker:
+class GradientWorker:
     """Samples one fragment at a time, and computes the gradients that are due then."""
 
     def __init__(self, config: Config, acting: ActingSpec, envs: EnvArgs, index: int) -> None:
@@ -73,7 +73,7 @@ class Worker:
         with blamed(self._algo.config.algo, self._algo):
             gradients, losses = self._gradients(replace(fragment, sampler=0))  # of its own buffer, the only one
         own, buffer = self._metrics()
-        told = losses | own, buffer, self._moments(fragment), self._keeper.take_notes()
+        told = losses | own, buffer, self._moments(fragment), self._keeper.new_notes()
         contribution = Contribution(gradients, version.number, receipt.record, *told)
         seconds = {**receipt.seconds, "gradients": time.perf_counter() - began}
         return contribution, receipt._replace(seconds=seconds, size=gradients.nbytes, kept=self._kept)
@@ -154,12 +154,12 @@ class Worker:
             notes = self._keeper.load(own)
         return [*notes, *self._sampler.load(tree)]
 
-    def begin_anew(self, sequence: int, attempt: int) -> None:
+    def start_fresh(self, sequence: int, attempt: int) -> None:
         """Go on with other episodes, other random streams and an empty buffer, for want of a state to be loaded.
 
         The next fragment is number `sequence`; `attempt`, 1 or more, tells all of this apart from what was before.
         """
-        self._sampler.begin_anew(sequence, attempt)
+        self._sampler.start_fresh(sequence, attempt)
         self._draw_from(attempt)
 
     def close(self) -> None:
