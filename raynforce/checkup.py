@@ -17,7 +17,6 @@ from raynforce import settings
 from raynforce.algos import algorithm_class
 from raynforce.algos.base import Algorithm, Loss
 from raynforce.algos.contract import declared, names
-from raynforce.algos.off_policy import OffPolicyConfig
 from raynforce.config import Config
 from raynforce.envs.doctor import Report
 from raynforce.envs.vector import probe
@@ -91,9 +90,11 @@ def _tried(name: str, env: str, args: dict[str, Any], given: Mapping[str, Any]) 
     small = {"sampling.envs": 4, "learner.device": "cpu", "steps": 10_000, "eval.every": 0}
     config, _ = resolve(basis, settings.nested(small))
     hp, shorter = config.algorithm, {"sampling.fragment": min(32, config.sampling.fragment)}
-    if isinstance(hp, OffPolicyConfig):
-        shorter |= {"algorithm.learning_starts": min(hp.learning_starts, 64)}
-        shorter |= {"algorithm.buffer_size": min(hp.buffer_size, max(4096, 8 * hp.batch_size))}
+    spec = algorithm_class(name).replay_spec(config)
+    if spec is not None and hasattr(hp, "learning_starts"):
+        shorter |= {"algorithm.learning_starts": min(spec.learning_starts, 64)}
+    if spec is not None and hasattr(hp, "buffer_size"):
+        shorter |= {"algorithm.buffer_size": min(spec.buffer_size, max(4096, 8 * spec.batch_size))}
     config, _ = resolve(basis, settings.nested(small), settings.nested(shorter), given)
     return config, probe(env, config.env_args)
 

@@ -37,8 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_page_has_what_is_tested() -> None:
-    assert list(FILES) == ["my_algos.py", "my_settings.py", "my_q.py", "my_sac.py", "test_my_algos.py"]
-    assert len(COMMANDS) == 9
+    assert list(FILES) == ["my_algos.py", "my_settings.py", "my_q.py", "my_buffer.py", "my_sac.py", "test_my_algos.py"]
+    assert len(COMMANDS) == 10
 
 
 def test_its_commands(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raynforce.algos.base import Algorithm
-from raynforce.algos.contract import require_methods
+from raynforce.algos.contract import require_consistent, require_methods
 from raynforce.errors import UsageError, nearest, said_elsewhere
 from raynforce.imports import load_object
 
@@ -31,4 +31,5 @@ def algorithm_class(name: str) -> type[Algorithm[Any]]:
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise UsageError(f"algorithm {name!r} is {found!r}, not a subclass of raynforce.Algorithm")
     require_methods(found, name)
+    require_consistent(found, name)
     return found

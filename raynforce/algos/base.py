@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
 
@@ -12,6 +13,8 @@ from raynforce.config import AlgorithmConfig, Config
 from raynforce.errors import AlgorithmError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import final_values, gae
+from raynforce.experience.limiter import Limiter
+from raynforce.experience.replay_spec import ReplaySpec
 from raynforce.experience.vtrace import vtrace
 from raynforce.lazy import LazyModule
 from raynforce.policies.acting import ActingSpec
@@ -123,6 +126,9 @@ class Algorithm(Generic[H]):
         """What to multiply rewards by; 1 unless `learner.scale_rewards` is on."""
         return self.round.reward_scale
 
+    limiter: Limiter | None = None
+    """What counts its samples and inserts where it learns from replay, if it has one."""
+
     # -- what it declares, as data ------------------------------------------------------------------------
 
     def heads(self) -> dict[str, int]:
@@ -163,6 +169,16 @@ class Algorithm(Generic[H]):
         left = 1.0 - progress if self.hp.anneal_learning_rate else 1.0
         return {"learning_rate": self.hp.learning_rate * left}
 
+    @classmethod
+    def replay_spec(cls, config: Config) -> ReplaySpec | None:
+        """How it learns from replay; topology `replay` goes by this."""
+        return None
+
+    @classmethod
+    def per_worker_config(cls, config: Config) -> Config:
+        """What the algorithm of one worker of a shared agent goes by."""
+        return replace(config, topology="sync", sampling=replace(config.sampling, samplers=1))
+
     # -- how it learns ------------------------------------------------------------------------------------
 
     def begin(self, net: Network) -> None:
@@ -190,6 +206,13 @@ class Algorithm(Generic[H]):
 
     def after_update(self, net: Network, minibatch: Batch, loss: Loss) -> None:
         """Called after each optimiser step; in a worker of a shared agent, after each gradient that it computes."""
+
+    def start_fresh(self, attempt: int) -> None:
+        """Called after `begin` in place of a worker whose state is gone; `attempt`, 1 or more, tells them apart."""
+
+    def stored(self) -> int:
+        """Transitions in a replay buffer of its own, to be told if they are lost."""
+        return 0
 
     def metrics(self) -> dict[str, float]:
         """More to report after each round, by full name."""

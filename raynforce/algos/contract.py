@@ -38,6 +38,27 @@ def require_methods(kind: type[Algorithm[Any]], name: str) -> None:
             raise UsageError(f"algorithm {name!r} does not define {method}: {what}")
 
 
+def require_consistent(kind: type[Algorithm[Any]], name: str) -> None:
+    """Refuse declarations that contradict each other."""
+    consumes: Any = kind.consumes
+    lag: Any = kind.max_lag
+    shares: Any = kind.shares_gradients
+    has_spec = kind.replay_spec.__func__ is not Algorithm.replay_spec.__func__  # type: ignore[attr-defined]
+    wrong = ""
+    if consumes not in ("stream", "replay"):
+        wrong = f"consumes = {consumes!r}; it is 'stream' or 'replay'"
+    elif lag is not None and (isinstance(lag, bool) or not isinstance(lag, int) or lag < 0):
+        wrong = f"max_lag = {lag!r}; it is how many policy versions old a fragment may be, or None for any"
+    elif not isinstance(shares, bool):
+        wrong = f"shares_gradients = {shares!r}; it is True or False"
+    elif consumes == "replay" and lag is not None:
+        wrong = f"consumes = 'replay' and max_lag = {lag}, and what a buffer holds is of any age: set max_lag = None"
+    elif consumes == "stream" and has_spec:
+        wrong = "a replay_spec and consumes = 'stream': set consumes = 'replay', or leave the spec out"
+    if wrong:
+        raise UsageError(f"algorithm {name!r} declares {wrong}")
+
+
 def names(kind: type[Algorithm[Any]], declaration: str) -> tuple[str, ...]:
     """All names that a class and its bases give in `keeps` or `forgets`, those of the bases first."""
     found: dict[str, None] = {}
@@ -61,6 +82,9 @@ def make_algorithm(config: Config, env: EnvSpec, kind: type[Algorithm[Any]]) -> 
 def declared(config: Config, env: EnvSpec, kind: type[Algorithm[Any]]) -> ActingSpec:
     """What samplers need to know; refuses an algorithm that declares anything in another form than is wanted."""
     names(kind, "keeps"), names(kind, "forgets")
+    for each in kind.__mro__:
+        for both in set(vars(each).get("keeps", ())) & set(vars(each).get("forgets", ())):
+            raise UsageError(f"{each.__name__} names {both!r} in keeps and in forgets: it is saved or it is not")
     algo = make_algorithm(config, env, kind)
     with blamed(config.algo, algo):
         heads = algo.heads()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar, cast
 
 import numpy as np
 
@@ -13,8 +13,8 @@ from raynforce.config import AlgorithmConfig, Config
 from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.limiter import Limiter
-from raynforce.experience.replay import Replay
-from raynforce.experience.storage import estimate_bytes, observation_bytes, require_images
+from raynforce.experience.replay_spec import ReplaySpec, least_buffer, load_limiter, make_limiter, make_replay
+from raynforce.experience.storage import observation_bytes, require_images
 from raynforce.lazy import LazyModule
 from raynforce.settings import Range
 from raynforce.spaces import EnvSpec
@@ -31,6 +31,7 @@ else:
 Fraction = Annotated[float, Range(0, 1)]
 AT_ONCE = 64  # minibatches drawn in one go at most
 AT_ONCE_BYTES = 2**20  # of their observations
+REPLAY_SETTINGS = tuple(field.name for field in fields(ReplaySpec) if field.name != "divisible")
 
 
 @dataclass(frozen=True)
@@ -69,15 +70,37 @@ class OffPolicy(Algorithm[H]):
     consumes = "replay"
     max_lag = None
     shares_gradients = True
+    limiter: Limiter
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
-        _check_sizes(config, self.hp)
+        spec = self.replay_spec(config)
+        _check_sizes(config, spec)
         if config.replay.compress:
             require_images(env.obs)
-        self.limiter = limiter(config, self.hp)
-        """How many updates are due."""
-        self._at_once = _drawn_at_once(self.hp, env)
+        self.limiter = make_limiter(config, spec)
+        self._at_once = _drawn_at_once(spec, env)
+
+    @classmethod
+    def replay_spec(cls, config: Config) -> ReplaySpec:
+        """Its settings."""
+        hp = config.algorithm
+        try:
+            return ReplaySpec(divisible=True, **{name: getattr(hp, name) for name in REPLAY_SETTINGS})
+        except AttributeError as error:
+            raise UsageError(
+                f"{cls.__name__} learns from replay, and its Settings have no {error.name!r}: derive them from "
+                "raynforce.OffPolicyConfig"
+            ) from error
+
+    @classmethod
+    def per_worker_config(cls, config: Config) -> Config:
+        """With its share of the replay buffer."""
+        hp, workers = cast(OffPolicyConfig, config.algorithm), config.sampling.samplers
+        size, starts = hp.buffer_size // workers, hp.learning_starts // workers
+        return super().per_worker_config(
+            replace(config, algorithm=replace(hp, buffer_size=size, learning_starts=starts))
+        )
 
     def schedules(self, progress: float) -> dict[str, float]:
         beta = self.hp.priority_beta + progress * (1 - self.hp.priority_beta)
@@ -85,20 +108,23 @@ class OffPolicy(Algorithm[H]):
 
     def begin(self, net: Network) -> None:
         self._device = net.flat.device
-        self.replay = make_replay(self.config, self.hp, self.env) if self.has_buffer else None
+        self.replay = make_replay(self.config, self.replay_spec(self.config), self.env) if self.has_buffer else None
         """The buffer; None if others have it: shards, or workers."""
 
     def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:
         if self.replay is not None:
             for fragment in fragments:
-                self.limiter.insert(self.replay.insert(fragment))
+                steps = self.replay.insert(fragment)
+                if self.round.due is None:
+                    self.limiter.insert(steps)
         return {}
 
     def minibatches(self, batch: Batch, rng: np.random.Generator) -> Iterator[Mapping[str, Tensor | np.ndarray]]:
         replay, size, made = self.replay, self.hp.batch_size, 0
         assert replay is not None
         while len(replay) >= size and (count := self._now_due(made)):
-            self.limiter.sample(count * size)
+            if self.round.due is None:
+                self.limiter.sample(count * size)
             made += count
             drawn = replay.sample(size, rng, self.scheduled["priority_beta"], count)
             columns = [torch.split(torch.from_numpy(column).to(self._device), size) for column in drawn.values()]
@@ -107,14 +133,19 @@ class OffPolicy(Algorithm[H]):
 
     def _now_due(self, made: int) -> int:
         """How many minibatches to draw in one go, in a round that has made so many updates."""
-        due = self.limiter.updates()
-        if self.round.due is not None:
-            due = min(due, self.round.due - made)
+        due = self.limiter.updates() if self.round.due is None else self.round.due - made
         return min(due, self._at_once)
 
     def after_update(self, net: Network, minibatch: Batch, loss: Loss) -> None:
-        if self.replay is not None and self.hp.prioritized and loss.per_sample is not None:
+        if self.hp.prioritized and loss.per_sample is not None and self.replay is not None:
             self.replay.update_priorities(minibatch["index"].cpu().numpy(), loss.per_sample.cpu().numpy())
+
+    def start_fresh(self, attempt: int) -> None:
+        if self.replay is not None:
+            self.replay.start_fresh(attempt)
+
+    def stored(self) -> int:
+        return 0 if self.replay is None else self.replay.resident
 
     def metrics(self) -> dict[str, float]:
         return {} if self.replay is None else self.replay.metrics()
@@ -126,78 +157,21 @@ class OffPolicy(Algorithm[H]):
     def load(self, tree: Tree) -> None:
         if self.replay is not None:
             self.replay.load(tree["replay"])
-        self.limiter.load(saved_limiter(tree, self.limiter))
+        load_limiter({"algo": tree}, self.limiter)
 
 
-def limiter(config: Config, hp: OffPolicyConfig) -> Limiter:
-    """What holds the ratio of samples to inserts."""
-    sampling = config.sampling
-    ahead = 2 * sampling.samplers * sampling.envs * sampling.fragment * hp.samples_per_insert
-    return Limiter(hp.samples_per_insert, hp.batch_size, hp.learning_starts, slack=ahead)
-
-
-def _drawn_at_once(hp: OffPolicyConfig, env: EnvSpec) -> int:
+def _drawn_at_once(spec: ReplaySpec, env: EnvSpec) -> int:
     """Minibatches drawn in one go, at a tenth of the cost of each alone; with priorities, whose newest count, one."""
-    most = AT_ONCE_BYTES // (2 * observation_bytes(env.obs) * hp.batch_size)
-    return 1 if hp.prioritized else max(1, min(AT_ONCE, most))
+    most = AT_ONCE_BYTES // (2 * observation_bytes(env.obs) * spec.batch_size)
+    return 1 if spec.prioritized else max(1, min(AT_ONCE, most))
 
 
-def saved_limiter(tree: Tree, now: Limiter) -> Tree:
-    """The limiter's state in the state of an algorithm, which before there was one counted otherwise."""
-    if "limiter" in tree:
-        found: Tree = tree["limiter"]
-        return found
-    owed = tree["due"] * now.batch
-    sampled = round(now.ratio * max(0, tree["inserted"] - now.starts) - owed)
-    return {"inserted": tree["inserted"], "sampled": sampled, "ratio": now.ratio, "starts": now.starts}
-
-
-def alone(config: Config) -> Config:
-    """What the algorithm of one worker of a shared agent goes by: one sampler, and its share of the replay buffer."""
-    algorithm, sampling = config.algorithm, config.sampling
-    if isinstance(algorithm, OffPolicyConfig):
-        size, starts = algorithm.buffer_size // sampling.samplers, algorithm.learning_starts // sampling.samplers
-        algorithm = replace(algorithm, buffer_size=size, learning_starts=starts)
-    return replace(config, topology="sync", algorithm=algorithm, sampling=replace(sampling, samplers=1))
-
-
-def make_replay(config: Config, hp: OffPolicyConfig, env: EnvSpec, shard: int | None = None) -> Replay:
-    """The whole buffer, or the part of it that one shard has."""
-    return Replay(
-        env.obs,
-        env.action,
-        **_shape(config, hp, shard),
-        prioritized=hp.prioritized,
-        n_step=hp.n_step,
-        gamma=hp.gamma,
-        alpha=hp.priority_alpha,
-        compress=config.replay.compress,
-    )
-
-
-def replay_bytes(config: Config, hp: OffPolicyConfig, env: EnvSpec, shard: int | None = None) -> int:
-    """What `make_replay` will take of the memory."""
-    shape, compress = _shape(config, hp, shard), config.replay.compress
-    return estimate_bytes(env.obs, env.action, **shape, prioritized=hp.prioritized, compress=compress)
-
-
-def _shape(config: Config, hp: OffPolicyConfig, shard: int | None) -> dict[str, int]:
-    sampling, shards = config.sampling, 1 if shard is None else config.replay.shards
-    samplers = len(range(shard or 0, sampling.samplers, shards))
-    return {"capacity": hp.buffer_size // shards, "lanes": sampling.envs, "samplers": samplers}
-
-
-def least_buffer(config: Config, hp: OffPolicyConfig, width: int) -> int:
-    """Transitions that a buffer of `width` environments has to hold: a fragment, and a batch."""
-    return max((config.sampling.fragment + 2) * width, hp.batch_size + (hp.n_step + 1) * width)
-
-
-def _check_sizes(config: Config, hp: OffPolicyConfig) -> None:
+def _check_sizes(config: Config, spec: ReplaySpec) -> None:
     sampling, shards = config.sampling, max(1, config.replay.shards)
     width = -(-sampling.samplers // shards) * shards * sampling.envs  # as if all shards were as wide as the widest
-    needed = least_buffer(config, hp, width)
-    if hp.buffer_size < needed:
+    needed = least_buffer(config, spec, width)
+    if spec.buffer_size < needed:
         raise UsageError(
-            f"algorithm.buffer_size = {hp.buffer_size} cannot hold a fragment and a batch: with {width} envs, "
-            f"sampling.fragment = {sampling.fragment} and algorithm.batch_size = {hp.batch_size} it takes {needed}"
+            f"algorithm.buffer_size = {spec.buffer_size} cannot hold a fragment and a batch: with {width} envs, "
+            f"sampling.fragment = {sampling.fragment} and algorithm.batch_size = {spec.batch_size} it takes {needed}"
         )

@@ -144,7 +144,7 @@ class LocalVector:
         self._obs = obs
         return self.current()
 
-    def begin_anew(self, attempt: int) -> dict[str, np.ndarray]:
+    def start_fresh(self, attempt: int) -> dict[str, np.ndarray]:
         self._episodes[:] = first_of_attempt(attempt) - 1
         self._proven = True  # in the first run
         return self.reset()

@@ -100,7 +100,7 @@ class NativeVector:
         self._resetting = False
         return self._obs
 
-    def begin_anew(self, attempt: int) -> dict[str, np.ndarray]:
+    def start_fresh(self, attempt: int) -> dict[str, np.ndarray]:
         self._resets = first_of_attempt(attempt)
         self._proven = True  # in the first run
         return self.reset()

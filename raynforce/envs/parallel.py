@@ -57,8 +57,8 @@ class ParallelVector:
             self._lanes.take_info()  # of episodes that nobody waits for any more
         return self._show()
 
-    def begin_anew(self, attempt: int) -> dict[str, np.ndarray]:
-        self._lanes.call("begin_anew", [(attempt,)] * self.num_envs)
+    def start_fresh(self, attempt: int) -> dict[str, np.ndarray]:
+        self._lanes.call("start_fresh", [(attempt,)] * self.num_envs)
         return self._show()
 
     def take_faults(self) -> list[EnvFault]:

@@ -59,7 +59,7 @@ class VectorEnv(Protocol):
     def step(self, action: np.ndarray) -> Step:
         """Step all lanes. `action` is `[B, ...]`, ready for the environment: start added, clipped to its bounds."""
 
-    def begin_anew(self, attempt: int) -> dict[str, np.ndarray]:
+    def start_fresh(self, attempt: int) -> dict[str, np.ndarray]:
         """Start new episodes in all lanes whose seeds no other attempt (1 or more) and no first run has used."""
 
     def take_faults(self) -> list[EnvFault]:

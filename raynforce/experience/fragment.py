@@ -25,6 +25,7 @@ class Fragment:
     | `action` | `[T, B, ...]` | zero-based index (int64) or unbounded float32, before mapping to the env |
     | `reward` | `[T, B]` float32 | |
     | `terminated`, `truncated` | `[T, B]` bool | kept apart: values are bootstrapped through truncation |
+    | `first` | `[T, B]` bool | this row is the first step of an episode |
     | `valid` | `[T, B]` bool | False where the step only reset the lane, or broke its env: never trained on |
     | `final/index` | `[K]` int64 | `t * B + b` of episode ends where `obs[t + 1, b]` already shows the next episode |
     | `final/obs` (`final/obs/NAME`) | `[K, ...]` | the true last observations of those episodes |
@@ -44,8 +45,10 @@ class Fragment:
     there, and the rows after that are not valid.
 
     Columns that an algorithm may ask for: `logp` `[T, B]`, the behaviour log-probability; `priority` `[T, B]`
-    float32, the absolute one-step error by the acting network, 0 where not valid. Reserved: `first`, `state0/*`,
-    `action_mask`.
+    float32, the absolute one-step error by the acting network, 0 where not valid.
+
+    Columns that are there if there is something to tell: `state0/NAME` `[B, ...]`, the recurrent state that row 0 was
+    chosen with; `action_mask` `[T+1, B, n]` bool, which of the n choices are allowed at each observation.
     """
 
     columns: Mapping[str, np.ndarray]

@@ -323,7 +323,7 @@ class Replay:
                 tree["priority"][near] += waiting[len(waiting) - len(near) :] * ~self._ready[near]
         return tree
 
-    def begin_anew(self, attempt: int) -> None:
+    def start_fresh(self, attempt: int) -> None:
         """Let an empty buffer name its segments otherwise than one before it, which checkpoints may have."""
         self._ring.stamp = attempt << 32
         self._ring.stamps[:] = self._ring.stamp

@@ -22,7 +22,7 @@ def restore(ring: Ring, saved: SavedReplay) -> np.ndarray:
     return priority
 
 
-def _begin_anew(ring: Ring, saved: SavedReplay, rows: np.ndarray) -> None:
+def _start_fresh(ring: Ring, saved: SavedReplay, rows: np.ndarray) -> None:
     """Empty these rows, and give all segments a stamp that no saved one has."""
     if ring.stamp:  # else they are empty, and their memory not even there
         ring.clear(rows)
@@ -45,7 +45,7 @@ def _restore(ring: Ring, saved: SavedReplay) -> np.ndarray:
     there = np.zeros(ring.rows, bool)
     for segment in saved.segments:
         there[segment.first : segment.stop] = True
-    _begin_anew(ring, saved, ~there)  # what is there may be views of our own
+    _start_fresh(ring, saved, ~there)  # what is there may be views of our own
     ring.head, ring.sequence = saved.head, saved.sequence
     for segment in saved.segments:
         _take_over(ring, slice(segment.first * ring.width, segment.stop * ring.width), segment, slice(None))
@@ -95,7 +95,7 @@ def _cut_off(ring: Ring, unknown: np.ndarray, there: np.ndarray) -> None:
 def _refill(ring: Ring, saved: SavedReplay) -> np.ndarray:
     """Take over a buffer of another layout, as `relayout` says; returns priorities, 0 if not known."""
     move = relayout(saved, ring.layout)
-    _begin_anew(ring, saved, np.ones(ring.rows, bool))
+    _start_fresh(ring, saved, np.ones(ring.rows, bool))
     ring.head = [move.rows] * ring.layout.samplers
     ring.sequence = [*saved.sequence, *[-1] * ring.layout.samplers][: ring.layout.samplers]
     for segment, which, place in saved.pick(move.source):

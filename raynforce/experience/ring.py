@@ -225,7 +225,7 @@ class Ring:
         broken = offset + np.flatnonzero(~fragment["valid"][0])  # the row at the head is their last observation
         self["end"][before, broken] = True
         if len(elsewhere):  # the row at the head will be another episode's
-            lanes, slots = offset + elsewhere, self.finals.take(len(elsewhere))
+            lanes, slots = offset + elsewhere, self.finals.acquire(len(elsewhere))
             self["end"][before, lanes] = True
             self["final_slot"][before, lanes] = slots
             newest = first % self.rows * self.width + lanes
@@ -256,7 +256,7 @@ class Ring:
         self.end[slots], self.valid[slots] = ended, valid
 
         if len(final_index):
-            taken = self.finals.take(len(final_index))
+            taken = self.finals.acquire(len(final_index))
             self.final_slot[slots.reshape(-1)[final_index]] = taken
             for path, final in fragment.final_obs().items():
                 self.finals.arrays[path][taken] = final
@@ -340,7 +340,7 @@ class Ring:
 
     def put_finals(self, slots: np.ndarray, finals: Mapping[str, np.ndarray]) -> None:
         """Store the true next observations of the steps at these positions."""
-        taken = self.finals.take(len(slots))
+        taken = self.finals.acquire(len(slots))
         self.final_slot[slots] = taken
         for path, final in finals.items():
             self.finals.arrays[path][taken] = final

@@ -65,6 +65,6 @@ def joint_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     joint = {name: sum(values) for name, values in found.items()}
     if "replay/age" in joint:
         joint["replay/age"] /= len(found["replay/age"])
-    if metrics:
+    if joint.get("replay/capacity"):
         joint["replay/fill"] = joint["replay/size"] / joint["replay/capacity"]
     return joint

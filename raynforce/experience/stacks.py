@@ -103,7 +103,7 @@ class Stacks:
 
     def hold(self, slots: np.ndarray, stacks: Mapping[str, np.ndarray]) -> None:
         """Store the stacks at these positions whole."""
-        taken = self.pool.take(len(slots))
+        taken = self.pool.acquire(len(slots))
         self.slot[slots] = taken
         for path in self.frames:
             self.pool.arrays[path][taken] = stacks[path]

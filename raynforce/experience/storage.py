@@ -172,7 +172,7 @@ class Pool:
         self._num_free = len(self._free)
         self._free[:] = np.arange(self._num_free)
 
-    def take(self, count: int) -> np.ndarray:
+    def acquire(self, count: int) -> np.ndarray:
         self.reserve(count)
         self._num_free -= count
         return self._free[self._num_free : self._num_free + count].copy()

@@ -46,7 +46,7 @@ class BatchFormer:
             return 0.0
         return max(0.0, self._since[0] + self.wait - now)
 
-    def take(self) -> tuple[np.ndarray, np.ndarray]:
+    def next_batch(self) -> tuple[np.ndarray, np.ndarray]:
         """The next batch, and since when each of them has waited."""
         count = min(self._count, self.most)
         lanes, since = self._lanes[:count].copy(), self._since[:count].copy()

@@ -65,13 +65,13 @@ class EnvHost:
         """What a user should know of these environments; most often nothing."""
         return self._made().note
 
-    def begin_anew(self, attempt: int) -> None:
+    def start_fresh(self, attempt: int) -> None:
         """In place of one that is gone: with episodes that it has not played."""
         if self._lanes is None:
             self._made(attempt)
             return
         with self._watched(self._start_seconds):
-            self._lanes.call("begin_anew", [(attempt,)] * self._lanes.count)
+            self._lanes.call("start_fresh", [(attempt,)] * self._lanes.count)
         self._fresh[:] = True
 
     def _made(self, attempt: int = 0) -> Lanes:

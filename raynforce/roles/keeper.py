@@ -59,7 +59,7 @@ class Keeper:
         """What has changed and is not saved, as far as is known: names, and what they are."""
         return {} if self._unsaved is None else self._unsaved.found
 
-    def take_notes(self) -> list[str]:
+    def new_notes(self) -> list[str]:
         """What the user should know and has not been told."""
         notes, self._notes = self._notes, []
         return notes

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from raynforce.algos.base import Arrays, Batch, Loss, Round
 from raynforce.algos.contract import blamed
-from raynforce.algos.off_policy import OffPolicy
 from raynforce.config import Config
 from raynforce.errors import CheckpointError, RaynforceError, UsageError
 from raynforce.experience.counts import Counts
@@ -119,11 +118,12 @@ class Learner:
         fragments that shards have inserted meanwhile.
         """
         began = time.perf_counter()
-        algo, shards = self._off_policy, self._config.replay.shards
+        algo, spec = self._algo, self._algo.replay_spec(self._config)
+        prioritized = spec is not None and spec.prioritized
         errors: list[tuple[np.ndarray, ...]] = []
 
         def step(batch: Batch, loss: Loss) -> Mapping[str, Tensor]:
-            if algo.hp.prioritized and loss.per_sample is not None:
+            if prioritized and loss.per_sample is not None:
                 errors.append(tuple(x.cpu().numpy() for x in (batch["shard"], batch["index"], loss.per_sample)))
             return self._step(batch, loss)
 
@@ -131,15 +131,8 @@ class Learner:
         by_shard = [drawn.get(shard) for shard in range(counts.shape[1])]
         with blamed(self._config.algo, algo):
             self._begin_round()
-            trained = self._train(minibatches(by_shard, counts, algo.scheduled["priority_beta"]), step)
-        algo.limiter.insert(sum(record.steps for record in records))
-        algo.limiter.sample(trained.updates * algo.hp.batch_size)
-        return _by_shard(errors, shards), self._end_round(trained, records, began, began)
-
-    @property
-    def _off_policy(self) -> OffPolicy[Any]:
-        assert isinstance(self._algo, OffPolicy)
-        return self._algo
+            trained = self._train(minibatches(by_shard, counts, algo.scheduled.get("priority_beta", 1.0)), step)
+        return _by_shard(errors, self._config.replay.shards), self._end_round(trained, records, began, began)
 
     def _begin_round(self, *, reward_scale: float = 1.0, due: int | None = None) -> None:
         algo = self._algo
@@ -174,7 +167,7 @@ class Learner:
             trained.updates,
             records,
             seconds=seconds,
-            notes=self._keeper.take_notes(),
+            notes=self._keeper.new_notes(),
         )
 
     def gradients(self, loss: Loss) -> Tensor:
@@ -269,7 +262,7 @@ class Learner:
 
     # -- as the agent that workers share ------------------------------------------------------------------
 
-    def take(self, *contributions: Contribution) -> Learned:
+    def apply_contributions(self, *contributions: Contribution) -> Learned:
         """Apply what workers contribute, one after another in this order, and count it.
 
         Gradients that are older than the bound are refused. A fragment that was learned from by them alone is dropped

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from raynforce import infos
 from raynforce.envs.vector import make_vector, require_finite
-from raynforce.experience.fragment import INFO, Fragment
+from raynforce.experience.builder import MASK, InFlight, allocate, final_columns, finish
+from raynforce.experience.fragment import Fragment
 from raynforce.experience.memory import resident_bytes
 from raynforce.experience.record import Receipt
+from raynforce.infos import NOTHING, Info
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.trees import Tree, load_rng, rng_state
 
@@ -51,11 +52,9 @@ class Sampler:
         self._args = envs
         lanes = np.arange(envs.num_envs) * samplers + index  # of all: each sampler has some of every kind
         self._actor = Actor(acting, places=(lanes + 0.5) / (envs.num_envs * samplers))
-        self._action = acting.env.action
         self._rng = np.random.default_rng([envs.seed, index, 1])
         self._sequence = 0
-        self._returns = np.zeros(envs.num_envs, np.float64)  # of the episodes in flight
-        self._lengths = np.zeros(envs.num_envs, np.int64)
+        self._flying = InFlight(envs.num_envs)
         self._memory, self._measured = 0, float("-inf")
         self._obs = self._envs.reset()
 
@@ -74,24 +73,23 @@ class Sampler:
         actor, envs, steps = self._actor, self._envs, self._length
         actor.load(version)
         in_policy, in_env = clock() - began, 0.0
-        lanes = envs.num_envs
-        obs = {k: np.empty((steps + 1, *v.shape), v.dtype) for k, v in self._obs.items()}  # [T+1, B, ...]
-        discrete = self._action.kind != "box"
-        action = np.empty((steps, lanes, *self._action.shape), np.int64 if discrete else np.float32)
-        reward = np.empty((steps, lanes), np.float32)
-        terminated, truncated, valid = (np.empty((steps, lanes), np.bool_) for _ in range(3))
+        lanes, spec = envs.num_envs, actor.spec.env
+        seen, rest = allocate(spec.obs, spec.action, steps, lanes, masked=MASK in self._obs)
+        action, reward, terminated, truncated = rest.values()
+        valid = np.empty((steps, lanes), np.bool_)
+        state0 = {name: state.copy() for name, state in getattr(actor, "recurrent", NOTHING).items()}
         kept: dict[str, np.ndarray] = {}  # network outputs, [T+1, B, n]
         ends: list[np.ndarray] = []
         finals: list[dict[str, np.ndarray]] = []
         cuts: list[np.ndarray] = []
-        told: list[Mapping[int, infos.Info]] = []  # [T], by lane
+        told: list[Mapping[int, Info]] = []  # [T], by lane
 
         start = clock()
         noise = actor.distribution.noise(self._rng, steps, lanes)
         in_policy += clock() - start
         now = self._obs
         for t in range(steps):
-            for path, column in obs.items():
+            for path, column in seen.items():
                 column[t] = now[path]
             start = clock()
             out = actor.outputs(now)
@@ -118,38 +116,22 @@ class Sampler:
                     ends.append(step.cut)
                     finals.append({path: array[step.cut] for path, array in now.items()})
             now = step.obs
-        for path, column in obs.items():
+        for path, column in seen.items():
             column[steps] = now[path]
         self._obs = now
-        returns, lengths, info = self._episodes(reward, terminated | truncated, valid, cuts, told)
+        columns = {**seen, **rest, "valid": valid, **final_columns(seen, ends, finals)}
+        episodes = self._flying.add(columns, _ends(terminated | truncated, cuts, told))
         _mark_cuts(cuts, terminated, truncated, valid)
-
-        columns: dict[str, np.ndarray] = {
-            **obs,
-            "action": action,
-            "reward": reward,
-            "terminated": terminated,
-            "truncated": truncated,
-            "valid": valid,
-            "final/index": np.concatenate(ends) if ends else np.zeros(0, np.int64),
-        }
-        for path, column in obs.items():
-            columns[f"final/{path}"] = (
-                np.concatenate([f[path] for f in finals]) if finals else np.empty((0, *column.shape[2:]), column.dtype)
-            )
-        seen = {k: v for k, v in columns.items() if k == "reward" or k.startswith(("obs", "final/obs"))}
-        require_finite(self._args.env, seen, ("step", "lane"), self._args.args)
+        told_by_env = {k: v for k, v in columns.items() if k == "reward" or k.startswith(("obs", "final/obs"))}
+        require_finite(self._args.env, told_by_env, ("step", "lane"), self._args.args)
         start = clock()
         if "logp" in actor.spec.record:
             columns["logp"] = self._logp({**out, **kept}, action)
         if "priority" in actor.spec.record:
             columns["priority"] = self._priority(kept, columns, now)
         in_policy += clock() - start
-        columns["episode/return"], columns["episode/length"] = returns, lengths
-        columns |= {INFO + name: column for name, column in info.items()}
-        for column in columns.values():
-            column.flags.writeable = False  # as it will be for whoever receives it from another process
-        fragment = Fragment(columns, version.number, self.index, self._sequence)
+        named = {"version": version.number, "sampler": self.index, "sequence": self._sequence}
+        fragment = finish(columns, episodes, **named, state0=state0)
         self._sequence += 1
         faults = [fault.facts() for fault in envs.take_faults()]
         if began > self._measured + 0.1:  # it takes as long as a step
@@ -182,43 +164,14 @@ class Sampler:
         error = columns["reward"] + np.float32(spec.gamma) * np.where(terminated, 0, best) - chosen
         return np.where(valid, np.abs(error), 0).astype(np.float32, copy=False)
 
-    def _episodes(
-        self,
-        reward: np.ndarray,
-        done: np.ndarray,
-        valid: np.ndarray,
-        cuts: list[np.ndarray],
-        told: Sequence[Mapping[int, infos.Info]],
-    ) -> tuple[np.ndarray, np.ndarray, infos.Values]:
-        """Returns and lengths of the episodes that ended, in order, and what they `told`, `[T]` by lane.
-
-        Those in flight are carried over, if not cut.
-        """
-        cut = np.zeros_like(done)  # [T, B]
-        if cuts:
-            cut.reshape(-1)[np.concatenate(cuts)] = True
-        returns, lengths, info = [], [], []
-        total = np.cumsum(reward * valid, axis=0, dtype=np.float64) + self._returns  # [T, B]
-        count = np.cumsum(valid, axis=0) + self._lengths
-        used_return, used_length = np.zeros_like(self._returns), np.zeros_like(self._lengths)
-        for t, lane in zip(*np.nonzero(done | cut), strict=True):
-            if not cut[t, lane]:
-                returns.append(total[t, lane] - used_return[lane])
-                lengths.append(count[t, lane] - used_length[lane])
-                info.append(told[t].get(int(lane), infos.NOTHING))
-            used_return[lane], used_length[lane] = total[t, lane], count[t, lane]
-        self._returns, self._lengths = total[-1] - used_return, count[-1] - used_length
-        found = infos.values(info) if any(told) else {}
-        return np.asarray(returns, np.float32), np.asarray(lengths, np.int64), found
-
     def state(self) -> Tree:
         """At a fragment's border this is enough to redo every later fragment identically."""
         return {
             "envs": self._envs.state(),
             "rng": rng_state(self._rng),
             "sequence": self._sequence,
-            "returns": self._returns,
-            "lengths": self._lengths,
+            "returns": self._flying.returns.copy(),
+            "lengths": self._flying.lengths.copy(),
         }
 
     def load(self, tree: Tree) -> list[str]:
@@ -226,24 +179,34 @@ class Sampler:
         notes = self._envs.load(tree["envs"])
         load_rng(self._rng, tree["rng"])
         self._sequence = tree["sequence"]
-        self._returns, self._lengths = tree["returns"].copy(), tree["lengths"].copy()
-        self._returns[self._envs.restarted] = 0
-        self._lengths[self._envs.restarted] = 0
+        self._flying.returns, self._flying.lengths = tree["returns"].copy(), tree["lengths"].copy()
+        self._flying.restart(self._envs.restarted)
         self._obs = self._envs.current()
         return notes
 
-    def begin_anew(self, sequence: int, attempt: int) -> None:
+    def start_fresh(self, sequence: int, attempt: int) -> None:
         """Go on with other episodes and another random stream, for want of a state that can be loaded.
 
         The next fragment is number `sequence`; `attempt`, 1 or more, tells the episodes apart from earlier ones.
         """
-        self._obs = self._envs.begin_anew(attempt)
+        self._obs = self._envs.start_fresh(attempt)
         self._rng = np.random.default_rng([self._args.seed, self.index, 1, attempt])
         self._sequence = sequence
-        self._returns, self._lengths = np.zeros_like(self._returns), np.zeros_like(self._lengths)
+        self._flying.restart()
 
     def close(self) -> None:
         self._envs.close()
+
+
+def _ends(
+    done: np.ndarray, cuts: list[np.ndarray], told: Sequence[Mapping[int, Info]]
+) -> Iterator[tuple[int, int, Info | None]]:
+    """Row and lane of each episode's end, in order of time, and what it told; None where it was cut."""
+    cut = np.zeros_like(done)  # [T, B]
+    if cuts:
+        cut.reshape(-1)[np.concatenate(cuts)] = True
+    for t, lane in zip(*np.nonzero(done | cut), strict=True):
+        yield t, lane, None if cut[t, lane] else told[t].get(int(lane), NOTHING)
 
 
 def _mark_cuts(cuts: list[np.ndarray], terminated: np.ndarray, truncated: np.ndarray, valid: np.ndarray) -> None:

@@ -189,7 +189,7 @@ def samplers(plan: Blueprint) -> Kind:
 def gradient_workers(plan: Blueprint) -> Kind:
     """Samplers that send gradients."""
     config = plan.config
-    role = "raynforce.roles.worker:Worker"
+    role = "raynforce.roles.gradient_worker:GradientWorker"
     kind = _sampling(plan, role, lambda index: (config, plan.acting, plan.envs, index), "work")
     return replace(kind, buffers=True)
 
@@ -215,7 +215,7 @@ def replay_shards(plan: Blueprint) -> Kind:
     """Parts of the replay buffer."""
     count = plan.config.replay.shards
     rules = replace(learner(plan).rules, work="insert", quorum=count)
-    role = "raynforce.roles.shard:Shard"
+    role = "raynforce.roles.replay_shard:ReplayShard"
     return Kind("shard", role, lambda index: (plan.config, plan.env, index), rules, count, buffers=True)
 
 
@@ -254,7 +254,7 @@ def policy_server(plan: Blueprint) -> Kind:
         hint=_slow_step(plan.config),
     )
     args = plan.config, plan.acting, plan.runtime.channel
-    return Kind("policy", "raynforce.roles.central:Central", lambda _: args, rules, samples=True)
+    return Kind("policy", "raynforce.roles.policy_server:PolicyServer", lambda _: args, rules, samples=True)
 
 
 def _rules(plan: Blueprint, **more: Any) -> Rules:

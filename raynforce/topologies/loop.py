@@ -15,6 +15,7 @@ from raynforce.roles.learned import Learned
 from raynforce.runtimes.base import Pending
 from raynforce.runtimes.member import Job, Member
 from raynforce.runtimes.pool import Pool
+from raynforce.trees import Tree
 
 PATIENCE = 2.0  # seconds without an answer before it is said who is waited for
 AWAY = 0.2  # seconds between two looks whether anybody is there
@@ -147,6 +148,10 @@ class Loop(ABC):
     def metrics(self) -> dict[str, float]:
         """More to report, by full name."""
         return {}
+
+    def with_counts(self, learner: Tree) -> Tree:
+        """The learner's part of a checkpoint, with what the loop counts for it."""
+        return learner
 
     # -- its steps ----------------------------------------------------------------------------------------
 

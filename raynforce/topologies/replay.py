@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from raynforce.algos.base import Algorithm
-from raynforce.algos.off_policy import OffPolicyConfig, limiter, replay_bytes, saved_limiter
 from raynforce.config import Config
 from raynforce.errors import UsageError
 from raynforce.experience.limiter import Limiter
 from raynforce.experience.memory import require_memory
+from raynforce.experience.replay_spec import ReplaySpec, load_limiter, make_limiter, replay_bytes, with_limiter
 from raynforce.experience.sharding import joint_metrics, portions
 from raynforce.experience.storage import observation_bytes
 from raynforce.roles.learned import Learned
@@ -120,7 +120,11 @@ class Replay(Loop):
 
     def _again(self, learning: Learning) -> Learning:
         left = self._without_lost(learning.fragments)
+        self._limiter.insert(sum(sample.steps for sample in left) - sum(s.steps for s in learning.fragments))
         return self._update("learn_some", self._asked, *(sample.argument for sample in left), fragments=left)
+
+    def with_counts(self, learner: Tree) -> Tree:
+        return with_limiter(learner, self._limiter)
 
     def metrics(self) -> dict[str, float]:
         measured = self._limiter.measured
@@ -243,25 +247,39 @@ def _kinds(plan: Blueprint) -> list[Kind]:
 
 def _loop(setup: Setup) -> Replay:
     config, roles, start = setup.config, setup.roles, setup.start
-    pace, hp = _pace(config, setup.env, setup.saved), config.algorithm
-    assert isinstance(hp, OffPolicyConfig)
+    spec = _replay_spec(config, setup.algorithm)
+    pace = _pace(config, spec, setup.env, setup.saved)
     if not config.replay.shards:
         return Replay(roles, start, pace)
-    return Sharded(roles, start, pace, sizes=setup.sizes, seed=config.seed, prioritized=hp.prioritized)
+    return Sharded(roles, start, pace, sizes=setup.sizes, seed=config.seed, prioritized=spec.prioritized)
 
 
-def _pace(config: Config, env: EnvSpec, saved: Mapping[str, Tree] | None) -> Pace:
-    hp, sampling = config.algorithm, config.sampling
-    assert isinstance(hp, OffPolicyConfig)
-    kept = limiter(config, hp)
-    if saved is not None:  # the algorithm keeps the same counts
-        kept.load(saved_limiter(saved["learner"]["algo"], kept))
-    fragment = sampling.fragment * sampling.envs
+def _replay_spec(config: Config, algorithm: type[Algorithm[Any]]) -> ReplaySpec:
+    """How the algorithm learns from replay; refuses one that does not say, or whose buffer cannot be divided."""
+    spec, shards = algorithm.replay_spec(config), config.replay.shards
+    if spec is None:
+        raise UsageError(
+            f"topology = 'replay' holds the ratio of samples to inserts, and {config.algo} does not declare one: "
+            "define replay_spec, or use --topology async"
+        )
+    if shards and not spec.divisible:
+        raise UsageError(
+            f"replay.shards = {shards} divides a buffer that raynforce makes, and {config.algo} has one of its own: "
+            "leave it out, or extend raynforce.OffPolicy"
+        )
+    return spec
+
+
+def _pace(config: Config, spec: ReplaySpec, env: EnvSpec, saved: Mapping[str, Tree] | None) -> Pace:
+    limiter = make_limiter(config, spec)
+    if saved is not None:
+        load_limiter(saved["learner"], limiter)
+    fragment = config.sampling.fragment * config.sampling.envs
     row = 2 * observation_bytes(env.obs) + ROW_BYTES
-    most = math.ceil(fragment * hp.samples_per_insert / hp.batch_size)
+    most = math.ceil(fragment * spec.samples_per_insert / spec.batch_size)
     if config.replay.shards:
-        most = min(most, MAX_DRAW_BYTES // (hp.batch_size * row))
-    return Pace(kept, max(1, min(MAX_UPDATES_PER_VERSION, most)), fragment, row)
+        most = min(most, MAX_DRAW_BYTES // (spec.batch_size * row))
+    return Pace(limiter, max(1, min(MAX_UPDATES_PER_VERSION, most)), fragment, row)
 
 
 def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
@@ -271,14 +289,14 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
             f"topology = 'replay' needs an algorithm that learns from replay, such as {able}, and "
             f"{config.algo} learns from each fragment once: use --topology sync, or train {able}"
         )
-    hp, shards, samplers = config.algorithm, config.replay.shards, config.sampling.samplers
-    assert isinstance(hp, OffPolicyConfig)
-    updates = hp.samples_per_insert * (config.steps - hp.learning_starts) / hp.batch_size
+    spec = _replay_spec(config, algorithm)
+    shards, samplers = config.replay.shards, config.sampling.samplers
+    updates = spec.samples_per_insert * (config.steps - spec.learning_starts) / spec.batch_size
     if updates < 1:
         raise UsageError(
-            f"algorithm.samples_per_insert = {hp.samples_per_insert:g} cannot be met: in {config.steps:,} steps of "
-            f"which the first {hp.learning_starts:,} (algorithm.learning_starts) are only gathered it is not one batch "
-            f"of {hp.batch_size}: raise it or --steps, or lower algorithm.learning_starts"
+            f"algorithm.samples_per_insert = {spec.samples_per_insert:g} cannot be met: in {config.steps:,} steps of "
+            f"which the first {spec.learning_starts:,} (algorithm.learning_starts) are only gathered it is not one "
+            f"batch of {spec.batch_size}: raise it or --steps, or lower algorithm.learning_starts"
         )
     if shards > samplers:
         raise UsageError(
@@ -292,8 +310,8 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
             f"replay.shards = {shards}: leave one of them out"
         )
     if shards and all_here(config):
-        needed = sum(replay_bytes(config, hp, env, shard) for shard in range(shards))
-        require_memory(needed, MEMORY, f"replay: a buffer of {hp.buffer_size:,} transitions in {shards} shards")
+        needed = sum(replay_bytes(config, spec, env, shard) for shard in range(shards))
+        require_memory(needed, MEMORY, f"replay: a buffer of {spec.buffer_size:,} transitions in {shards} shards")
 
 
 REPLAY = Topology("replay", _kinds, _loop, _require, lags=False, shards=True)

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from raynforce.algos.base import Algorithm
-from raynforce.algos.off_policy import OffPolicyConfig, alone, least_buffer, replay_bytes
 from raynforce.config import Config
 from raynforce.errors import UsageError
 from raynforce.experience.memory import require_memory
+from raynforce.experience.replay_spec import least_buffer, replay_bytes
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.member import Job, Member
 from raynforce.spaces import EnvSpec
@@ -47,7 +47,7 @@ class SharedAgent(Loop):
             if self._learning is None and self._held:
                 sampled = time.monotonic()
                 held, self._held = self._held, []
-                self._take(held)
+                self._apply(held)
             learning = self._next()
             if learning is not None:
                 now = time.monotonic()
@@ -63,11 +63,12 @@ class SharedAgent(Loop):
     def _arrived(self, samples: Sequence[Sample]) -> list[Sample]:
         return sorted(super()._arrived(samples), key=lambda sample: sample.job.answered if sample.job else 0.0)
 
-    def _take(self, contributions: Sequence[Sample]) -> Learning:
-        return self._update("take", *(sample.argument for sample in contributions), fragments=contributions)
+    def _apply(self, contributions: Sequence[Sample]) -> Learning:
+        given = [sample.argument for sample in contributions]
+        return self._update("apply_contributions", *given, fragments=contributions)
 
     def _again(self, learning: Learning) -> Learning:
-        return self._take(self._without_lost(learning.fragments))
+        return self._apply(self._without_lost(learning.fragments))
 
     def _learned(self, job: Job, learned: Learned) -> None:
         super()._learned(job, learned)
@@ -76,7 +77,7 @@ class SharedAgent(Loop):
 
 
 def _kinds(plan: Blueprint) -> list[Kind]:
-    return [learner(plan, "take", gathers_gradients=True), gradient_workers(plan)]
+    return [learner(plan, "apply_contributions", gathers_gradients=True), gradient_workers(plan)]
 
 
 def _loop(setup: Setup) -> SharedAgent:
@@ -90,7 +91,7 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
             f"topology = 'shared-agent' needs an algorithm whose gradients can be applied one after another, such "
             f"as {able}; those of {config.algo} cannot: use --topology sync"
         )
-    hp, sampling, max_lag = config.algorithm, config.sampling, config.stream.max_lag
+    sampling, max_lag = config.sampling, config.stream.max_lag
     samplers = sampling.samplers
     if max_lag < samplers - 1:
         raise UsageError(
@@ -102,20 +103,19 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
             "learner.scale_rewards = true takes statistics of all that is sampled, which workers of topology "
             "'shared-agent' do not see: leave one of them out"
         )
-    if isinstance(hp, OffPolicyConfig):
-        own = alone(config)
-        assert isinstance(own.algorithm, OffPolicyConfig)
-        each = own.algorithm.buffer_size
-        needed = least_buffer(config, hp, sampling.envs)
-        if each < needed:
+    own_config = algorithm.per_worker_config(config)
+    spec, own = algorithm.replay_spec(config), algorithm.replay_spec(own_config)
+    if spec is not None and own is not None and own.divisible:  # the size of others is not known
+        needed = least_buffer(config, spec, sampling.envs)
+        if own.buffer_size < needed:
             raise UsageError(
-                f"algorithm.buffer_size = {hp.buffer_size} gives each of {samplers} workers {each}, too few for a "
-                f"fragment and a batch: with {sampling.envs} envs, sampling.fragment = {sampling.fragment} and "
-                f"algorithm.batch_size = {hp.batch_size} it takes {needed * samplers}"
+                f"algorithm.buffer_size = {spec.buffer_size} gives each of {samplers} workers {own.buffer_size}, too "
+                f"few for a fragment and a batch: with {sampling.envs} envs, sampling.fragment = {sampling.fragment} "
+                f"and algorithm.batch_size = {spec.batch_size} it takes {needed * samplers}"
             )
         if all_here(config):
-            size = samplers * replay_bytes(own, own.algorithm, env)
-            require_memory(size, MEMORY, f"replay: a buffer of {hp.buffer_size:,} transitions in {samplers} workers")
+            size, what = samplers * replay_bytes(own_config, own, env), f"{spec.buffer_size:,} transitions"
+            require_memory(size, MEMORY, f"replay: a buffer of {what} in {samplers} workers")
 
 
 SHARED_AGENT = Topology("shared-agent", _kinds, _loop, _require, lags=False, gathers_gradients=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from raynforce.algos.dqn import DQN
 from raynforce.config import AlgorithmConfig
 from raynforce.errors import UsageError
 from raynforce.experience.replay import Replay
+from raynforce.experience.replay_spec import ReplaySpec
 from raynforce.policies.distributions import head_size
 from raynforce.policies.torch_distributions import logp_entropy
 
@@ -318,3 +320,78 @@ class KeepsObject(Plain):
 
 def _arrays(tree: Any) -> dict[str, Any]:
     return {k: v.numpy() if isinstance(v, torch.Tensor) else v for k, v in tree.items()}
+
+
+class OwnBuffer(Algorithm[AlgorithmConfig]):
+    """Q-learning from a buffer of its own making, which no topology knows but by what is declared."""
+
+    consumes = "replay"
+    max_lag = None
+    shares_gradients = True
+    keeps = ("memory",)
+
+    @classmethod
+    def replay_spec(cls, config: Any) -> ReplaySpec:
+        return ReplaySpec(buffer_size=640, learning_starts=32, batch_size=16, samples_per_insert=2.0)
+
+    def heads(self) -> Any:
+        return {"q": self.env.action.sizes[0]}
+
+    def acting(self) -> Any:
+        return replace(super().acting(), exploration="epsilon", values="q", record=())
+
+    def schedules(self, progress: float) -> Any:
+        return {**super().schedules(progress), "epsilon": 0.2}
+
+    def begin(self, net: Any) -> None:
+        self.memory: list[dict[str, np.ndarray]] = []
+
+    def prepare(self, net: Any, fragments: Any) -> Any:
+        new = [{k: v.copy() for k, v in rows(f, {"reward": f["reward"]}).items()} for f in fragments]
+        self.memory = [*self.memory, *new][-10:]
+        return {}
+
+    def minibatches(self, batch: Any, rng: np.random.Generator) -> Any:
+        for _ in range(2 if self.round.due is None else self.round.due):
+            old = self.memory[rng.integers(len(self.memory))]
+            some = rng.integers(len(old["reward"]), size=16)
+            yield {name: column[some] for name, column in old.items()}
+
+    def loss(self, net: Any, minibatch: Any) -> Any:
+        value = net(observations(minibatch))["q"].gather(1, minibatch["action"].unsqueeze(1)).squeeze(1)
+        return Loss((value - minibatch["reward"]).square().mean(), {})
+
+
+class OwnBufferWithoutSpec(OwnBuffer):
+    @classmethod
+    def replay_spec(cls, config: Any) -> Any:
+        return None
+
+
+class TooYoung(OwnBuffer):
+    max_lag = 0
+
+
+class StreamsReplay(OwnBuffer):
+    consumes = "stream"
+
+
+class ConsumesNothing(Plain):
+    consumes = "nothing"  # type: ignore[assignment]
+
+
+class LagsHalf(Plain):
+    max_lag = 0.5  # type: ignore[assignment]
+
+
+class SharesMaybe(Plain):
+    shares_gradients = "maybe"  # type: ignore[assignment]
+
+
+class KeepsAndForgets(Plain):
+    keeps = ("seen",)
+    forgets = ("seen",)
+
+
+class PlainSettings(DQN):
+    Settings = AlgorithmConfig

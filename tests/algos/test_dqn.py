@@ -119,16 +119,16 @@ def test_hard_and_soft_target_updates() -> None:
     hard.target = torch.zeros(1, 1)
     seen = []
     for count in range(1, 5):
-        hard.updates = count
+        hard.round = Round(updates=count)
         hard.after_update(net, {}, loss)
         seen.append(hard.target.item())
     assert seen == [0.0, 0.0, 1.0, 1.0]
     soft = dqn(target_update="soft", target_tau=0.5)
     soft.target = torch.zeros(1, 1)
-    soft.updates = 1
+    soft.round = Round(updates=1)
     soft.after_update(net, {}, loss)
     assert soft.target.item() == pytest.approx(0.5)
-    soft.updates = 3  # two were made elsewhere
+    soft.round = Round(updates=3)  # two were made elsewhere
     soft.after_update(net, {}, loss)
     assert soft.target.item() == pytest.approx(0.875)
 

@@ -19,9 +19,9 @@ import raynforce
 from raynforce.config import Config
 from raynforce.envs.vector import probe
 from raynforce.experiment import resolve
+from raynforce.roles.gradient_worker import GradientWorker
 from raynforce.roles.kept import Kept
 from raynforce.roles.learner import Learner
-from raynforce.roles.worker import Worker
 from raynforce.runs import checkpoint
 
 SMALL: dict[str, Any] = {
@@ -159,7 +159,7 @@ def test_own_modules_of_all_workers_begin_alike() -> None:
     envs = EnvArgs(config.env, 2, 0, config.env_args)
     models = []
     for index in range(2):
-        worker = Worker(config, acting, envs, index)
+        worker = GradientWorker(config, acting, envs, index)
         worker._begin()
         models.append(worker._algo.model.weight)  # type: ignore[attr-defined]
         worker.close()

@@ -315,7 +315,7 @@ def test_beginning_anew_plays_other_episodes_and_can_be_saved(env: str) -> None:
     starts = set()
     for attempt in (0, 1, 2):
         vector = make_vector(env, {}, 3, seed=0)
-        starts |= set((vector.begin_anew(attempt) if attempt else vector.reset())["obs"][:, 0].tolist())
+        starts |= set((vector.start_fresh(attempt) if attempt else vector.reset())["obs"][:, 0].tolist())
     assert len(starts) == 9
     for a in actions(7):
         vector.step(a)
@@ -324,7 +324,7 @@ def test_beginning_anew_plays_other_episodes_and_can_be_saved(env: str) -> None:
     for a in actions(30):
         assert same(vector.step(a), fresh.step(a))
     with pytest.raises(UsageError, match="attempt is 0"):
-        vector.begin_anew(0)
+        vector.start_fresh(0)
 
 
 class BreakingBatch(Batch):

@@ -213,7 +213,7 @@ def test_one_that_always_raises_is_an_error(parallel: Any) -> None:
 def test_another_attempt_has_other_episodes(parallel: Any) -> None:
     lanes = scripted(parallel, {}, 2, attempt=3)
     vector = LocalVector("lane_envs:Scripted", {}, 2, seed=SEED)
-    np.testing.assert_array_equal(lanes.obs["obs"], vector.begin_anew(3)["obs"])
+    np.testing.assert_array_equal(lanes.obs["obs"], vector.start_fresh(3)["obs"])
     assert lanes._crew.rows.episode.tolist() == [first_of_attempt(3)] * 2
 
 

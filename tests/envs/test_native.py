@@ -227,7 +227,7 @@ def test_own_snapshots(counters: str, monkeypatch: pytest.MonkeyPatch) -> None:
         register_snapshot("CounterVector", Slots())
 
 
-def test_without_a_snapshot_all_lanes_begin_anew(counters: str) -> None:
+def test_without_a_snapshot_all_lanes_start_fresh(counters: str) -> None:
     vector = make_vector(counters, {}, 2, seed=0, exact_resume=False)
     assert isinstance(vector, NativeVector)
     first = vector.reset()["obs"].copy()

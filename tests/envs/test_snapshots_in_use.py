@@ -54,14 +54,14 @@ def test_a_sampler_goes_on_where_it_was(env: str) -> None:
     assert sum(len(fragment["episode/return"]) for fragment in after) > 2
 
 
-def test_a_sampler_counts_episodes_that_begin_anew_from_there() -> None:
+def test_a_sampler_counts_episodes_that_start_fresh_from_there() -> None:
     first, version = sampler("walks:Walk", fault="lies", far=math.inf)
     first.sample(version)
     other, _ = sampler("walks:Walk", fault="lies", far=math.inf)
     (sentence,) = other.load(first.state())
     assert "3 of 3 running episodes" in sentence
-    assert other._returns.tolist() == [0, 0, 0]
-    assert other._lengths.tolist() == [0, 0, 0]
+    assert other._flying.returns.tolist() == [0, 0, 0]
+    assert other._flying.lengths.tolist() == [0, 0, 0]
 
 
 SMALL = {

@@ -144,7 +144,7 @@ def test_resume_is_exact(env: str, args: dict[str, Any]) -> None:
     assert again["episodes"].tolist() == state["episodes"].tolist()
 
 
-def test_lanes_that_cannot_be_replayed_begin_anew() -> None:
+def test_lanes_that_cannot_be_replayed_start_fresh() -> None:
     vector = local("bad_envs:Bad", 3, fault="late")  # random after two steps, back to order after three
     vector.reset()
     vector._begin(1, 5, vector._obs)  # one lane stays a step behind

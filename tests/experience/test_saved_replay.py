@@ -91,7 +91,7 @@ def test_one_that_begins_anew_takes_no_name_of_another() -> None:
     for attempt in (0, 1, 2):
         replay, sources = make(rows=30), [Source(2, 0, sampler) for sampler in range(2)]
         if attempt:
-            replay.begin_anew(attempt)
+            replay.start_fresh(attempt)
         feed(replay, sources, np.random.default_rng(0), 6)
         names.append(set(replay.state()["segments"]))
     assert not names[0] & names[1]

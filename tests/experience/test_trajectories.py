@@ -78,6 +78,7 @@ def told(fragments: list[Fragment], lanes: int) -> list[list[tuple[int, int, boo
                 episode, step = fragment["obs"][t, b].astype(int).tolist()
                 assert fragment["action"][t, b] == episode * 1000 + step == -fragment["logp"][t, b]
                 assert fragment["reward"][t, b] == step + 1
+                assert fragment["first"][t, b] == (step == 0)
                 row = episode, step, bool(fragment["terminated"][t, b]), int(fragment["version"][t, b])
                 stories[lane].append(row)
     return stories
@@ -115,7 +116,7 @@ def test_nothing_is_lost_repeated_or_out_of_order(lanes: int, length: int, wante
             world.breaks(broken)
         away[ready] = False
         version += int(rng.random() < 0.1)
-        while (fragment := world.made.take(wanted)) is not None:
+        while (fragment := world.made.fragment(wanted)) is not None:
             assert fragment.steps >= wanted
             assert fragment["valid"].any(axis=1).all()  # no row for nothing
             assert fragment.version == fragment["version"][fragment["valid"]].min()
@@ -139,10 +140,10 @@ def test_a_fragment_is_cut_as_soon_as_all_have_enough_together() -> None:
     world, all_, fast = World(3, 8), np.arange(3), np.array([0, 2])
     world.act(all_, 0)
     world.answer(fast, np.array([False, True]))
-    assert world.made.take(3) is None
+    assert world.made.fragment(3) is None
     world.act(fast, 1)
     world.answer(np.array([1]), np.zeros(1, bool))
-    fragment = world.made.take(3)
+    fragment = world.made.fragment(3)
     assert fragment is not None
     assert (fragment.length, fragment.lanes, fragment.steps) == (1, 3, 3)
     assert fragment["lane"].tolist() == [0, 1, 2]
@@ -150,7 +151,7 @@ def test_a_fragment_is_cut_as_soon_as_all_have_enough_together() -> None:
     assert fragment["terminated"].tolist() == [[False, False, True]]
     assert_bootstrapped(fragment)
     world.answer(fast, np.zeros(2, bool))  # what was under way begins the next one
-    fragment = world.made.take(2)
+    fragment = world.made.fragment(2)
     assert fragment is not None
     assert fragment["lane"].tolist() == [0, 2]
     assert lags(3, [fragment]).tolist() == [2, 2]
@@ -161,13 +162,13 @@ def test_a_lane_that_is_much_faster_is_there_more_than_once() -> None:
     for version in range(5):
         world.act(fast, version)
         world.answer(fast, np.zeros(1, bool))
-    fragment = world.made.take(5)
+    fragment = world.made.fragment(5)
     assert fragment is not None
     assert fragment["lane"].tolist() == [0, 0, 0]
     assert fragment["version"].T.tolist() == [[0, 1], [2, 3], [4, 0]]
     assert fragment["valid"].T.tolist() == [[True, True], [True, True], [True, False]]
     assert fragment["truncated"].T.tolist() == [[False, False], [False, False], [True, False]]
-    assert world.made.take(1) is None
+    assert world.made.fragment(1) is None
 
 
 def test_nobody_waits_for_a_slow_lane() -> None:
@@ -176,7 +177,7 @@ def test_nobody_waits_for_a_slow_lane() -> None:
     for _ in range(6):
         world.answer(fast, np.zeros(1, bool))
         world.act(fast, 0)
-    fragment = world.made.take(5)
+    fragment = world.made.fragment(5)
     assert fragment is not None
     assert fragment["lane"].tolist() == [1, 1, 1]
     assert told([fragment], 3)[1] == world.story[1][:6]
@@ -188,7 +189,7 @@ def test_a_lane_that_breaks_before_its_first_step_leaves_nothing() -> None:
     world.act(np.array([0]), 0)
     world.breaks(np.array([0]))
     assert world.made.steps == 0
-    assert world.made.take(1) is None
+    assert world.made.fragment(1) is None
 
 
 def test_the_histogram_of_lags() -> None:

@@ -19,19 +19,19 @@ def test_by_hand() -> None:
     former.add(np.array([7]), 1.3)
     assert former.due_in(1.3, coming=5) == 0.0
     former.add(np.array([0, 1, 3]), 1.4)
-    lanes, since = former.take()
+    lanes, since = former.next_batch()
     assert lanes.tolist() == [5, 2, 7, 0]
     assert since.tolist() == [1.0, 1.0, 1.3, 1.4]
     assert len(former) == 2
     assert former.due_in(1.4, coming=6) == 0.5
     former.remove(np.array([1, 6]))
-    assert former.take()[0].tolist() == [3]
+    assert former.next_batch()[0].tolist() == [3]
     assert len(former) == 0
 
 
 def test_those_who_wait_longest_come_first() -> None:
     former = BatchFormer(lanes=4, least=1, most=2, wait=1.0)
     former.add(np.array([3, 1, 0]), 0.0)
-    assert former.take()[0].tolist() == [3, 1]
+    assert former.next_batch()[0].tolist() == [3, 1]
     former.add(np.array([1]), 1.0)
-    assert former.take()[0].tolist() == [0, 1]
+    assert former.next_batch()[0].tolist() == [0, 1]

@@ -124,7 +124,7 @@ class Gathered:
                 self.left = self.episodes()
                 for lane in self.left:
                     lane[-1].over = lane[-1].over or "cut"
-                self.sampler.begin_anew(k, 3)
+                self.sampler.start_fresh(k, 3)
                 self.first = 3 << 32
             fragment, receipt = self.sampler.produce(version)
             self.fragments.append(fragment)
@@ -199,6 +199,7 @@ def test_fragments_tell_the_truth(seed: int, lanes: int, length: int) -> None:
         so_far, carry = discounted(f["reward"] * valid, terminated | truncated, GAMMA, carry)
         idle = ~valid
         assert not f["reward"][idle].any()
+        assert not f["first"][idle].any()
         assert not terminated[idle].any()
         assert not truncated[1:][idle[1:]].any()
         assert len(set(f["final/index"].tolist())) == len(f["final/index"])
@@ -209,6 +210,7 @@ def test_fragments_tell_the_truth(seed: int, lanes: int, length: int) -> None:
             for i, s in enumerate(here):
                 step, episode, t = s.step, s.episode, s.t
                 assert tuple(f["obs"][t, lane].tolist()) == step.obs
+                assert f["first"][t, lane] == (step is episode.steps[0])
                 assert (f["action"][t, lane], f["reward"][t, lane]) == (step.action, np.float32(step.reward))
                 last = step is episode.steps[-1]
                 if last and episode.over == "ended":
@@ -236,8 +238,8 @@ def test_fragments_tell_the_truth(seed: int, lanes: int, length: int) -> None:
     for lane in range(lanes):
         still = episodes[lane][-1]
         now = (sum(s.reward for s in still.steps), len(still.steps)) if not still.over else (0, 0)
-        assert gathered.sampler._returns[lane] == pytest.approx(now[0], abs=1e-5)
-        assert gathered.sampler._lengths[lane] == now[1]
+        assert gathered.sampler._flying.returns[lane] == pytest.approx(now[0], abs=1e-5)
+        assert gathered.sampler._flying.lengths[lane] == now[1]
     over = [episode for lane in episodes for episode in lane if episode.over == "ended"]
     returns = np.concatenate([f["episode/return"] for f in gathered.fragments])
     lengths = np.concatenate([f["episode/length"] for f in gathered.fragments])
@@ -303,15 +305,15 @@ def test_beginning_anew() -> None:
     gathered = Gathered(0, 2, 5, 3, p_break=0.0, p_reset=0.0)
     _, version = acting(configured(2, 5))
     sampler = gathered.sampler
-    sampler.begin_anew(7, 1)
-    assert not sampler._lengths.any()
+    sampler.start_fresh(7, 1)
+    assert not sampler._flying.lengths.any()
     first = sampler.sample(version)
     assert (first.sequence, sampler.sample(version).sequence) == (7, 8)
     starts = {tuple(row) for f in gathered.fragments for row in f["obs"].reshape(-1, 2).tolist()}
     assert not starts & {tuple(row) for row in first["obs"].reshape(-1, 2).tolist()}
-    sampler.begin_anew(7, 1)
+    sampler.start_fresh(7, 1)
     assert np.array_equal(sampler.sample(version)["action"], first["action"])
-    sampler.begin_anew(7, 2)
+    sampler.start_fresh(7, 2)
     assert not np.array_equal(sampler.sample(version)["obs"], first["obs"])
 
 

@@ -9,8 +9,8 @@ from raynforce.config import Config
 from raynforce.envs.vector import probe
 from raynforce.experiment import resolve
 from raynforce.roles.learner import Learner
+from raynforce.roles.replay_shard import ReplayShard
 from raynforce.roles.sampler import EnvArgs, Sampler
-from raynforce.roles.shard import Shard
 
 ENV = "CartPole-v1"
 
@@ -33,7 +33,7 @@ def config(prioritized: bool) -> Config:
 def test_a_shard_is_filled_drawn_from_and_told_the_errors() -> None:
     given, env = config(True), probe(ENV, {})
     acting = algorithm_class("dqn")(given, env).acting()
-    learner, shards = Learner(given, env), [Shard(given, env, index) for index in range(2)]
+    learner, shards = Learner(given, env), [ReplayShard(given, env, index) for index in range(2)]
     samplers = [Sampler(acting, EnvArgs(ENV, 2, 0), 16, index, 2) for index in range(2)]
     for sampler, shard in zip(samplers, shards, strict=True):
         fragment, _ = sampler.produce(learner.publish())
@@ -53,8 +53,8 @@ def test_a_shard_is_filled_drawn_from_and_told_the_errors() -> None:
 def test_one_that_has_lost_everything_gives_nothing_and_the_others_go_on() -> None:
     given, env = config(False), probe(ENV, {})
     acting = algorithm_class("dqn")(given, env).acting()
-    learner, full, empty = Learner(given, env), Shard(given, env, 0), Shard(given, env, 1)
-    empty.begin_anew(1)
+    learner, full, empty = Learner(given, env), ReplayShard(given, env, 0), ReplayShard(given, env, 1)
+    empty.start_fresh(1)
     full.insert(Sampler(acting, EnvArgs(ENV, 2, 0), 16, 0, 2).produce(learner.publish())[0])
     counts = np.array([[5, 3], [0, 8]])
     nothing, (mass, _) = empty.draw(counts[:, 1], 10.0)

@@ -19,9 +19,9 @@ from raynforce.experiment import resolve
 from raynforce.policies.normalizer import RunningStats
 from raynforce.roles.adam import Adam
 from raynforce.roles.contribution import Contribution
+from raynforce.roles.gradient_worker import GradientWorker
 from raynforce.roles.learner import Learner
 from raynforce.roles.sampler import EnvArgs, Sampler
-from raynforce.roles.worker import Worker
 from raynforce.trees import segments
 
 DQN = {"learning_starts": 60, "buffer_size": 600, "batch_size": 16, "samples_per_insert": 8, "target_every": 10}
@@ -35,18 +35,18 @@ def configured(algo: str, env: str = "CartPole-v1", topology: str = "shared-agen
     return resolve(layers, more)[0]
 
 
-def make(config: Config) -> tuple[Learner, list[Worker]]:
+def make(config: Config) -> tuple[Learner, list[GradientWorker]]:
     spec = probe(config.env, config.env_args)
     acting = algorithm_class(config.algo)(config, spec).acting()
     args = EnvArgs(config.env, config.sampling.envs, config.seed)
-    return Learner(config, spec), [Worker(config, acting, args, i) for i in range(config.sampling.samplers)]
+    return Learner(config, spec), [GradientWorker(config, acting, args, i) for i in range(config.sampling.samplers)]
 
 
 def weights(agent: Learner) -> np.ndarray:
     return agent.publish().params
 
 
-def gathered(agent: Learner, workers: list[Worker], rounds: int) -> list[Contribution]:
+def gathered(agent: Learner, workers: list[GradientWorker], rounds: int) -> list[Contribution]:
     """Contributions, all of one version, of which the agent knows nothing yet."""
     version = agent.publish()
     return [worker.work(version)[0] for _ in range(rounds) for worker in workers]
@@ -64,7 +64,7 @@ def test_one_worker_is_the_algorithm_itself(env: str) -> None:
     learner = Learner(config, probe(env, {}))
     sampler = Sampler(learner._algo.acting(), EnvArgs(env, 3, config.seed), 7)
     for _ in range(5):
-        told = agent.take(worker.work(agent.publish())[0])
+        told = agent.apply_contributions(worker.work(agent.publish())[0])
         expected = learner.learn(sampler.sample(learner.publish()))
         assert (told.number, told.updates, told.steps) == (expected.number, expected.updates, expected.steps)
         assert told.trained[0].returns.tolist() == expected.trained[0].returns.tolist()
@@ -80,7 +80,7 @@ def test_each_worker_has_its_share_of_the_buffer_and_holds_the_ratio() -> None:
     agent, workers = make(configured("dqn"))
     updates, told = 0, None
     for _ in range(40):
-        told = agent.take(*gathered(agent, workers, 1))
+        told = agent.apply_contributions(*gathered(agent, workers, 1))
         updates += told.updates
     assert told is not None
     assert told.metrics["replay/samples_per_insert"] == pytest.approx(8, rel=0.1)
@@ -93,7 +93,8 @@ def test_each_worker_has_its_share_of_the_buffer_and_holds_the_ratio() -> None:
         assert algo.replay.samplers == 1
         assert algo.limiter.starts == 30
         assert worker.work(agent.publish())[1].kept == algo.replay.resident > 100
-    assert agent._off_policy.replay is None
+    assert isinstance(agent._algo, OffPolicy)
+    assert agent._algo.replay is None
 
 
 def test_target_networks_follow_the_updates_of_all() -> None:
@@ -101,7 +102,7 @@ def test_target_networks_follow_the_updates_of_all() -> None:
     while not len(other.work(agent.publish())[0].gradients):
         pass  # its buffer is filled, and its target network that of the beginning
     while agent._algo.updates < 10:  # by gradients of the other worker alone
-        agent.take(one.work(agent.publish())[0])
+        agent.apply_contributions(one.work(agent.publish())[0])
     version = agent.publish()
     assert not np.array_equal(other._algo.target.numpy(), version.params)  # type: ignore[attr-defined]
     assert len(other.work(version)[0].gradients) > 0
@@ -130,12 +131,12 @@ def test_gradients_of_many_workers_are_applied_one_after_another(algo: str, anne
         steps += c.record.steps
     assert seen > 10
 
-    told = together.take(*contributions)
+    told = together.apply_contributions(*contributions)
     assert (told.updates, told.number) == (seen, len(contributions))
     np.testing.assert_array_equal(weights(together), flat.numpy())
     one_by_one, _ = make(config)
     for c in contributions:
-        one_by_one.take(c)
+        one_by_one.apply_contributions(c)
     np.testing.assert_array_equal(weights(one_by_one), flat.numpy())
     for c, gradients in zip(contributions, kept, strict=True):
         np.testing.assert_array_equal(c.gradients, gradients, "what was received is left as it is")
@@ -145,8 +146,8 @@ def test_the_order_counts() -> None:
     agent, workers = make(configured("a3c"))
     contributions = gathered(agent, workers, 1)
     other, _ = make(configured("a3c"))
-    agent.take(*contributions)
-    other.take(*reversed(contributions))
+    agent.apply_contributions(*contributions)
+    other.apply_contributions(*reversed(contributions))
     assert not np.array_equal(weights(agent), weights(other))
 
 
@@ -157,16 +158,16 @@ def test_what_is_too_old_is_refused_and_counted(algo: str) -> None:
     filling = [c for c in contributions if not len(c.gradients)]
     assert len(filling) == (2 if algo == "dqn" else 0)
     contributions = contributions[len(filling) :][:4]
-    told = agent.take(*contributions[:3])
+    told = agent.apply_contributions(*contributions[:3])
     assert told.dropped == []
     assert told.metrics["agent/refused"] == 0
     before, number, steps = weights(agent), told.number, agent._steps
-    told = agent.take(contributions[3])
+    told = agent.apply_contributions(contributions[3])
     assert told.number == number
     assert np.array_equal(weights(agent), before)
     assert told.metrics["agent/refused"] == 1
     assert told.metrics["lag/max"] == 3
-    assert agent.take(*filling).metrics["agent/refused"] == 1, "without gradients nothing can be too old"
+    assert agent.apply_contributions(*filling).metrics["agent/refused"] == 1, "without gradients nothing can be too old"
     late = contributions[3].record
     if algo == "dqn":  # its steps are in the worker's buffer, and will be learned from
         assert ([r.key for r in told.trained], told.dropped) == ([late.key], [])
@@ -224,7 +225,7 @@ def test_a_worker_rebuilt_from_its_state_makes_the_same_contributions(algo: str)
     config = configured(algo, algorithm={"prioritized": True} if algo == "dqn" else {})
     agent, workers = make(config)
     for _ in range(5):
-        agent.take(*gathered(agent, workers, 1))
+        agent.apply_contributions(*gathered(agent, workers, 1))
     state = workers[0].state()
     version = agent.publish()
     expected = [workers[0].work(version)[0] for _ in range(3)]
@@ -237,11 +238,11 @@ def test_a_worker_rebuilt_from_its_state_makes_the_same_contributions(algo: str)
 def test_an_agent_rebuilt_from_its_state_goes_on_alike() -> None:
     config = configured("a3c", stream={"max_lag": 3}, network={"normalize_obs": True})
     agent, workers = make(config)
-    agent.take(*gathered(agent, workers, 3))
+    agent.apply_contributions(*gathered(agent, workers, 3))
     other, _ = make(config)
     other.load(agent.state())
     contributions = gathered(agent, workers, 2)
-    ours, theirs = agent.take(*contributions), other.take(*contributions)
+    ours, theirs = agent.apply_contributions(*contributions), other.apply_contributions(*contributions)
     assert ours.metrics == theirs.metrics
     assert ours.metrics["agent/refused"] == 2
     assert np.array_equal(weights(agent), weights(other))
@@ -261,10 +262,10 @@ def test_a_contribution_as_a_tree() -> None:
 def test_a_worker_that_begins_anew_has_other_episodes_and_names_for_what_it_keeps() -> None:
     agent, workers = make(configured("dqn"))
     for _ in range(8):
-        agent.take(*gathered(agent, workers, 1))
+        agent.apply_contributions(*gathered(agent, workers, 1))
     version = agent.publish()
     _, (anew, _) = make(configured("dqn"))
-    anew.begin_anew(20, 1)
+    anew.start_fresh(20, 1)
     first = anew.work(version)[0]
     assert (first.record.sequence, len(first.gradients)) == (20, 0)
     assert np.array_equal(anew._algo.target.numpy(), version.params)  # type: ignore[attr-defined]

@@ -225,7 +225,7 @@ def test_begins_anew_if_the_same_way_leads_to_failure_again(scene: Scene) -> Non
 
     def anew(member: Member) -> Sequence[Any]:
         asked.append(member.attempts)
-        return "begin_anew", 10 * member.attempts, member.attempts
+        return "start_fresh", 10 * member.attempts, member.attempts
 
     member = scene.add(accidents=(EnvError,), restarts=3, anew=anew, work="produce", quorum=0, backoff=0.0)
     scene.wait(scene.pool.submit(member, "produce", parts=2))
@@ -241,7 +241,7 @@ def test_one_that_has_begun_anew_comes_back_to_where_it_was_then(process: Scene,
 
     def anew(member: Member) -> Sequence[Any]:
         asked.append(member.attempts)
-        return "begin_anew", 10, member.attempts
+        return "start_fresh", 10, member.attempts
 
     member = process.add(accidents=(RoleDied, EnvError), anew=anew, work="produce")
     (first,) = process.wait(process.pool.submit(member, "produce", parts=2))
@@ -253,7 +253,7 @@ def test_one_that_has_begun_anew_comes_back_to_where_it_was_then(process: Scene,
     process.until(lambda: member.failures > 0, job)
     (tmp_path / "one").touch()
     way = [Walker() for _ in range(1)]
-    way[0].begin_anew(10, 1)
+    way[0].start_fresh(10, 1)
     assert process.wait(job) == [way[0].produce()[1]], "a gap in the sequence, and another way"
     kill(member)
     assert process.wait(process.pool.submit(member, "produce", parts=2)) == [way[0].produce()[1]]

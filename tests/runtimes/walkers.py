@@ -80,7 +80,7 @@ class Walker:
         if folder and Path(f"{folder}/slow_{method}").exists():
             time.sleep(0.3)
 
-    def begin_anew(self, sequence: int, attempt: int) -> None:
+    def start_fresh(self, sequence: int, attempt: int) -> None:
         self.total, self.sequence = np.array([1000 * attempt]), sequence
 
     def greet(self) -> list[str]:

@@ -95,7 +95,7 @@ class FakeShard:
         size = float(len(self.kept) * STEPS)
         return size * (size >= self.least), {"replay/size": size, "replay/capacity": 1e6}
 
-    def begin_anew(self, attempt: int) -> None: ...
+    def start_fresh(self, attempt: int) -> None: ...
 
     def state(self) -> tuple[Any, ...]:
         return list(self.kept), list(self.errors), self.drawn

@@ -143,7 +143,7 @@ class Stage:
         self.said: list[str] = []
         self.ledger = Ledger()
         known = [f.record for f in held]
-        books = {"produced": sum(steps for _, _, steps in known), "trained": 0, "dropped": 0, "lost": 0}
+        books = {"produced": sum(record.steps for record in known), "trained": 0, "dropped": 0, "lost": 0}
         self.ledger.load(books, known)
         start = Start(version, number, self.ledger, held, self.said.append)
         lag = settings.get("max_lag", 0)

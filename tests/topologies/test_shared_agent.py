@@ -56,7 +56,7 @@ class FakeAgent:
         self.taken: list[tuple[int, ...]] = []
         self.refused: list[tuple[int, ...]] = []
 
-    def take(self, *contributions: Contribution) -> Learned:
+    def apply_contributions(self, *contributions: Contribution) -> Learned:
         time.sleep(self.seconds)
         trained, dropped = [], []
         for c in contributions:
@@ -101,7 +101,7 @@ class Stage:
             "learner",
             lambda _: runtime.spawn(here + "FakeAgent", agent, max_lag, name="learner"),
             1,
-            Rules(work="take"),
+            Rules(work="apply_contributions"),
         )
         self.workers = self.pool.add(
             "sampler",

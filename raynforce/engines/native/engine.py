@@ -108,6 +108,7 @@ class NativeEngine(Engine):
         loop = self._running
         fragments = loop.settle() if self._topology.exact else loop.complete()
         parts = self._roles.states(known)
+        parts["learner"] = loop.with_counts(parts["learner"])
         if fragments:  # sampled, and to be learned from first
             parts["stream"] = {str(index): fragment.state() for index, fragment in enumerate(fragments)}
         return parts

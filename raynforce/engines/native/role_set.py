@@ -114,12 +114,12 @@ class RoleSet:
             state = takeover.sampler(sampler.index)
             self._sequences[sampler.index] = sequence if state is None else int(state["sequence"])
             if state is None:
-                loading.append(self.pool.submit(sampler, "begin_anew", sequence, attempt))
+                loading.append(self.pool.submit(sampler, "start_fresh", sequence, attempt))
             else:
                 loading.append(self.pool.submit(sampler, "load", share(state)))
         for host in self.hosts:
             host.attempts = attempt
-            loading.append(self.pool.submit(host, "begin_anew", attempt))
+            loading.append(self.pool.submit(host, "start_fresh", attempt))
         return list(dict.fromkeys(note for several in self.wait_for(loading) for note in several or ()))
 
     # -- failures -----------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class RoleSet:
         if not kind.samples:
             if kind.buffers:
                 self._supervisor.say(f"{member.name} begins empty: {transitions:,} transitions are lost")
-            return "begin_anew", member.attempts
+            return "start_fresh", member.attempts
         self._supervisor.lost = self.flying + sampling.fragment * sampling.envs
         self._ledger.lose(self._supervisor.lost)
         self.flying = 0
@@ -154,4 +154,4 @@ class RoleSet:
             self._supervisor.say(f"{member.name} starts without its saved state: its episodes in flight are lost{also}")
         sequence = self._sequences.get(member.index, 0) + 1  # a gap, so that nothing is joined across it
         self._sequences[member.index] = sequence
-        return "begin_anew", sequence, member.attempts
+        return "start_fresh", sequence, member.attempts

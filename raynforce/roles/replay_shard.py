@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from raynforce.algos.off_policy import OffPolicyConfig, make_replay
+from raynforce.algos import algorithm_class
 from raynforce.config import Config
 from raynforce.experience.fragment import Fragment
+from raynforce.experience.replay_spec import make_replay
 from raynforce.spaces import EnvSpec
 from raynforce.trees import Tree, load_rng, rng_state
 
@@ -17,14 +18,15 @@ Told = tuple[float, Mapping[str, float]]
 """The mass of what can be drawn, and the buffer's metrics."""
 
 
-class Shard:
+class ReplayShard:
     """Has the fragments of every n-th sampler, of n shards."""
 
     def __init__(self, config: Config, env: EnvSpec, index: int) -> None:
-        assert isinstance(config.algorithm, OffPolicyConfig)
+        spec = algorithm_class(config.algo).replay_spec(config)
+        assert spec is not None  # or else nobody would have started it
         self._index, self._shards = index, config.replay.shards
-        self._prioritized = config.algorithm.prioritized
-        self._replay = make_replay(config, config.algorithm, env, index)
+        self._prioritized = spec.prioritized
+        self._replay = make_replay(config, spec, env, index)
         self._seeds = [config.seed, index, 3]
         self._rng = np.random.default_rng(self._seeds)
 
@@ -55,13 +57,13 @@ class Shard:
         """How much there is to draw from."""
         return self._replay.mass, self._replay.metrics()
 
-    def begin_anew(self, attempt: int) -> None:
+    def start_fresh(self, attempt: int) -> None:
         """Begin empty, for want of a state that can be loaded: as it was built, and with another random stream.
 
         `attempt`, 1 or more, tells its segments apart from those that checkpoints have.
         """
         self._rng = np.random.default_rng([*self._seeds, attempt])
-        self._replay.begin_anew(attempt)
+        self._replay.start_fresh(attempt)
 
     def state(self, known: Sequence[str] = ()) -> Tree:
         """Everything, but the content of segments whose names are known to be saved already."""

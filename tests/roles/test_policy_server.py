@@ -29,9 +29,9 @@ from raynforce.protocol.handshake import Hello
 from raynforce.protocol.host import Reset, Step
 from raynforce.protocol.spaces import Spaces
 from raynforce.roles import one_core
-from raynforce.roles.central import Central
 from raynforce.roles.env_host import EnvHost
 from raynforce.roles.learner import Learner
+from raynforce.roles.policy_server import PolicyServer
 from raynforce.roles.sampler import EnvArgs
 from raynforce.roles.served import Outcome
 
@@ -58,7 +58,7 @@ class Stage:
         spec = probe(env, self.config.env_args)
         acting = PPO(self.config, spec).acting()
         self.first = Learner(self.config, spec).publish()
-        self.policy = Central(self.config, acting, channel)
+        self.policy = PolicyServer(self.config, acting, channel)
         parallel = "no" if channel == "direct" else "threads"
         args = EnvArgs(env, envs, self.config.seed, self.config.env_args, parallel=parallel)  # type: ignore[arg-type]
         hang = self.config.faults.sample_seconds
@@ -243,7 +243,7 @@ def test_batches_are_as_large_as_they_should_be(least: int, most: int, monkeypat
     central = {"batch_min": least, "batch_max": most, "batch_wait": 1.0}
     with stage("unix", serve=False, central=central) as s:
         sizes: list[int] = []
-        take = s.policy._former.take
+        take = s.policy._former.next_batch
 
         def taking() -> Any:
             lanes, since = take()
@@ -251,7 +251,7 @@ def test_batches_are_as_large_as_they_should_be(least: int, most: int, monkeypat
             sizes.append(len(lanes))
             return lanes, since
 
-        monkeypatch.setattr(s.policy._former, "take", taking)
+        monkeypatch.setattr(s.policy._former, "next_batch", taking)
         s.serve()
         until(lambda: len(s.policy._former) == 6)  # all have come
         for number in range(6):

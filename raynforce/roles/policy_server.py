@@ -39,7 +39,7 @@ NOISE = 4096  # rows of randomness drawn at once
 Channel = Literal["direct", "unix", "tcp"]
 
 
-class Central:
+class PolicyServer:
     """The policy's side of `central`. Where hosts are in processes of their own, it serves them in a thread of its own,
     whether or not anybody asks for fragments. Backpressure: no actions while a fragment is not consumed.
     """
@@ -93,7 +93,7 @@ class Central:
         """Where hosts find it."""
         return self._listener.address
 
-    def begin_anew(self, sequence: int, attempt: int) -> Address:
+    def start_fresh(self, sequence: int, attempt: int) -> Address:
         """In place of one that is gone: the next fragment is number `sequence`, the random stream another.
 
         Returns where hosts find it, who are sent there before anything else is asked of it.
@@ -115,7 +115,7 @@ class Central:
         served, self._served = sorted(self._served), set()
         if began > self._measured + 0.1:
             self._memory, self._measured = resident_bytes(), began
-        seconds, envs = self._times.take(time.perf_counter() - began)
+        seconds, envs = self._times.spent(time.perf_counter() - began)
         record = Record(0, self._trajectories.sequence - 1, 0) if fragment is None else fragment.record
         size = 0 if fragment is None else fragment.nbytes
         receipt = Receipt(record, seconds, faults, size, self._memory)
@@ -169,7 +169,7 @@ class Central:
         if now >= self._look_at:
             self._look_at = now + LOOK
             for link in tuple(self._links.values()):
-                self._take(link, link.poll(now), now)
+                self._handle(link, link.poll(now), now)
         if self._version is not None and self._version is not self._loaded:
             self._load(self._version)
         if self._loaded is not None and not self._is_full(now):
@@ -192,7 +192,7 @@ class Central:
             self._accept()
             for link in tuple(self._links.values()):
                 now = time.monotonic()
-                self._take(link, link.receive(now), now)
+                self._handle(link, link.receive(now), now)
             return
         due = self._former.due_in(time.monotonic(), self._coming)
         rests = self._times.paused or self._loaded is None  # until the bell rings
@@ -211,12 +211,12 @@ class Central:
                 link.flush()
                 self._watch(link)
             if events & selectors.EVENT_READ:
-                self._take(link, link.receive(now), now)
+                self._handle(link, link.receive(now), now)
 
     def _choose(self, version: PolicyVersion) -> None:
         """One batch through the policy, and the actions back to where the observations came from."""
         began = time.monotonic()
-        lanes, since = self._former.take()
+        lanes, since = self._former.next_batch()
         actor, trajectories = self._actor, self._trajectories
         out = actor.outputs(trajectories.newest(lanes))
         chosen = actor.sample(out, self._draw(len(lanes)))
@@ -268,7 +268,7 @@ class Central:
             if self._selector.get_key(link).events != wanted:
                 self._selector.modify(link, wanted, link)
 
-    def _take(self, link: Link, events: list[Any], now: float) -> None:
+    def _handle(self, link: Link, events: list[Any], now: float) -> None:
         for event in events:
             if isinstance(event, Results):
                 self._results(link, event, now)
@@ -334,7 +334,7 @@ class Central:
         """Cut a fragment if enough steps are there, and nobody has still to take the one before."""
         if self._done or self._trajectories.steps < self._steps:
             return
-        fragment = self._trajectories.take(self._steps)
+        fragment = self._trajectories.fragment(self._steps)
         assert fragment is not None
         with self._changed:
             self._done.append(fragment)
@@ -405,7 +405,7 @@ class EnvTimes:
         self._sent[lanes] = now
         self._policy += seconds
 
-    def take(self, call: float) -> tuple[dict[str, float], dict[str, float]]:
+    def spent(self, call: float) -> tuple[dict[str, float], dict[str, float]]:
         """Where the time of a call of so many seconds went, and that of all environments since the last one."""
         now = time.monotonic()
         wall, self._since = max(now - (self._since or now), 1e-9), now

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raynforce.algos import algorithm_class
 from raynforce.algos.base import Batch, Loss, Round
 from raynforce.algos.contract import blamed
-from raynforce.algos.off_policy import OffPolicy, alone
 from raynforce.config import Config
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.record import Receipt
@@ -36,13 +36,14 @@ OWN = "worker"
 """The part of its state that a sampler does not have."""
 
 
-class Worker:
+class GradientWorker:
     """Samples one fragment at a time, and computes the gradients that are due then."""
 
     def __init__(self, config: Config, acting: ActingSpec, envs: EnvArgs, index: int) -> None:
         torch.set_num_threads(config.learner.threads)
         self._sampler = Sampler(acting, envs, config.sampling.fragment, index, config.sampling.samplers)
-        self._keeper = Keeper(alone(config), acting.env, CPU)
+        own_config = algorithm_class(config.algo).per_worker_config(config)
+        self._keeper = Keeper(own_config, acting.env, CPU)
         self._algo = self._keeper.algo
         self._spec = self._algo.network()
         leaves, own, threads = acting.env.obs, config.network, config.learner.threads
@@ -72,7 +73,7 @@ class Worker:
         with blamed(self._algo.config.algo, self._algo):
             gradients, losses = self._gradients(replace(fragment, sampler=0))  # of its own buffer, the only one
         own, buffer = self._metrics()
-        told = losses | own, buffer, self._moments(fragment), self._keeper.take_notes()
+        told = losses | own, buffer, self._moments(fragment), self._keeper.new_notes()
         contribution = Contribution(gradients, version.number, receipt.record, *told)
         seconds = {**receipt.seconds, "gradients": time.perf_counter() - began}
         return contribution, receipt._replace(seconds=seconds, size=gradients.nbytes, kept=self._kept)
@@ -92,11 +93,10 @@ class Worker:
         """Make what the algorithm keeps, once there are weights for target networks to begin with."""
         if self._begun:
             return
-        algo = self._algo
         self._keeper.begin(self._net)
         self._begun = True
-        if isinstance(algo, OffPolicy) and algo.replay is not None and self._attempt:
-            algo.replay.begin_anew(self._attempt)
+        if self._attempt:
+            self._algo.start_fresh(self._attempt)
 
     def _gradients(self, fragment: Fragment) -> tuple[np.ndarray, dict[str, float]]:
         """The flat gradient of each minibatch, `[K, P]`, and the means of what was measured."""
@@ -115,10 +115,12 @@ class Worker:
 
     def _metrics(self) -> tuple[dict[str, float], dict[str, float]]:
         """What there is to report of the algorithm, and of its replay buffer."""
-        if not isinstance(self._algo, OffPolicy):
-            return self._algo.metrics(), {}
-        measured = self._algo.limiter.measured
-        return {} if measured is None else {"replay/samples_per_insert": measured}, self._algo.metrics()
+        told, limiter = self._algo.metrics(), self._algo.limiter
+        buffer = {name: value for name, value in told.items() if name.startswith("replay/")}
+        own = {name: value for name, value in told.items() if name not in buffer}
+        if limiter is not None and limiter.measured is not None:
+            own["replay/samples_per_insert"] = limiter.measured
+        return own, buffer
 
     def _moments(self, fragment: Fragment) -> Tree | None:
         if not self._spec.normalizes:
@@ -130,8 +132,7 @@ class Worker:
     @property
     def _kept(self) -> int:
         """Transitions in its buffer."""
-        replay = self._algo.replay if self._begun and isinstance(self._algo, OffPolicy) else None
-        return 0 if replay is None else replay.resident
+        return self._algo.stored() if self._begun else 0
 
     def state(self, known: Sequence[str] = ()) -> Tree:
         """Everything, but the content of segments whose names are known to be saved already."""
@@ -153,12 +154,12 @@ class Worker:
             notes = self._keeper.load(own)
         return [*notes, *self._sampler.load(tree)]
 
-    def begin_anew(self, sequence: int, attempt: int) -> None:
+    def start_fresh(self, sequence: int, attempt: int) -> None:
         """Go on with other episodes, other random streams and an empty buffer, for want of a state to be loaded.
 
         The next fragment is number `sequence`; `attempt`, 1 or more, tells all of this apart from what was before.
         """
-        self._sampler.begin_anew(sequence, attempt)
+        self._sampler.start_fresh(sequence, attempt)
         self._draw_from(attempt)
 
     def close(self) -> None:

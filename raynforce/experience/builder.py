@@ -1,0 +1,107 @@
+"""What fragments are built of: columns, episodes in flight, true last observations.
+
+A sampler, whose lanes step together, writes whole rows; the policy server, whose lanes go their own pace, writes by
+lane. One way of writing for both would cost samplers an index per row, so each has its own. All else is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from raynforce.experience.fragment import INFO, Fragment
+from raynforce.infos import NOTHING, Info, values
+from raynforce.spaces import ActionSpec, ObsLeaf
+
+Arrays = dict[str, np.ndarray]
+MASK = "action_mask"
+STATE = "state0/"
+
+
+def allocate(
+    obs: Sequence[ObsLeaf], action: ActionSpec, rows: int, lanes: int, *, masked: bool = False
+) -> tuple[Arrays, Arrays]:
+    """Columns `[T+1, B, ...]` of what is seen, the mask of allowed actions included, and `[T, B, ...]` of the rest."""
+    seen = {leaf.path: np.zeros((rows + 1, lanes, *leaf.shape), leaf.dtype) for leaf in obs}
+    if masked:
+        seen[MASK] = np.zeros((rows + 1, lanes, sum(action.sizes)), np.bool_)
+    kind = np.float32 if action.kind == "box" else np.int64
+    rest = {"action": np.zeros((rows, lanes, *action.shape), kind), "reward": np.zeros((rows, lanes), np.float32)}
+    return seen, rest | {name: np.zeros((rows, lanes), np.bool_) for name in ("terminated", "truncated")}
+
+
+class Ended(NamedTuple):
+    """An episode that came to its end."""
+
+    total: float
+    length: int
+    info: Info = NOTHING
+    """Numbers in `info` where it ended."""
+
+
+class InFlight:
+    """Returns and lengths of the episodes in flight by lane, carried from one fragment to the next."""
+
+    def __init__(self, lanes: int) -> None:
+        self.returns = np.zeros(lanes, np.float64)
+        self.lengths = np.zeros(lanes, np.int64)
+
+    def restart(self, lanes: Sequence[int] | slice | int = slice(None)) -> None:
+        """New episodes begin, and those in flight are not counted."""
+        self.returns[lanes], self.lengths[lanes] = 0, 0
+
+    def add(
+        self,
+        columns: Arrays,
+        ends: Iterable[tuple[int, int, Info | None]],
+        lanes: np.ndarray | slice = slice(None),
+    ) -> list[Ended]:
+        """Add the rows of these lanes, and the column `first` to theirs; returns the episodes that ended, in order.
+
+        `ends` are row, column and what the episode told, those of a lane in order of time. None tells nothing: it was
+        cut, and is not counted.
+        """
+        valid = columns["valid"]
+        first = np.empty_like(valid)
+        first[0] = self.lengths[lanes] == 0
+        first[1:] = (columns["terminated"] | columns["truncated"])[:-1] | ~valid[:-1]
+        columns["first"] = first & valid
+        total = np.cumsum(columns["reward"] * valid, axis=0, dtype=np.float64) + self.returns[lanes]  # [T, B]
+        count = np.cumsum(valid, axis=0) + self.lengths[lanes]
+        found, used_total, used_count = [], np.zeros_like(total[0]), np.zeros_like(count[0])
+        for t, b, info in ends:
+            if info is not None:
+                found.append(Ended(total[t, b] - used_total[b], count[t, b] - used_count[b], info))
+            used_total[b], used_count[b] = total[t, b], count[t, b]
+        self.returns[lanes], self.lengths[lanes] = total[-1] - used_total, count[-1] - used_count
+        return found
+
+
+def final_columns(columns: Arrays, index: Sequence[np.ndarray], last: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
+    """Where `obs` shows the next episode already, and the true last observations `[K, ...]` there."""
+    found = {"final/index": np.concatenate(index) if index else np.zeros(0, np.int64)}
+    for path in [path for path in columns if path == "obs" or path.startswith("obs/")]:
+        none = np.empty((0, *columns[path].shape[2:]), columns[path].dtype)
+        found[f"final/{path}"] = np.concatenate([each[path] for each in last]) if last else none
+    return found
+
+
+def finish(
+    columns: Arrays,
+    episodes: Sequence[Ended],
+    *,
+    version: int,
+    sampler: int,
+    sequence: int,
+    state0: Mapping[str, np.ndarray] = NOTHING,
+) -> Fragment:
+    """The fragment of these columns; `state0` `[B, ...]` is the recurrent state that its first row was chosen with."""
+    columns["episode/return"] = np.array([each.total for each in episodes], np.float32)
+    columns["episode/length"] = np.array([each.length for each in episodes], np.int64)
+    columns |= {INFO + name: column for name, column in values([each.info for each in episodes]).items()}
+    columns |= {STATE + name: column for name, column in state0.items()}
+    for column in columns.values():
+        column.flags.writeable = False  # as it will be for whoever receives it from another process
+    return Fragment(columns, version, sampler, sequence)
