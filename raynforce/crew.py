@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from raynforce.config import Config
+from raynforce.envs.vector import EnvArgs
 from raynforce.policies.acting import ActingSpec, PolicyVersion
 from raynforce.resuming import Takeover
-from raynforce.roles.sampler import EnvArgs
 from raynforce.runtimes.base import Handle, Runtime
 from raynforce.runtimes.member import Job
 from raynforce.runtimes.placing import memory_limit, stepping

@@ -11,7 +11,7 @@ import numpy as np
 
 from raynforce.envs.causes import Cause, find_cause
 from raynforce.envs.checkup import HANGS, Checkup, Differs, GiveUp, Rollout
-from raynforce.envs.local import REPLAY
+from raynforce.envs.lane import REPLAY
 from raynforce.envs.make import close_env, locate, make
 from raynforce.envs.native import NativeVector
 from raynforce.envs.patience import patience

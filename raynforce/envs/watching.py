@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from raynforce.envs.lane import Lane
 from raynforce.envs.local import LocalVector
 from raynforce.envs.make import Env, close_env, locate, make
 from raynforce.errors import UsageError, summary
@@ -37,17 +38,29 @@ class Watched(LocalVector):
         """`films` is the folder for films; without one there is a window."""
         self.films: Films | None = None
         args = _showing(env, dict(args or {}), "human" if films is None else "rgb_array")
-        super().__init__(env, args, 1, seed=seed, sampler=sampler, record=False)
+        super().__init__(env, args, 1, seed=seed, sampler=sampler, record=False, lane=_FilmedLane)
         if films is not None:
-            self.films = Films(Path(films), self._envs[0].metadata.get("render_fps") or FRAMES_A_SECOND)
+            (lane,) = self._lanes
+            self.films = lane.films = Films(Path(films), lane.env.metadata.get("render_fps") or FRAMES_A_SECOND)
 
-    def _begin(self, lane: int, episode: int, obs: list[np.ndarray]) -> None:
-        super()._begin(lane, episode, obs)
+    def close(self) -> None:
+        super().close()
+        if self.films is not None:
+            self.films.close()
+
+
+class _FilmedLane(Lane):
+    """Adds a frame to the film for each reset and step, if there are films."""
+
+    films: Films | None = None
+
+    def _begin(self, episode: int) -> None:
+        super()._begin(episode)
         if self.films is not None:
             self.films.begin(self._frame())
 
-    def _step_lane(self, lane: int, choice: Any, obs: list[np.ndarray]) -> tuple[float, bool, bool, Any]:
-        result = super()._step_lane(lane, choice, obs)
+    def _advance(self, action: Any) -> tuple[float, bool, bool, Any]:
+        result = super()._advance(action)
         if self.films is not None:
             self.films.add(self._frame())
             if result[1] or result[2]:
@@ -56,21 +69,15 @@ class Watched(LocalVector):
 
     def _frame(self) -> np.ndarray:
         """What the environment looks like now, `[height, width, 3]` uint8."""
+        cannot = f"env {self.plan.env!r} cannot be filmed: render"
         try:
-            frame: Any = self._envs[0].render()
+            frame: Any = self.env.render()
         except Exception as error:
-            raise UsageError(f"env {self._env!r} cannot be filmed: render raised {summary(error)}") from error
+            raise UsageError(f"{cannot} raised {summary(error)}") from error
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
             found = f"{frame.dtype} {list(frame.shape)}" if isinstance(frame, np.ndarray) else type(frame).__name__
-            raise UsageError(
-                f"env {self._env!r} cannot be filmed: render returned {found}; expected uint8 [height, width, 3]"
-            )
+            raise UsageError(f"{cannot} returned {found}; expected uint8 [height, width, 3]")
         return frame
-
-    def close(self) -> None:
-        super().close()
-        if self.films is not None:
-            self.films.close()
 
 
 def _showing(env: str, args: dict[str, Any], mode: Mode) -> dict[str, Any]:

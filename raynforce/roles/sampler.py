@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
 
 import numpy as np
 
 from raynforce import infos
-from raynforce.envs.vector import make_vector, require_finite
+from raynforce.envs.vector import EnvArgs, make_vector, require_finite
 from raynforce.experience.fragment import INFO, Fragment
 from raynforce.experience.receipt import Arrival, Receipt, resident_bytes
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.trees import Tree, load_rng, rng_state
-
-
-@dataclass(frozen=True)
-class EnvArgs:
-    """Which environments a sampler or evaluator makes."""
-
-    env: str
-    num_envs: int
-    seed: int
-    args: dict[str, Any] = field(default_factory=dict)
-    exact_resume: bool = True
-    parallel: Literal["no", "threads", "processes"] = "no"
 
 
 class Sampler:

@@ -17,6 +17,7 @@ from raynforce.algos.base import Loss
 from raynforce.algos.contract import blamed, explained
 from raynforce.algos.off_policy import OffPolicy, alone
 from raynforce.config import Config
+from raynforce.envs.vector import EnvArgs
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.receipt import Receipt
 from raynforce.policies.acting import ActingSpec, PolicyVersion
@@ -25,7 +26,7 @@ from raynforce.policies.torch_net import build, tensor
 from raynforce.roles.contribution import Contribution
 from raynforce.roles.keeper import Keeper
 from raynforce.roles.learner import averages, flat_gradient, tensors
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 from raynforce.roles.torch_stream import TorchStream
 from raynforce.trees import Tree, load_rng, rng_state, without
 

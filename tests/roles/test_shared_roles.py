@@ -12,7 +12,7 @@ import torch
 from raynforce.algos import algorithm_class
 from raynforce.algos.off_policy import OffPolicy
 from raynforce.config import Config
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.experience.receipt import Arrival
 from raynforce.experiment import resolve
 from raynforce.policies.normalizer import RunningStats
@@ -20,7 +20,7 @@ from raynforce.roles.adam import Adam
 from raynforce.roles.contribution import Contribution
 from raynforce.roles.counters import RECENT, Counters
 from raynforce.roles.learner import Learner
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 from raynforce.roles.worker import Worker
 from raynforce.trees import segments
 

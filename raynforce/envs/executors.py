@@ -1,0 +1,229 @@
+"""What steps the environments of `Lanes`: the calling thread, one lane after another, or a thread for each lane."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from raynforce.doorbell import Doorbell
+from raynforce.envs.lane import Plan
+from raynforce.envs.local import other_spaces
+from raynforce.envs.rows import Rows
+from raynforce.envs.worker import GRACE, LaneWorker, Report
+from raynforce.errors import UsageError
+from raynforce.spaces import EnvSpec
+
+_STACK = 1 << 20  # bytes for each thread: simulators in C need some
+_stack_size = threading.Lock()
+
+
+class EnvExecutor(ABC):
+    """Steps the lanes of a plan. `rows` are there as soon as one has made its environment."""
+
+    rows: Rows
+
+    def __init__(self, plan: Plan, count: int) -> None:
+        self.plan, self.count = plan, count
+        self.spec: EnvSpec | None = None
+        self.bell = Doorbell()
+
+    def fileno(self) -> int:
+        """Readable while there is something to `collect`, and once the bell was rung."""
+        return self.bell.fileno()
+
+    @abstractmethod
+    def make(self, lane: int, episode: int) -> None:
+        """Have a lane's environment made by a new worker, in place of what there is; `collect` will tell."""
+
+    @abstractmethod
+    def step(self, lanes: Sequence[int]) -> None:
+        """Have these lanes step with their rows' actions."""
+
+    @abstractmethod
+    def call(self, lane: int, method: str, args: tuple[Any, ...]) -> None:
+        """Have a method of the `Lane` called; `collect` will tell the answer."""
+
+    @abstractmethod
+    def collect(self) -> tuple[list[int], list[Report]]:
+        """Lanes that took a step, and all else that happened, since this was last asked."""
+
+    @abstractmethod
+    def abandon(self, lane: int) -> bool:
+        """Give up a worker that hangs; whether a new one can be made now, or `collect` will tell when it is gone."""
+
+    def threads(self) -> list[int]:
+        """Native ids of the threads that environments are stepped in; none if it is the calling one."""
+        return []
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def misfit(self, lane: int, spec: EnvSpec) -> UsageError | None:
+        """An error if an environment is not like the first one, which the rows are made for."""
+        if self.spec is None:
+            self.spec, self.rows = spec, self._make_rows(spec)
+        return None if spec == self.spec else other_spaces(spec.env, self.plan.first + lane, self.plan.first)
+
+    def _make_rows(self, spec: EnvSpec) -> Rows:
+        return Rows(spec, self.count)
+
+
+class _Worker(LaneWorker):
+    """A lane in this process. It writes to a row of its own: one that was abandoned may come back at any time."""
+
+    report: Report | None = None
+
+    def __init__(self, executor: Serial, index: int, episode: int) -> None:
+        super().__init__(executor.plan, index, episode)
+        self._done = executor.done
+
+    def do(self, work: Callable[..., Report | None], *args: Any) -> None:
+        self.report = work(*args)
+        self._done(self)
+
+    def settle(self, rows: Rows) -> None:
+        """Take actions from its row of `rows`, where `hand_over` puts what they led to."""
+        assert self.lane is not None
+        self.action = rows.action[self.index : self.index + 1]  # [1, ...]
+        row = self.lane.row
+        self._live, self._mine = rows.live[self.index], row.live[0]
+        self._last, self._my_last = rows.last[self.index], row.last[0]
+        self._terminated, self._truncated = row.terminated, row.truncated
+
+    def hand_over(self) -> None:
+        self._live[...] = self._mine
+        if self._terminated[0] or self._truncated[0]:
+            self._last[...] = self._my_last
+
+
+class Serial(EnvExecutor):
+    """One lane after another, in the calling thread."""
+
+    def __init__(self, plan: Plan, count: int) -> None:
+        super().__init__(plan, count)
+        self._finished: deque[_Worker] = deque()
+        self._workers: list[Any] = [None] * count
+
+    def done(self, worker: _Worker) -> None:
+        """Called by a worker, in its thread, when it has done as it was asked."""
+        self._finished.append(worker)
+        self.bell.ring()
+
+    def make(self, lane: int, episode: int) -> None:
+        worker = self._workers[lane] = _Worker(self, lane, episode)
+        worker.do(worker.make)
+
+    def step(self, lanes: Sequence[int]) -> None:
+        for lane in lanes:
+            worker = self._workers[lane]
+            worker.do(worker.step)
+
+    def call(self, lane: int, method: str, args: tuple[Any, ...]) -> None:
+        worker = self._workers[lane]
+        worker.do(worker.call, method, args)
+
+    def collect(self) -> tuple[list[int], list[Report]]:
+        self.bell.clear()
+        done: list[int] = []
+        reports: list[Report] = []
+        while self._finished:
+            worker = self._finished.popleft()
+            if worker is not self._workers[worker.index]:  # it was abandoned
+                continue
+            report, worker.report = worker.report, None
+            if report is not None and report.what == "made":
+                if wrong := self.misfit(report.lane, report.value.spec):
+                    report = Report(report.lane, "error", wrong)
+                else:
+                    worker.settle(self.rows)
+            if report is None:
+                done.append(worker.index)
+            else:
+                reports.append(report)
+            if report is None or report.what != "error":
+                worker.hand_over()
+        return done, reports
+
+    def abandon(self, lane: int) -> bool:
+        return False
+
+    def close(self) -> None:
+        for worker in filter(None, self._workers):
+            worker.close()
+        self.bell.close()
+
+
+class _Thread(_Worker):
+    """A worker with a thread of its own, in which everything is done that the environment does."""
+
+    def __init__(self, executor: Serial, index: int, episode: int) -> None:
+        super().__init__(executor, index, episode)
+        self.over = False
+        self.job: tuple[str, tuple[Any, ...]] | None = None  # a call; otherwise it is a step
+        self._wake = threading.Lock()  # as a semaphore: held while there is nothing to do
+        self._wake.acquire()
+        self.wake = self._wake.release
+        self.thread = threading.Thread(target=self._run, daemon=True, name=f"lane {index}")
+        self.thread.start()
+
+    def _run(self) -> None:
+        self.do(self.make)
+        while self.lane is not None and not self.over:
+            self._wake.acquire()
+            job, self.job = self.job, None
+            if not self.over:
+                self.do(*(self.call, *job) if job else (self.step,))
+        self.close()
+
+    def end(self) -> None:
+        """Have it close its environment as soon as it is idle."""
+        self.over = True
+        with contextlib.suppress(RuntimeError):  # it was awake
+            self.wake()
+
+
+class Threads(Serial):
+    """A thread for each lane: for environments that wait for something else than this process."""
+
+    def make(self, lane: int, episode: int) -> None:
+        with _stack_size:
+            before = threading.stack_size(_STACK)
+            try:
+                self._workers[lane] = _Thread(self, lane, episode)
+            except RuntimeError as error:
+                started = f"{lane} of {self.count} threads for envs could be started ({error})"
+                raise UsageError(f"{started}: use fewer --envs, or raise the limit (ulimit -u)") from None
+            finally:
+                threading.stack_size(before)
+
+    def step(self, lanes: Sequence[int]) -> None:
+        for lane in lanes:
+            self._workers[lane].wake()
+
+    def call(self, lane: int, method: str, args: tuple[Any, ...]) -> None:
+        self._workers[lane].job = method, args
+        self._workers[lane].wake()
+
+    def threads(self) -> list[int]:
+        return [worker.thread.native_id for worker in self._workers if worker is not None]
+
+    def abandon(self, lane: int) -> bool:
+        worker = self._workers[lane]
+        if worker.lane is not None:
+            self.rows.episode[lane], self.rows.steps[lane] = worker.lane.row.episode[0], worker.lane.row.steps[0]
+        worker.end()
+        return True
+
+    def close(self) -> None:
+        workers = [worker for worker in self._workers if worker is not None]
+        for worker in workers:
+            worker.end()
+        until = time.monotonic() + GRACE
+        for worker in workers:
+            worker.thread.join(max(0.0, until - time.monotonic()))
+        self.bell.close()
