@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,63 +21,12 @@ _STACK = 1 << 20  # bytes for each thread: simulators in C need some
 _stack_size = threading.Lock()
 
 
-class EnvExecutor(ABC):
-    """Steps the lanes of a plan. `rows` are there as soon as one has made its environment."""
-
-    rows: Rows
-
-    def __init__(self, plan: Plan, count: int) -> None:
-        self.plan, self.count = plan, count
-        self.spec: EnvSpec | None = None
-        self.bell = Doorbell()
-
-    def fileno(self) -> int:
-        """Readable while there is something to `collect`, and once the bell was rung."""
-        return self.bell.fileno()
-
-    @abstractmethod
-    def make(self, lane: int, episode: int) -> None:
-        """Have a lane's environment made by a new worker, in place of what there is; `collect` will tell."""
-
-    @abstractmethod
-    def step(self, lanes: Sequence[int]) -> None:
-        """Have these lanes step with their rows' actions."""
-
-    @abstractmethod
-    def call(self, lane: int, method: str, args: tuple[Any, ...]) -> None:
-        """Have a method of the `Lane` called; `collect` will tell the answer."""
-
-    @abstractmethod
-    def collect(self) -> tuple[list[int], list[Report]]:
-        """Lanes that took a step, and all else that happened, since this was last asked."""
-
-    @abstractmethod
-    def abandon(self, lane: int) -> bool:
-        """Give up a worker that hangs; whether a new one can be made now, or `collect` will tell when it is gone."""
-
-    def threads(self) -> list[int]:
-        """Native ids of the threads that environments are stepped in; none if it is the calling one."""
-        return []
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def misfit(self, lane: int, spec: EnvSpec) -> UsageError | None:
-        """An error if an environment is not like the first one, which the rows are made for."""
-        if self.spec is None:
-            self.spec, self.rows = spec, self._make_rows(spec)
-        return None if spec == self.spec else other_spaces(spec.env, self.plan.first + lane, self.plan.first)
-
-    def _make_rows(self, spec: EnvSpec) -> Rows:
-        return Rows(spec, self.count)
-
-
 class _Worker(LaneWorker):
     """A lane in this process. It writes to a row of its own: one that was abandoned may come back at any time."""
 
     report: Report | None = None
 
-    def __init__(self, executor: Serial, index: int, episode: int) -> None:
+    def __init__(self, executor: EnvExecutor, index: int, episode: int) -> None:
         super().__init__(executor.plan, index, episode)
         self._done = executor.done
 
@@ -101,33 +49,46 @@ class _Worker(LaneWorker):
             self._last[...] = self._my_last
 
 
-class Serial(EnvExecutor):
-    """One lane after another, in the calling thread."""
+class EnvExecutor:
+    """Steps the lanes of a plan one after another in the calling thread; those below do it side by side."""
+
+    rows: Rows
+    """They are there as soon as a lane has made its environment."""
 
     def __init__(self, plan: Plan, count: int) -> None:
-        super().__init__(plan, count)
+        self.plan, self.count = plan, count
+        self.spec: EnvSpec | None = None
+        self.bell = Doorbell()
         self._finished: deque[_Worker] = deque()
         self._workers: list[Any] = [None] * count
+
+    def fileno(self) -> int:
+        """Readable while there is something to `collect`, and once the bell was rung."""
+        return self.bell.fileno()
+
+    def make(self, lane: int, episode: int) -> None:
+        """Have a lane's environment made by a new worker, in place of what there is; `collect` will tell."""
+        worker = self._workers[lane] = _Worker(self, lane, episode)
+        worker.do(worker.make)
+
+    def step(self, lanes: Sequence[int]) -> None:
+        """Have these lanes step with their rows' actions."""
+        for lane in lanes:
+            worker = self._workers[lane]
+            worker.do(worker.step)
+
+    def call(self, lane: int, method: str, args: tuple[Any, ...]) -> None:
+        """Have a method of the `Lane` called; `collect` will tell the answer."""
+        worker = self._workers[lane]
+        worker.do(worker.call, method, args)
 
     def done(self, worker: _Worker) -> None:
         """Called by a worker, in its thread, when it has done as it was asked."""
         self._finished.append(worker)
         self.bell.ring()
 
-    def make(self, lane: int, episode: int) -> None:
-        worker = self._workers[lane] = _Worker(self, lane, episode)
-        worker.do(worker.make)
-
-    def step(self, lanes: Sequence[int]) -> None:
-        for lane in lanes:
-            worker = self._workers[lane]
-            worker.do(worker.step)
-
-    def call(self, lane: int, method: str, args: tuple[Any, ...]) -> None:
-        worker = self._workers[lane]
-        worker.do(worker.call, method, args)
-
     def collect(self) -> tuple[list[int], list[Report]]:
+        """Lanes whose step went well with nothing else to tell, and all other reports, since this was last asked."""
         self.bell.clear()
         done: list[int] = []
         reports: list[Report] = []
@@ -136,32 +97,49 @@ class Serial(EnvExecutor):
             if worker is not self._workers[worker.index]:  # it was abandoned
                 continue
             report, worker.report = worker.report, None
-            if report is not None and report.what == "made":
-                if wrong := self.misfit(report.lane, report.value.spec):
-                    report = Report(report.lane, "error", wrong)
-                else:
-                    worker.settle(self.rows)
             if report is None:
                 done.append(worker.index)
             else:
+                report = self._checked(report)
                 reports.append(report)
+                if report.what == "made":
+                    worker.settle(self.rows)
             if report is None or report.what != "error":
                 worker.hand_over()
         return done, reports
 
     def abandon(self, lane: int) -> bool:
+        """Give up a worker that hangs; whether a new one can be made now, or `collect` will tell when it is gone."""
         return False
+
+    def threads(self) -> list[int]:
+        """Native ids of the threads that environments are stepped in; none if it is the calling one."""
+        return []
 
     def close(self) -> None:
         for worker in filter(None, self._workers):
             worker.close()
         self.bell.close()
 
+    def _checked(self, report: Report) -> Report:
+        """The report; an error if it is of an environment that is not like the first one, which rows are made for."""
+        if report.what in ("made", "spaces"):
+            spec = report.value.spec
+            if self.spec is None:
+                self.spec, self.rows = spec, self._make_rows(spec)
+            if spec != self.spec:
+                wrong = other_spaces(spec.env, self.plan.first + report.lane, self.plan.first)
+                return Report(report.lane, "error", wrong)
+        return report
+
+    def _make_rows(self, spec: EnvSpec) -> Rows:
+        return Rows(spec, self.count)
+
 
 class _Thread(_Worker):
     """A worker with a thread of its own, in which everything is done that the environment does."""
 
-    def __init__(self, executor: Serial, index: int, episode: int) -> None:
+    def __init__(self, executor: EnvExecutor, index: int, episode: int) -> None:
         super().__init__(executor, index, episode)
         self.over = False
         self.job: tuple[str, tuple[Any, ...]] | None = None  # a call; otherwise it is a step
@@ -187,7 +165,7 @@ class _Thread(_Worker):
             self.wake()
 
 
-class Threads(Serial):
+class Threads(EnvExecutor):
     """A thread for each lane: for environments that wait for something else than this process."""
 
     def make(self, lane: int, episode: int) -> None:

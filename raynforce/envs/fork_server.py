@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import mmap
@@ -11,7 +12,6 @@ import signal
 import socket
 import struct
 import sys
-import time
 import traceback
 from multiprocessing.connection import Connection
 from select import POLLIN, poll
@@ -54,6 +54,12 @@ class SpawnRequest(NamedTuple):
     """The environment itself, where it is not from a module."""
 
 
+class Child(NamedTuple):
+    pid: int
+    lane: int
+    generation: int
+
+
 def main() -> None:
     """Serve until the other side hangs up."""
     gc.freeze()  # what is imported by now is shared by all of them, as long as it is not written to
@@ -67,82 +73,65 @@ class ForkServer:
 
     def __init__(self, line: socket.socket) -> None:
         self._line, self._requests = line, Connection(os.dup(line.fileno()))
-        self._libc = ctypes.CDLL(None)
-        self._pid = os.getpid()
-        self._children: dict[int, tuple[int, int]] = {}  # lane and generation by process id
-        self._ended, ended = os.pipe()  # written to when a child ends
-        for fd in (self._ended, ended):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(ended, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._libc, self._pid = ctypes.CDLL(None), os.getpid()
+        self._children: dict[int, Child] = {}  # by pidfd
         self._told = receive_fd(line)
+        self._events = poll()
+        self._events.register(line, POLLIN)
 
     def run(self) -> None:
-        events = poll()
         parent = os.pidfd_open(os.getppid())  # a process that it has forked may hold its end of the line open
-        for fd in (self._line.fileno(), self._ended, parent):
-            events.register(fd, POLLIN)
-        ready: list[int] = []
-        try:
-            while parent not in ready:
-                ready = [fd for fd, _ in events.poll()]
-                if self._ended in ready:
-                    self._reap()
-                if self._line.fileno() in ready:
-                    self._serve(self._requests.recv())
-        except (EOFError, ConnectionError):
-            pass
-        self._end()
+        self._events.register(parent, POLLIN)
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                for fd, _ in self._events.poll():
+                    if fd == parent:
+                        raise EOFError
+                    if fd in self._children:
+                        self._reap(fd)
+                    else:
+                        self._serve(self._requests.recv())
+        signal.alarm(GRACE)  # the end of this process, and with it of children that have not closed their envs by then
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait()
 
     def _serve(self, request: SpawnRequest | tuple[int, int]) -> None:
         """Fork a process, or kill the one of a lane and generation."""
         if not isinstance(request, SpawnRequest):
-            for pid in [pid for pid, child in self._children.items() if child == request]:
-                os.kill(pid, signal.SIGKILL)
+            for fd in [fd for fd, child in self._children.items() if child[1:] == request]:
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
             return
-        child, fd = (request.lane, request.generation), receive_fd(self._line)
+        line = receive_fd(self._line)
         try:
             pid = os.fork()
         except OSError as error:
-            self._requests.send((*child, str(error)))
+            self._requests.send((request.lane, request.generation, str(error)))
         else:
             if not pid:
-                self._run_child(request, fd)
-            self._children[pid] = child
+                self._run_child(request, line)
+            fd = os.pidfd_open(pid)
+            self._children[fd] = Child(pid, request.lane, request.generation)
+            self._events.register(fd, POLLIN)
+        os.close(line)
+
+    def _reap(self, fd: int) -> None:
+        """Tell of a child that has ended."""
+        self._events.unregister(fd)
         os.close(fd)
+        pid, lane, generation = self._children.pop(fd)
+        self._requests.send((lane, generation, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
 
-    def _reap(self) -> None:
-        """Tell of children that have ended."""
-        os.read(self._ended, 4096)
-        while self._children:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            self._requests.send((*self._children.pop(pid), os.waitstatus_to_exitcode(status)))
-
-    def _end(self) -> None:
-        """Children close their environments by themselves, unless it takes them too long."""
-        until = time.monotonic() + GRACE
-        while self._children:
-            ended, _ = os.waitpid(-1, os.WNOHANG)
-            self._children.pop(ended, None)
-            if time.monotonic() > until:
-                for pid in self._children:
-                    os.kill(pid, signal.SIGKILL)
-            if not ended:
-                time.sleep(0.005)
-
-    def _run_child(self, request: SpawnRequest, fd: int) -> NoReturn:
+    def _run_child(self, request: SpawnRequest, line: int) -> NoReturn:
         code = 1
         try:
             self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == self._pid:  # otherwise that came too late
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for fd in self._children:
+                    os.close(fd)
                 self._line.close()
                 self._requests.close()
-                os.close(self._ended)
-                EnvProcess(request, socket.socket(fileno=fd), self._told).run()
+                EnvProcess(request, socket.socket(fileno=line), self._told).run()
                 code = 0
         except (EOFError, ConnectionError):  # the other side is gone
             code = 0

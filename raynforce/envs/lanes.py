@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raynforce import settings
-from raynforce.envs.executors import EnvExecutor, Serial, Threads
+from raynforce.envs.executors import EnvExecutor, Threads
 from raynforce.envs.faults import EnvFault, count_break
 from raynforce.envs.lane import Plan
 from raynforce.envs.limits import require_files, require_tasks
 from raynforce.envs.processes import Processes
 from raynforce.envs.vector import Parallel, derive_seed, first_of_attempt
-from raynforce.envs.worker import About, Report, Told
+from raynforce.envs.worker import About, Report
 from raynforce.errors import EnvError, UsageError, summary
 from raynforce.infos import NOTHING, Info
 
@@ -84,7 +84,7 @@ class Lanes:
         except BaseException:
             self.close()
             raise
-        self.spec, self.note, self.way_back, _ = about
+        self.spec, self.note, self.way_back = about
         rows = self.rows = self.executor.rows
         self.obs, self.final = rows.obs, rows.final  # [N, ...]
         self.reward, self.seconds = rows.reward, rows.seconds  # [N]
@@ -179,8 +179,8 @@ class Lanes:
             self.wait()
             for report in self.executor.collect()[1]:
                 if report.what == "answer":
-                    answers[report.lane], faults = report.value
-                    self._faults += faults
+                    answers[report.lane] = report.value
+                    self._faults += report.faults
                 elif report.what == "died":
                     raise EnvError(f"env {self.spec.env!r}: {report.value}")
                 else:
@@ -207,37 +207,32 @@ class Lanes:
                 if report.what == "died":
                     raise EnvError(f"env {self.executor.plan.env!r} could not be made: {report.value}")
                 made.append(report.value)
-                self._faults += report.value.faults
+                self._faults += report.faults
         return made[0]
 
     def _see(self, report: Report, done: list[int]) -> Broken | None:
         """Take note of what is no plain step."""
-        lane, what, value = report
-        if what == "step":
-            return self._see_step(lane, value, done)
-        if what == "made":
+        lane, what, value, faults = report
+        self._faults += faults
+        if what in ("step", "broke"):
+            for fault in faults[:1]:
+                if self._unfit(fault.cause):
+                    raise self._unfit_error(fault.cause)
+                if what == "broke":
+                    return Broken(lane, fault.kind, fault.cause, fault.facts())
+            if value is not None:
+                self._info[lane] = value
+            done.append(lane)
+        elif what == "made":
             self._making.discard(lane)
-            self._faults += value.faults
-            return None
-        if what == "error" and lane not in self._making:
+        elif what == "error" and lane not in self._making:
             raise self._as_told(value)
-        if what == "died":
-            self._lose(lane, "died", value)
-        elif what == "error":
-            self._lose(lane, "raised", f"it could not be made again: {summary(value)}")
-        self._replace(lane)
-        return None
-
-    def _see_step(self, lane: int, told: Told, done: list[int]) -> Broken | None:
-        self._faults += told.faults
-        for fault in told.faults[:1]:
-            if self._unfit(fault.cause):
-                raise self._unfit_error(fault.cause)
-            if told.broke:
-                return Broken(lane, fault.kind, fault.cause, fault.facts())
-        if told.info is not None:
-            self._info[lane] = told.info
-        done.append(lane)
+        else:
+            if what == "died":
+                self._lose(lane, "died", value)
+            elif what == "error":
+                self._lose(lane, "raised", f"it could not be made again: {summary(value)}")
+            self._replace(lane)
         return None
 
     def _replacements(self) -> list[Broken]:
@@ -284,5 +279,5 @@ def _executor(parallel: Parallel, plan: Plan, count: int) -> EnvExecutor:
         require_tasks(count, what)
         if parallel == "processes":
             require_files(count, what)
-    kinds: dict[Parallel, type[EnvExecutor]] = {"no": Serial, "threads": Threads, "processes": Processes}
+    kinds: dict[Parallel, type[EnvExecutor]] = {"no": EnvExecutor, "threads": Threads, "processes": Processes}
     return kinds[parallel](plan, count)

@@ -81,7 +81,7 @@ class Processes(EnvExecutor):
         deaths = self._deaths() if self._line.fileno() in ready else []
         done: list[int] = []
         reports: list[Report] = []
-        for lane, more in self._finished():  # also of those that have died since
+        for lane, more in self._answered():  # also of those that have died since
             if lane in self._ending:
                 continue
             if not more:
@@ -101,7 +101,7 @@ class Processes(EnvExecutor):
             line.close()  # it finishes its step, closes its environment and ends
         self._open.close()
 
-    def _finished(self) -> list[tuple[int, int]]:
+    def _answered(self) -> list[tuple[int, int]]:
         """Lanes that have done as they were asked, and whether there is more to read from them."""
         try:
             told = np.frombuffer(os.read(self._told, _AT_ONCE * TOLD.size), "<u4").reshape(-1, 3)
@@ -117,10 +117,9 @@ class Processes(EnvExecutor):
                 report: Report = connection.recv()
         except (EOFError, ConnectionError):  # it died over it
             return None
+        report = self._checked(report)
         if report.what != "spaces":
             return report
-        if wrong := self.misfit(lane, report.value.spec):
-            return Report(lane, "error", wrong)
         with contextlib.suppress(ConnectionError):
             self._lines[lane].send(MEMORY)
             socket.send_fds(self._lines[lane], [b"m"], [self._memory])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,19 +13,21 @@ from raynforce.envs.lane import Lane, Plan
 from raynforce.infos import Info
 from raynforce.spaces import EnvSpec
 
-GRACE = 3.0
+GRACE = 3
 """Seconds that environments have to close."""
 
 
 class Report(NamedTuple):
-    """Something else than a step that went well."""
+    """What came of something that a lane was asked for."""
 
     lane: int
-    what: Literal["spaces", "made", "step", "answer", "error", "died", "gone"]
-    """With a new env, `About` (`spaces` before a process writes to shared rows); with a step that has more to tell than
-    its row, `Told`; with an answer, what the method returned, and faults on the way; with an error, the exception; with
-    a process that died, how. One that was abandoned is gone."""
-    value: Any
+    what: Literal["spaces", "made", "step", "broke", "answer", "error", "died", "gone"]
+    """`spaces`: a process has made its env and waits for shared rows; `gone`: one that was abandoned has ended."""
+    value: Any = None
+    """With a new env, `About`; with a step, the numbers in `info` of an episode that it ended; with an answer, what the
+    method returned; with an error, the exception; with a process that died, how."""
+    faults: Sequence[EnvFault] = ()
+    """On the way. The first is what a lane broke by."""
 
 
 class About(NamedTuple):
@@ -34,17 +36,6 @@ class About(NamedTuple):
     spec: EnvSpec
     note: str
     way_back: str
-    faults: list[EnvFault]
-    """Of its first reset, which may take more than one environment."""
-
-
-class Told(NamedTuple):
-    """What is told of a step that is not in the lane's row."""
-
-    broke: bool
-    faults: list[EnvFault]
-    info: Info | None
-    """The numbers in `info`, if an episode has ended and there are any."""
 
 
 class LaneWorker:
@@ -63,10 +54,10 @@ class LaneWorker:
     def step(self) -> Report | None:
         """None if there is nothing to tell but what is in the row."""
         report = self._report("step", self._step)
-        return None if report.value is None else report
+        return report if report.faults or report.value is not None else None
 
     def call(self, method: str, args: tuple[Any, ...]) -> Report:
-        return self._report("answer", lambda: self._call(method, args))
+        return self._report("answer", lambda: getattr(self.lane, method)(*args))
 
     def close(self) -> None:
         if self.lane is not None:
@@ -74,9 +65,11 @@ class LaneWorker:
 
     def _report(self, what: Literal["made", "step", "answer"], work: Callable[[], Any]) -> Report:
         try:
-            return Report(self.index, what, work())
+            value = work()
         except BaseException as error:
             return Report(self.index, "error", error)
+        assert self.lane is not None
+        return Report(self.index, "broke" if value is _BROKE else what, value, self.lane.shared.take_faults())
 
     def _make(self) -> About:
         lane = Lane(self.plan, self.index)
@@ -86,17 +79,15 @@ class LaneWorker:
             lane.close()
             raise
         self.lane, self.action = lane, lane.row.action
-        return About(lane.spec, lane.note, lane.way_back, lane.shared.take_faults())
+        return About(lane.spec, lane.note, lane.way_back)
 
-    def _call(self, method: str, args: tuple[Any, ...]) -> tuple[Any, list[EnvFault]]:
-        assert self.lane is not None
-        return getattr(self.lane, method)(*args), self.lane.shared.take_faults()
-
-    def _step(self) -> Told | None:
+    def _step(self) -> Info | None:
         lane = self.lane
         assert lane is not None
         begun = time.monotonic()
         broke = lane.step(lane.ready(self.action)[0])
         lane.row.seconds[0] = time.monotonic() - begun
-        info = lane.take_info()
-        return Told(broke, lane.shared.take_faults(), info) if info is not None or lane.shared.faults else None
+        return _BROKE if broke else lane.take_info()
+
+
+_BROKE: Info = {}
