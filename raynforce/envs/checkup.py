@@ -13,7 +13,7 @@ from gymnasium.wrappers import TimeLimit
 
 from raynforce.envs.causes import State, state_of
 from raynforce.envs.cost import Cost, Stopwatch
-from raynforce.envs.describe import describe, flatten_obs, is_flag, is_scalar, leaf_spaces, misfit, short
+from raynforce.envs.describe import bits, describe, flatten_obs, is_flag, is_scalar, leaf_spaces, misfit, short
 from raynforce.envs.frames import layers, stacks_of
 from raynforce.envs.make import Env
 from raynforce.envs.patience import patience
@@ -236,8 +236,8 @@ class Checkup:
             detail = f"{where}: it is a {type(info).__name__}"
             self.report.add("warning", "info is not a dict", detail, "return {}")
         seen = self.check_obs(raw, where)
-        outcome = np.array([float(reward), terminated, truncated], np.float64)
-        return raw, _digest((*seen, outcome)), bool(terminated), bool(truncated)
+        outcome = float(reward), bool(terminated), bool(truncated)
+        return raw, _digest((seen, *outcome)), *outcome[1:]
 
     def check_reward(self, reward: Any, where: str) -> None:
         if not is_scalar(reward):
@@ -393,11 +393,8 @@ def _choices(action: ActionSpec) -> int:
     return int(np.prod(action.sizes)) if action.sizes else 0
 
 
-def _digest(arrays: tuple[np.ndarray, ...]) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        digest.update(array.tobytes())
-    return digest.digest()
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(bits(value), digest_size=16).digest()
 
 
 def _kinds(result: Any) -> str:

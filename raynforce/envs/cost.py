@@ -8,14 +8,12 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from raynforce.envs.make import Env, close_env, make_described
-from raynforce.spaces import EnvSpec
+from raynforce.envs.make import Env, close_env
 
 PATIENCE = 0.5  # seconds; whoever is not through its first step by then is slow
 STEPS, PASSES = 25, 3  # a trial plays the same steps again and again: the fastest time of each is what it costs
@@ -120,12 +118,6 @@ def _schedstat(thread: int) -> str:
 def _seconds(schedstat: bytes) -> tuple[float, float]:
     computed, queued = schedstat.split()[:2]
     return int(computed) / 1e9, int(queued) / 1e9
-
-
-def probe_cost(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[EnvSpec, Cost]:
-    """What `probe` finds, and what a step costs; of an environment that raises the roles will say what is wrong."""
-    made, spec = make_described(env, env_args)
-    return spec, try_out(made)
 
 
 def try_out(made: Env) -> Cost:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from raynforce.doorbell import Doorbell
@@ -141,28 +141,15 @@ class _Thread(_Worker):
 
     def __init__(self, executor: EnvExecutor, index: int, episode: int) -> None:
         super().__init__(executor, index, episode)
-        self.over = False
-        self.job: tuple[str, tuple[Any, ...]] | None = None  # a call; otherwise it is a step
-        self._wake = threading.Lock()  # as a semaphore: held while there is nothing to do
-        self._wake.acquire()
-        self.wake = self._wake.release
+        self.jobs: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()  # as for `do`; None ends it
         self.thread = threading.Thread(target=self._run, daemon=True, name=f"lane {index}")
         self.thread.start()
 
     def _run(self) -> None:
         self.do(self.make)
-        while self.lane is not None and not self.over:
-            self._wake.acquire()
-            job, self.job = self.job, None
-            if not self.over:
-                self.do(*(self.call, *job) if job else (self.step,))
+        while self.lane is not None and (job := self.jobs.get()) is not None:
+            self.do(*job)
         self.close()
-
-    def end(self) -> None:
-        """Have it close its environment as soon as it is idle."""
-        self.over = True
-        with contextlib.suppress(RuntimeError):  # it was awake
-            self.wake()
 
 
 class Threads(EnvExecutor):
@@ -181,11 +168,10 @@ class Threads(EnvExecutor):
 
     def step(self, lanes: Sequence[int]) -> None:
         for lane in lanes:
-            self._workers[lane].wake()
+            self._workers[lane].jobs.put((self._workers[lane].step,))
 
     def call(self, lane: int, method: str, args: tuple[Any, ...]) -> None:
-        self._workers[lane].job = method, args
-        self._workers[lane].wake()
+        self._workers[lane].jobs.put((self._workers[lane].call, method, args))
 
     def threads(self) -> list[int]:
         return [worker.thread.native_id for worker in self._workers if worker is not None]
@@ -194,13 +180,13 @@ class Threads(EnvExecutor):
         worker = self._workers[lane]
         if worker.lane is not None:
             self.rows.episode[lane], self.rows.steps[lane] = worker.lane.row.episode[0], worker.lane.row.steps[0]
-        worker.end()
+        worker.jobs.put(None)
         return True
 
     def close(self) -> None:
         workers = [worker for worker in self._workers if worker is not None]
         for worker in workers:
-            worker.end()
+            worker.jobs.put(None)
         until = time.monotonic() + GRACE
         for worker in workers:
             worker.thread.join(max(0.0, until - time.monotonic()))

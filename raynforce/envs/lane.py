@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from raynforce.envs.describe import flatten_obs, in_range, misfit, wrong_reset, wrong_step
+from raynforce.envs.describe import bits, flatten_obs, in_range, misfit, wrong_reset, wrong_step
 from raynforce.envs.faults import MOST_BYTES, EnvFault, count_break, trace_of
 from raynforce.envs.make import close_env, make_described
 from raynforce.envs.rows import Rows
 from raynforce.envs.snapshots import NoTree, Pair, difference, keepers, pair_of
-from raynforce.envs.vector import FINITE, derive_seed, finite, first_of_attempt, same
+from raynforce.envs.vector import FINITE, derive_seed, finite, first_of_attempt
 from raynforce.errors import ContractError, EnvError, UsageError, summary
 from raynforce.infos import Info, numbers
 from raynforce.trees import Tree
@@ -411,7 +411,7 @@ class Lane:
             self.row.steps[0] = self._steps
         for i, (leaf, now) in enumerate(zip(self._leaves, self._places, strict=True)):
             then = np.asarray(tree["obs"][str(i)])[0, ...]
-            if not same(now, then):
+            if bits(now) != bits(then):
                 return Lost(reason, f"after {len(past)} steps {_difference(leaf.path, now, then)}")
         if "returns" in tree and self._return != tree["returns"][0]:
             return Lost(

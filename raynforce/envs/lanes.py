@@ -66,7 +66,7 @@ class Lanes:
         hang_seconds: float = math.inf,
     ) -> None:
         self.count = count
-        self._parallel, self._hang_seconds = parallel, hang_seconds
+        self.hang_seconds, self._parallel = hang_seconds, parallel
         # By lane; lists, because a few elements of them are quicker than those of an array.
         self._since = [math.inf] * count  # when it was asked to step, if it has not answered
         self._stepped = [0] * count  # steps since the last replacement
@@ -128,14 +128,14 @@ class Lanes:
         found: list[Broken] = []
         if now < self._look or self._parallel == "no":
             return found
-        late = [lane for lane, since in enumerate(self._since) if now - since > self._hang_seconds]
+        late = [lane for lane, since in enumerate(self._since) if now - since > self.hang_seconds]
         if not late:
-            self._look = min(now, *self._since) + self._hang_seconds
+            self._look = min(now, *self._since) + self.hang_seconds
         if not late or self._poll.poll(0):
             return found
         for lane in late:
             again = lane in self._lost
-            text = f"{'a new one' if again else 'it'} did not come back within {self._hang_seconds:g} s"
+            text = f"{'a new one' if again else 'it'} did not come back within {self.hang_seconds:g} s"
             gone = self.executor.abandon(lane)
             self._lose(lane, "hung", text)
             self._since[lane] = now  # the new one has as much time

@@ -19,18 +19,14 @@ from raynforce.errors import ContractError, EnvError, UsageError, summary
 from raynforce.infos import NOTHING, Info, numbers
 from raynforce.trees import Tree
 
+GymVector = gymnasium.vector.VectorEnv[Any, Any, Any]
 
-def native_vector(
-    env: str,
-    env_args: Mapping[str, Any] | None,
-    num_envs: int,
-    *,
-    seed: int,
-    sampler: int = 0,
-    exact_resume: bool = True,
-) -> tuple[NativeVector | None, str]:
+
+def registered_vector(
+    env: str, args: dict[str, Any], num_envs: int, *, exact_resume: bool
+) -> tuple[GymVector | None, str]:
     """The env's registered vector implementation; or None and why it does not serve (empty: there is none)."""
-    args, name = dict(env_args or {}), locate(env)
+    name = locate(env)
     if not isinstance(name, str) or gymnasium.registry[name].vector_entry_point is None:
         return None, ""
     if gymnasium.registry[name].entry_point is not None:
@@ -44,7 +40,7 @@ def native_vector(
     if exact_resume and snapshot_of(vector) is None:
         close_env(vector)
         return None, f"env {env!r} is stepped in a loop: its vector implementation has no snapshot for exact resume"
-    return NativeVector(env, vector, seed=seed, sampler=sampler, env_args=args), ""
+    return vector, ""
 
 
 class NativeVector(VectorEnv):
@@ -56,7 +52,7 @@ class NativeVector(VectorEnv):
     def __init__(
         self,
         env: str,
-        vector: gymnasium.vector.VectorEnv[Any, Any, Any],
+        vector: GymVector,
         *,
         seed: int,
         sampler: int = 0,

@@ -12,34 +12,17 @@ import numpy as np
 from raynforce.envs.faults import EnvFault
 from raynforce.envs.lanes import Lanes
 from raynforce.envs.local import LaneVector
-from raynforce.envs.vector import Parallel
 from raynforce.infos import Info
 
 
 class ParallelVector(LaneVector):
-    """As `LocalVector`, with a thread or a process for each environment.
+    """As `LocalVector`, side by side. One that hangs, or whose process ends, is replaced as one that raises."""
 
-    An environment that hangs for longer than `hang_seconds`, or whose process ends, is replaced as one that raises.
-    """
-
-    def __init__(
-        self,
-        env: str,
-        env_args: Mapping[str, Any] | None,
-        num_envs: int,
-        *,
-        seed: int,
-        sampler: int = 0,
-        parallel: Parallel,
-        record: bool = True,
-        hang_seconds: float = math.inf,
-    ) -> None:
-        how: dict[str, Any] = {"parallel": parallel, "record": record, "hang_seconds": hang_seconds}
-        self._lanes = Lanes(env, env_args, num_envs, seed=seed, sampler=sampler, **how)
-        super().__init__(self._lanes.spec, num_envs, self._lanes.note, self._lanes.way_back)
-        self._rows = self._lanes.rows
-        self._all = np.arange(num_envs)
-        self._watch = None if hang_seconds == math.inf else hang_seconds / 10  # seconds between two looks
+    def __init__(self, lanes: Lanes) -> None:
+        super().__init__(lanes.spec, lanes.count, lanes.note, lanes.way_back)
+        self._lanes, self._rows = lanes, lanes.rows
+        self._all = np.arange(lanes.count)
+        self._watch = None if lanes.hang_seconds == math.inf else lanes.hang_seconds / 10  # seconds between two looks
 
     def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
         while not self.idle.all():  # an evaluation at each lane's own pace may have been given up

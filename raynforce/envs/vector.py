@@ -148,21 +148,23 @@ def make_vector(
     Exact resume needs a snapshot of the implementation's state (`raynforce.register_snapshot`); the loop needs none,
     because without one it replays the actions of the running episodes, unless `record` is off.
     """
-    from raynforce.envs.local import LocalVector  # all implement this module's contract, so they import it
-    from raynforce.envs.native import native_vector
+    from raynforce.envs.lanes import Lanes  # all implement this module's contract, so they import it
+    from raynforce.envs.local import LocalVector
+    from raynforce.envs.native import NativeVector, registered_vector
     from raynforce.envs.parallel import ParallelVector
 
     if num_envs < 1:
         raise UsageError(f"num_envs is {num_envs}; it must be 1 or more")
     if seed < 0:
         raise UsageError(f"seed is {seed}; it must be 0 or more")
+    record = record and exact_resume
     if parallel != "no":
-        how: dict[str, Any] = {"parallel": parallel, "record": exact_resume and record, "hang_seconds": hang_seconds}
-        return ParallelVector(env, env_args, num_envs, seed=seed, sampler=sampler, **how)
-    vector, note = native_vector(env, env_args, num_envs, seed=seed, sampler=sampler, exact_resume=exact_resume)
+        how: dict[str, Any] = {"parallel": parallel, "record": record, "hang_seconds": hang_seconds}
+        return ParallelVector(Lanes(env, env_args, num_envs, seed=seed, sampler=sampler, **how))
+    vector, note = registered_vector(env, dict(env_args or {}), num_envs, exact_resume=exact_resume)
     if vector is not None:
-        return vector
-    return LocalVector(env, env_args, num_envs, seed=seed, sampler=sampler, record=exact_resume and record, note=note)
+        return NativeVector(env, vector, seed=seed, sampler=sampler, env_args=env_args)
+    return LocalVector(env, env_args, num_envs, seed=seed, sampler=sampler, record=record, note=note)
 
 
 def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
@@ -201,8 +203,3 @@ def first_of_attempt(attempt: int) -> int:
     if attempt < 1:
         raise UsageError(f"attempt is {attempt}; it must be 1 or more: 0 are the episodes that the run began with")
     return attempt << 32
-
-
-def same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays are equal bit for bit, NaN included."""
-    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()

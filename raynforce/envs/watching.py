@@ -133,7 +133,10 @@ class Films:
         names = [path.stem.removeprefix("episode-") for path in folder.glob("episode-*.mp4")]
         self._number = max((int(name) for name in names if name.isdigit()), default=0)
         self._first: np.ndarray | None = None
-        self._film: Film | None = None
+        self._path: Path | None = None  # of the film that is being written
+        self._file: Any = None
+        self._stream: Any = None
+        self._frames = 0
 
     def begin(self, frame: np.ndarray) -> None:
         """An episode begins. If the one before has not ended, it broke, and is not worth a film."""
@@ -141,44 +144,11 @@ class Films:
         self._first = frame  # there is no film before there is a step: the last episode that begins is not played
 
     def add(self, frame: np.ndarray) -> None:
-        if self._film is None:
-            self._number += 1
-            self._film = Film(self._av, self._folder / f"episode-{self._number}.mp4", self._rate)
-            if self._first is not None:
-                self._film.add(self._first)
-        self._film.add(frame)
-
-    def end(self) -> None:
-        """The episode has ended: its film is done."""
-        if self._film is not None:
-            self._film.close()
-            self.paths.append(self._film.path)
-            self._film = None
-
-    def close(self) -> None:
-        """Throw away what was begun."""
-        if self._film is not None:
-            self._film.close()
-            self._film.path.unlink(missing_ok=True)
-            self._number -= 1
-            self._film = None
-
-
-class Film:
-    """One mp4 file, to which frames are added."""
-
-    def __init__(self, av: Any, path: Path, rate: Fraction) -> None:
-        self.path = path
-        self._av, self._rate = av, rate
-        try:
-            self._file: Any = av.open(str(path), "w")
-        except OSError as error:
-            raise UsageError(f"the film {path} cannot be written: {error.strerror}") from error
-        self._stream: Any = None
-        self._frames = 0
-
-    def add(self, frame: np.ndarray) -> None:
         """`[height, width, 3]` uint8."""
+        if self._path is None:
+            self._open(self._folder / f"episode-{self._number + 1}.mp4")
+            if self._first is not None:
+                self.add(self._first)
         height, width = frame.shape[:2]
         even = height + height % 2, width + width % 2  # the encoder takes no others
         if even != (height, width):
@@ -189,19 +159,42 @@ class Film:
             self._stream.pix_fmt = "yuv420p"  # which every player knows
         if even != (self._stream.height, self._stream.width):
             was = [self._stream.height, self._stream.width]
-            raise UsageError(f"the film {self.path} cannot go on: frames were {was} and are now {list(even)}")
+            raise UsageError(f"the film {self._path} cannot go on: frames were {was} and are now {list(even)}")
         self._frames += 1
         if self._frames <= MOST_FRAMES:
             self._write(self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24"))
+
+    def end(self) -> None:
+        """The episode has ended: its film is done."""
+        if path := self._finish():
+            self.paths.append(path)
+            self._number += 1
+
+    def close(self) -> None:
+        """Delete a film that was begun."""
+        if path := self._finish():
+            path.unlink(missing_ok=True)
+
+    def _open(self, path: Path) -> None:
+        try:
+            self._file = self._av.open(str(path), "w")
+        except OSError as error:
+            raise UsageError(f"the film {path} cannot be written: {error.strerror}") from error
+        self._path, self._frames = path, 0
 
     def _write(self, picture: Any) -> None:
         for packet in self._stream.encode(picture):
             self._file.mux(packet)
 
-    def close(self) -> None:
-        if self._stream is not None:
-            self._write(None)  # what the encoder still has
-        self._file.close()
+    def _finish(self) -> Path | None:
+        """Close the file that is being written, if there is one."""
+        path, self._path = self._path, None
+        if path is not None:
+            if self._stream is not None:
+                self._write(None)  # what the encoder still has
+            self._file.close()
+            self._stream = None
+        return path
 
 
 def _library() -> Any:
