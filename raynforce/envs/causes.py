@@ -1,8 +1,8 @@
-"""Why the same seed and actions lead elsewhere: state that is kept across episodes, or chance that no seed reaches.
+"""Why the same seed and actions give another episode: state kept across episodes, or chance that no seed reaches.
 
 An episode that was played before, in an environment with a past, is played again in new ones. If those agree with each
-other, the past is the cause, and what they hold otherwise than the old one names it. If not even they agree, chance is:
-a global random stream, if they agree once that is seeded.
+other, kept state is the cause, and the attributes that differ from the old one name it. If not even they agree, chance
+is: a global random stream, if they agree once that is seeded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class State:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why the same seed and actions lead elsewhere."""
+    """Why the same seed and actions give another episode."""
 
     kind: Literal["past", "chance"]
     what: str
@@ -56,7 +56,7 @@ class Cause:
 def find_cause(make: Callable[[], Env] | None, seed: int, actions: Sequence[Any], used: State) -> Cause | None:
     """Play an episode in new environments; `used` is the state of one with a past after the same reset.
 
-    None if new ones cannot be made or played, so that nobody can tell.
+    None if new ones cannot be made or played.
     """
     if used.keepers:
         return Cause("past", *used.keepers[0])
@@ -115,7 +115,7 @@ def _play(make: Callable[[], Env], seed: int, actions: Sequence[Any]) -> tuple[l
 
 
 def _past(used: State, fresh: Mapping[str, str]) -> Cause:
-    """The cause is what the used environment holds otherwise than new ones do, or what these do not have at all."""
+    """The cause is the attributes in which the used environment differs from new ones, or that these lack."""
     names = [name for name, digest in used.data.items() if name in fresh and digest != fresh[name]]
     names = names or [name for name in used.data if name not in fresh]
     streams = _short([name for name in names if used.data[name].startswith(_STREAM)])

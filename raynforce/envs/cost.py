@@ -15,7 +15,7 @@ import numpy as np
 
 from raynforce.envs.make import Env, close_env
 
-PATIENCE = 0.5  # seconds; whoever is not through its first step by then is slow
+PATIENCE = 0.5  # seconds; an env whose first step takes longer is slow
 STEPS, PASSES = 25, 3  # a trial plays the same steps again and again: the fastest time of each is what it costs
 ENOUGH = 0.025  # seconds after which a trial ends all the same; most of them take a millisecond or two
 FEW = 10  # steps that slow environments are given longer for, within PATIENCE: fewer do not show how uneven they are
@@ -69,9 +69,9 @@ class Cost:
 
 
 class Stopwatch:
-    """Times calls in the thread that made it, without the time in which that was ready to go on and had no core to.
+    """Times calls in the thread that made it, without the time that it was runnable and waited for a core.
 
-    Else environments would seem uneven, and to wait, on a machine that is busy with something else.
+    Else environments would seem uneven, and to wait, on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class _Trial(threading.Thread):
         self.leave()
 
     def leave(self) -> None:
-        """Called by both sides: the environment is closed by whoever has no more use for it last."""
+        """Called by both sides; the second call closes the environment."""
         if not self._left.acquire(blocking=False):
             close_env(self._made)
 
@@ -166,7 +166,7 @@ class _Trial(threading.Thread):
         return Cost(None) if self._failed else Cost(math.inf, math.inf, (math.inf, math.inf), self._first_computes())
 
     def _first_computes(self) -> float | None:
-        """Share of the first step, which is under way; None if it has not begun, or nobody can tell."""
+        """Share of the first step, which is under way; None if it has not begun, or is not known."""
         if self._began is None or self.native_id is None:
             return None
         before, computed_before, wall = self._began

@@ -34,8 +34,8 @@ class _Worker(LaneWorker):
         self.report = work(*args)
         self._done(self)
 
-    def settle(self, rows: Rows) -> None:
-        """Take actions from its row of `rows`, where `hand_over` puts what they led to."""
+    def attach(self, rows: Rows) -> None:
+        """Take actions from its row of `rows`, where `publish` puts what they led to."""
         assert self.lane is not None
         self.action = rows.action[self.index : self.index + 1]  # [1, ...]
         row = self.lane.row
@@ -43,7 +43,7 @@ class _Worker(LaneWorker):
         self._last, self._my_last = rows.last[self.index], row.last[0]
         self._terminated, self._truncated = row.terminated, row.truncated
 
-    def hand_over(self) -> None:
+    def publish(self) -> None:
         self._live[...] = self._mine
         if self._terminated[0] or self._truncated[0]:
             self._last[...] = self._my_last
@@ -103,9 +103,9 @@ class EnvExecutor:
                 report = self._checked(report)
                 reports.append(report)
                 if report.what == "made":
-                    worker.settle(self.rows)
+                    worker.attach(self.rows)
             if report is None or report.what != "error":
-                worker.hand_over()
+                worker.publish()
         return done, reports
 
     def abandon(self, lane: int) -> bool:

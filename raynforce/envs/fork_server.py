@@ -37,7 +37,7 @@ main()
 """
 """What its process runs."""
 
-TOLD = struct.Struct("<III")
+DONE = struct.Struct("<III")
 """What a process writes when it is done: its lane, its generation, and whether there is more to read on its socket."""
 STEP, CALL, MEMORY = b"s", b"c", b"m"
 _PR_SET_PDEATHSIG = 1
@@ -75,7 +75,7 @@ class ForkServer:
         self._line, self._requests = line, Connection(os.dup(line.fileno()))
         self._libc, self._pid = ctypes.CDLL(None), os.getpid()
         self._children: dict[int, Child] = {}  # by pidfd
-        self._told = receive_fd(line)
+        self._pipe = receive_fd(line)
         self._events = poll()
         self._events.register(line, POLLIN)
 
@@ -131,7 +131,7 @@ class ForkServer:
                     os.close(fd)
                 self._line.close()
                 self._requests.close()
-                EnvProcess(request, socket.socket(fileno=line), self._told).run()
+                EnvProcess(request, socket.socket(fileno=line), self._pipe).run()
                 code = 0
         except (EOFError, ConnectionError):  # the other side is gone
             code = 0
@@ -144,11 +144,11 @@ class ForkServer:
 class EnvProcess(LaneWorker):
     """A lane in a process of its own: it does as it is asked, until the other side hangs up."""
 
-    def __init__(self, request: SpawnRequest, line: socket.socket, told: int) -> None:
+    def __init__(self, request: SpawnRequest, line: socket.socket, pipe: int) -> None:
         super().__init__(request.plan, request.lane, request.episode)
-        self._given, self._line, self._told = request.given, line, told
+        self._given, self._line, self._pipe = request.given, line, pipe
         self._answers = Connection(os.dup(line.fileno()))
-        self._done, self._more = (TOLD.pack(request.lane, request.generation, flag) for flag in (0, 1))
+        self._done, self._more = (DONE.pack(request.lane, request.generation, flag) for flag in (0, 1))
 
     def run(self) -> None:
         np.random.seed()  # noqa: NPY002  # otherwise all of them would draw the same, if their envs use this
@@ -181,9 +181,9 @@ class EnvProcess(LaneWorker):
 
     def _tell(self, report: Report | None) -> None:
         if report is None:
-            os.write(self._told, self._done)
+            os.write(self._pipe, self._done)
             return
-        os.write(self._told, self._more)
+        os.write(self._pipe, self._more)
         self._answers.send(report if report.what != "error" else report._replace(value=_portable(report.value)))
 
 

@@ -277,7 +277,7 @@ class Lane:
         self._pair, _ = pair_of(self.env)
 
     def _note_break(self, broken: Broke) -> None:
-        """Add to the faults; an error if going on is of no use."""
+        """Add to the faults; an error if it breaks too often."""
         fault, kind = self._fault(broken), self._error_kind(broken)
         if kind is ContractError and self._breaks:
             raise fault.error(kind) from broken.__cause__

@@ -72,7 +72,7 @@ class Lanes:
         self._stepped = [0] * count  # steps since the last replacement
         self._replaced = [0] * count  # in a row
         self._look = 0.0  # when a lane may be overdue
-        self._lost: dict[int, Broken] = {}  # lanes that were replaced, and are to be told of
+        self._unreported: dict[int, Broken] = {}  # lanes that were replaced, until `collect` tells of it
         self._making: set[int] = set()  # those whose new env is not there yet
         self._faults: list[EnvFault] = []
         self._info: dict[int, Info] = {}  # by lane
@@ -101,16 +101,16 @@ class Lanes:
         now, since = time.monotonic(), self._since
         for lane in asked:
             since[lane] = now
-        if self._lost:
-            asked = [lane for lane in asked if lane not in self._lost]
-            self.executor.bell.ring()  # they may be ready to be told of
+        if self._unreported:
+            asked = [lane for lane in asked if lane not in self._unreported]
+            self.executor.bell.ring()  # their replacements may be ready
         self.executor.step(asked)
 
     def collect(self) -> tuple[np.ndarray, list[Broken]]:
         """Lanes that are done with a step since this was last asked, `[K]` in order, and those that broke."""
         done, reports = self.executor.collect()
-        broken = [found for report in reports if (found := self._see(report, done)) is not None]
-        if self._lost:
+        broken = [found for report in reports if (found := self._handle(report, done)) is not None]
+        if self._unreported:
             broken += self._replacements()
         since, stepped = self._since, self._stepped
         for lane in done:
@@ -134,12 +134,12 @@ class Lanes:
         if not late or self._poll.poll(0):
             return found
         for lane in late:
-            again = lane in self._lost
+            again = lane in self._unreported
             text = f"{'a new one' if again else 'it'} did not come back within {self.hang_seconds:g} s"
             gone = self.executor.abandon(lane)
             self._lose(lane, "hung", text)
             self._since[lane] = now  # the new one has as much time
-            found.append(self._lost[lane])
+            found.append(self._unreported[lane])
             if gone:
                 self._replace(lane)
         return found
@@ -184,7 +184,7 @@ class Lanes:
                 elif report.what == "died":
                     raise EnvError(f"env {self.spec.env!r}: {report.value}")
                 else:
-                    self._see(report, [])
+                    self._handle(report, [])
         return [answers[lane] for lane in range(self.count)]
 
     def wait(self, seconds: float | None = None) -> None:
@@ -203,15 +203,15 @@ class Lanes:
             self.wait()
             for report in self.executor.collect()[1]:
                 if report.what == "error":
-                    raise self._as_told(report.value)
+                    raise self._for_user(report.value)
                 if report.what == "died":
                     raise EnvError(f"env {self.executor.plan.env!r} could not be made: {report.value}")
                 made.append(report.value)
                 self._faults += report.faults
         return made[0]
 
-    def _see(self, report: Report, done: list[int]) -> Broken | None:
-        """Take note of what is no plain step."""
+    def _handle(self, report: Report, done: list[int]) -> Broken | None:
+        """Act on a report other than of a plain step."""
         lane, what, value, faults = report
         self._faults += faults
         if what in ("step", "broke"):
@@ -226,7 +226,7 @@ class Lanes:
         elif what == "made":
             self._making.discard(lane)
         elif what == "error" and lane not in self._making:
-            raise self._as_told(value)
+            raise self._for_user(value)
         else:
             if what == "died":
                 self._lose(lane, "died", value)
@@ -237,18 +237,18 @@ class Lanes:
 
     def _replacements(self) -> list[Broken]:
         """Replaced lanes that are there again, and were asked to step."""
-        back = [lane for lane in self._lost if lane not in self._making and self._since[lane] < math.inf]
+        back = [lane for lane in self._unreported if lane not in self._making and self._since[lane] < math.inf]
         self.reward[back], self.terminated[back], self.truncated[back] = 0.0, False, False
-        return [self._lost.pop(lane) for lane in back]
+        return [self._unreported.pop(lane) for lane in back]
 
     def _lose(self, lane: int, code: str, text: str) -> None:
-        """Take note of an environment that has to be replaced."""
+        """Note the fault of an environment that has to be replaced."""
         plan, rows = self.executor.plan, self.rows
         number = plan.first + lane
         seed = derive_seed(plan.seed, plan.sampler, number, int(rows.episode[lane]))
         fault = EnvFault(plan.env, plan.args, code, number, seed, int(rows.steps[lane]), text)
         self._faults.append(fault)
-        self._lost.setdefault(lane, Broken(lane, code, text, fault.facts()))  # the first is what broke the step
+        self._unreported.setdefault(lane, Broken(lane, code, text, fault.facts()))  # the first is what broke the step
         self._making.add(lane)
         self._replaced[lane] = count_break(fault, self._replaced[lane], self._stepped[lane])
         self._stepped[lane] = 0
@@ -258,7 +258,7 @@ class Lanes:
         self.rows.steps[lane] = 0
         self.executor.make(lane, int(self.rows.episode[lane]))
 
-    def _as_told(self, error: BaseException) -> BaseException:
+    def _for_user(self, error: BaseException) -> BaseException:
         """An error as it is raised for the user."""
         return self._unfit_error(summary(error)) if self._unfit(str(error)) else error
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from raynforce.envs.executors import EnvExecutor
-from raynforce.envs.fork_server import CALL, MEMORY, START, STEP, TOLD, SpawnRequest
+from raynforce.envs.fork_server import CALL, DONE, MEMORY, START, STEP, SpawnRequest
 from raynforce.envs.lane import Plan
 from raynforce.envs.rows import Rows, row_bytes
 from raynforce.envs.worker import GRACE, Report
@@ -40,15 +40,15 @@ class Processes(EnvExecutor):
         with contextlib.ExitStack() as stack:
             stack.callback(self.bell.close)
             self._epoll = stack.enter_context(select.epoll())
-            self._told, told = os.pipe()
-            stack.callback(os.close, self._told)
-            os.set_blocking(self._told, False)
+            self._pipe, told = os.pipe()
+            stack.callback(os.close, self._pipe)
+            os.set_blocking(self._pipe, False)
             with open(told, "wb"):
                 self.server, self._line = _start_server()
                 stack.callback(self._end_server)
                 self._requests = stack.enter_context(Connection(os.dup(self._line.fileno())))
                 socket.send_fds(self._line, [b"t"], [told])
-            for fd in (self._told, self._line.fileno(), self.bell.fileno()):
+            for fd in (self._pipe, self._line.fileno(), self.bell.fileno()):
                 self._epoll.register(fd, select.EPOLLIN)
             self._open = stack.pop_all()
 
@@ -104,7 +104,7 @@ class Processes(EnvExecutor):
     def _answered(self) -> list[tuple[int, int]]:
         """Lanes that have done as they were asked, and whether there is more to read from them."""
         try:
-            told = np.frombuffer(os.read(self._told, _AT_ONCE * TOLD.size), "<u4").reshape(-1, 3)
+            told = np.frombuffer(os.read(self._pipe, _AT_ONCE * DONE.size), "<u4").reshape(-1, 3)
         except BlockingIOError:
             return []
         known = self._generations[told[:, 0]] == told[:, 1]

@@ -199,7 +199,7 @@ def derive_seed(seed: int, *key: int) -> int:
 
 
 def first_of_attempt(attempt: int) -> int:
-    """The first episode, or reset, of a vector env that begins anew: far from those of every other attempt."""
+    """The first episode, or reset, of an attempt: far from those of every other attempt."""
     if attempt < 1:
         raise UsageError(f"attempt is {attempt}; it must be 1 or more: 0 are the episodes that the run began with")
     return attempt << 32
