@@ -19,9 +19,9 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from raynforce.envs.executors import GRACE, About, LaneWorker, Report
 from raynforce.envs.lane import Lane, Plan
 from raynforce.envs.rows import Rows, row_bytes
-from raynforce.envs.worker import GRACE, About, LaneWorker, Report
 from raynforce.errors import EnvError, RaynforceError, summary
 from raynforce.given import unpack
 
@@ -91,6 +91,7 @@ class ForkServer:
                         self._reap(fd)
                     else:
                         self._serve(self._requests.recv())
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(GRACE)  # the end of this process, and with it of children that have not closed their envs by then
         with contextlib.suppress(ChildProcessError):
             while True:

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raynforce import settings
-from raynforce.envs.executors import EnvExecutor, Threads
+from raynforce.envs.executors import About, EnvExecutor, Report, Threads
 from raynforce.envs.faults import EnvFault, count_break
 from raynforce.envs.lane import Plan
 from raynforce.envs.limits import require_files, require_tasks
 from raynforce.envs.processes import Processes
 from raynforce.envs.vector import Parallel, derive_seed, first_of_attempt
-from raynforce.envs.worker import About, Report
 from raynforce.errors import EnvError, UsageError, summary
 from raynforce.infos import NOTHING, Info
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from raynforce.envs.executors import EnvExecutor
+from raynforce.envs.executors import GRACE, EnvExecutor, Report
 from raynforce.envs.fork_server import CALL, DONE, MEMORY, START, STEP, SpawnRequest
 from raynforce.envs.lane import Plan
 from raynforce.envs.rows import Rows, row_bytes
-from raynforce.envs.worker import GRACE, Report
 from raynforce.errors import EnvError, UsageError, how_it_ended
 from raynforce.given import pack
 from raynforce.spaces import EnvSpec

@@ -319,22 +319,27 @@ def test_one_that_needs_a_main_thread_has_it_in_a_process() -> None:
 ORPHANS = """
 import os, sys, lane_envs
 from raynforce.envs.lanes import Lanes
-lanes = Lanes("lane_envs:Scripted", {}, 3, seed=0, parallel="processes")
+import numpy as np
+lanes = Lanes("lane_envs:Scripted", {"script": {-1: {1: "hang"}}}, 3, seed=0, parallel="processes")
+if sys.argv[1] == "hung":
+    lanes.step(np.arange(3), np.zeros(3, np.int64))
 print(lanes.executor.server.pid, flush=True)
 sys.stdin.read()
 """
 
 
-def test_processes_end_with_the_one_that_started_them() -> None:
+@pytest.mark.parametrize("state", ["idle", "hung"])
+def test_processes_end_with_the_one_that_started_them(state: str) -> None:
     path = os.pathsep.join(filter(None, sys.path))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", ORPHANS], env={**os.environ, "PYTHONPATH": path}, **pipes) as process:  # type: ignore[call-overload]
+    command, env = [sys.executable, "-c", ORPHANS, state], {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, env=env, **pipes) as process:  # type: ignore[call-overload]
         server = int(process.stdout.readline())
         family = [server, *children_of(server)]
         assert len(family) == 4
         assert {os.getpgid(pid) for pid in family} == {os.getpgid(process.pid)}
         process.kill()
-    until = time.monotonic() + 5
+    until = time.monotonic() + 10
     while any(os.path.exists(f"/proc/{pid}/cwd") and alive(pid) for pid in family):
         assert time.monotonic() < until
         time.sleep(0.01)
