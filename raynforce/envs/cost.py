@@ -80,10 +80,7 @@ class Stopwatch:
             self._file = os.open(_schedstat(threading.get_native_id()), os.O_RDONLY | os.O_CLOEXEC)
         self.start()
 
-    def __enter__(self) -> Stopwatch:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -176,7 +173,7 @@ class _Trial(threading.Thread):
 
     def _play(self) -> None:
         began = time.monotonic()
-        with Stopwatch() as watch:
+        with contextlib.closing(Stopwatch()) as watch:
             self._pass(watch, STEPS, began + ENOUGH / 2, began + PATIENCE)
             self._length = len(self._steps)
             for _ in range(PASSES - 1):

@@ -15,7 +15,7 @@ from raynforce.envs.faults import MOST_BYTES, EnvFault, count_break, trace_of
 from raynforce.envs.make import close_env, make_described
 from raynforce.envs.rows import Rows
 from raynforce.envs.snapshots import NoTree, Pair, difference, keepers, pair_of
-from raynforce.envs.vector import FINITE, derive_seed, finite, first_of_attempt
+from raynforce.envs.vector import FINITE, derive_seed, first_of_attempt
 from raynforce.errors import ContractError, EnvError, UsageError, summary
 from raynforce.infos import Info, numbers
 from raynforce.trees import Tree
@@ -116,7 +116,8 @@ class Lane:
         self._finals = [column[0, ...] for column in row.final.values()]
         leaf = self._leaves[0]
         self._common = (leaf.shape, np.dtype(leaf.dtype)) if self._plain and not leaf.sizes else None
-        self._floats = [place.reshape(-1) for place in self._places if place.dtype.kind == "f"]  # flat views
+        both = zip(row.obs, self._places, strict=True)
+        self._floats = [(path, place.reshape(-1)) for path, place in both if place.dtype.kind == "f"]  # flat views
 
     def begin_at(self, episode: int) -> None:
         """Begin with this episode; one that is not the first is in the place of an env that has worked."""
@@ -243,14 +244,10 @@ class Lane:
         """Refuse NaN and infinity."""
         if not math.isfinite(reward):
             raise Broke("garbage", f"reward = {reward}; {FINITE}")
-        for flat in self._floats:
-            if not math.isfinite(flat.dot(flat)):  # several times as fast as `isfinite`; also beyond 1e19
-                self._require_finite_obs()
-
-    def _require_finite_obs(self) -> None:
-        for leaf, place in zip(self._leaves, self._places, strict=True):
-            if place.dtype.kind == "f" and not finite(place):
-                raise Broke("garbage", f"{leaf.path} = {place[~np.isfinite(place)][0]}; {FINITE}")
+        for path, flat in self._floats:
+            if not math.isfinite(flat.dot(flat)):  # several times as fast as `isfinite`; also so for large numbers
+                for bad in flat[~np.isfinite(flat)][:1]:
+                    raise Broke("garbage", f"{path} = {bad}; {FINITE}")
 
     # -- an environment that breaks -----------------------------------------------------------------------
 
