@@ -18,10 +18,10 @@ def main(kernels: str, layers: str) -> None:
     cap_threads()
     pin("portable" if kernels == "portable" else "native")
     from raynforce.algos import algorithm_class
-    from raynforce.envs.vector import probe
+    from raynforce.envs.vector import EnvArgs, probe
     from raynforce.experiment import resolve
     from raynforce.roles.learner import Learner
-    from raynforce.roles.sampler import EnvArgs, Sampler
+    from raynforce.roles.sampler import Sampler
 
     config = resolve(json.loads(layers))[0]
     env = probe(config.env, config.env_args)

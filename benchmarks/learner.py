@@ -28,11 +28,11 @@ from benchmarks.measure import Stopwatch, Table, command, parts, pinned, ratio, 
 from raynforce.algos.base import Batch
 from raynforce.algos.ppo import PPO, PPOConfig
 from raynforce.config import Config
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.experiment import resolve
 from raynforce.policies.torch_net import SpecNet
 from raynforce.roles.learner import Learner
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 from raynforce.spaces import EnvSpec
 
 ENV, ENVS, FRAGMENT, ROWS, MINIBATCH = "CartPole-v1", 8, 128, 1024, 256

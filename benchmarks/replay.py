@@ -21,12 +21,12 @@ import numpy as np
 from benchmarks.measure import Table, command, pinned, ratio, row, take_turns
 from benchmarks.runs import held
 from raynforce.algos import algorithm_class
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.replay import Replay
 from raynforce.experiment import resolve
 from raynforce.policies.acting import PolicyVersion
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 from raynforce.spaces import EnvSpec
 
 ENV, LENGTH, LANES, FRAGMENTS = "CartPole-v1", 32, 64, 64

@@ -36,7 +36,7 @@ from raynforce.runs.store import is_url
 from raynforce.spaces import EnvSpec
 
 if TYPE_CHECKING:
-    from raynforce.envs.lanes import Parallel
+    from raynforce.envs.vector import Parallel
 
 OnRound = Callable[[Status], None]
 EPISODES, WATCHED = 100, 3  # that are evaluated, and if somebody looks at them
@@ -300,9 +300,9 @@ def evaluate(
 
     Returns the return of each episode, and the path of the checkpoint used; more of it by name.
     """
+    from raynforce.envs.vector import EnvArgs
     from raynforce.envs.watching import Watched
     from raynforce.roles.evaluator import EVALUATION_STREAM, Evaluator
-    from raynforce.roles.sampler import EnvArgs
 
     watched, shown = None, video is not None or render
     if shown:

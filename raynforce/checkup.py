@@ -19,14 +19,14 @@ from raynforce.algos.base import Algorithm, Loss
 from raynforce.algos.contract import declared, names
 from raynforce.config import Config
 from raynforce.envs.doctor import Report
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.errors import AlgorithmError, RaynforceError, UsageError, summary
 from raynforce.experience.fragment import Fragment
 from raynforce.experiment import resolve
 from raynforce.policies.acting import ActingSpec
 from raynforce.policies.torch_net import ModuleNet
 from raynforce.roles.learner import Learner
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 from raynforce.runs import checkpoint
 from raynforce.spaces import EnvSpec
 from raynforce.topologies import BUILT_IN as TOPOLOGIES

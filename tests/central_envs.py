@@ -13,7 +13,7 @@ import numpy as np
 from fault_envs import fail
 from gymnasium import spaces
 
-from raynforce.envs.local import LocalVector
+from raynforce.envs.lane import Lane
 
 
 class Steps(gymnasium.Env[np.ndarray, int]):
@@ -79,8 +79,8 @@ def lane_here() -> int | None:
     frame: Any = sys._getframe()
     while frame is not None:
         maker = frame.f_locals.get("self")
-        if isinstance(maker, LocalVector):
-            return maker._first if maker._sampler == 0 else None
+        if isinstance(maker, Lane):
+            return maker.number if maker.plan.sampler == 0 else None
         frame = frame.f_back
     return None
 

@@ -19,7 +19,7 @@ import raynforce
 STEPS = 3000
 FRAGMENT = 3 * 16
 NAMES = ("lane", "policy")
-OURS = (b"raynforce.runtimes.worker", b"raynforce.envs.nursery")
+OURS = (b"raynforce.runtimes.worker", b"raynforce.envs.fork_server")
 
 
 def train(

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
-from raynforce.envs.local import LocalVector
+from raynforce.envs.lane import Lane
 from raynforce.roles.evaluator import EVALUATION_STREAM
 
 _leaked: list[np.ndarray] = []
@@ -210,8 +210,8 @@ def sampler_here() -> int | None:
     frame = sys._getframe()
     while frame is not None:
         maker = frame.f_locals.get("self")
-        if isinstance(maker, LocalVector):
-            return maker._sampler
+        if isinstance(maker, Lane):
+            return maker.plan.sampler
         frame = frame.f_back  # type: ignore[assignment]
     return None
 

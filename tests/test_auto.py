@@ -24,10 +24,12 @@ from raynforce.algos.ppo import PPO
 from raynforce.auto import COSTLY, HANDLING, SHARED, SLOW, Facts, Plan, choose, duration, settle
 from raynforce.cli import main
 from raynforce.config import Config, RayConfig, SamplingConfig
-from raynforce.envs.cost import Cost, probe_cost
+from raynforce.envs.cost import Cost, try_out
+from raynforce.envs.make import make_described
 from raynforce.envs.vector import probe
 from raynforce.errors import UsageError
 from raynforce.policies.cost import PolicyCost
+from raynforce.spaces import EnvSpec
 
 CHEAP = 14e-6
 SMALL = {"sampling.envs": 2, "sampling.fragment": 8, "eval.episodes": 1, "eval.final_episodes": 1, "eval.every": 0}
@@ -222,6 +224,11 @@ def test_faster_environments_need_more_hosts(seconds: float, hosts: int) -> None
 
 
 # -- the facts --------------------------------------------------------------------------------------------
+
+
+def probe_cost(env: str, args: dict[str, Any] | None = None) -> tuple[EnvSpec, Cost]:
+    made, spec = make_described(env, args)
+    return spec, try_out(made)
 
 
 def test_the_cost_of_a_step() -> None:

@@ -132,6 +132,6 @@ def test_games_can_be_filmed(env: str, args: dict[str, Any], tmp_path: Path) -> 
     watched = Watched(env, args, seed=0, sampler=0, films=tmp_path)
     watched.reset()
     watched.step(np.zeros(1, np.int64))
-    assert watched._frame().shape == (210, 160, 3)
+    assert watched._lanes[0]._frame().shape == (210, 160, 3)
     watched.close()
     assert not list(tmp_path.iterdir())  # the episode has not ended

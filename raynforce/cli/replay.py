@@ -37,6 +37,7 @@ from raynforce.runtimes.host import hung
 from raynforce.spaces import ObsLeaf
 
 if TYPE_CHECKING:
+    from raynforce.envs.vector import EnvArgs
     from raynforce.policies.acting import PolicyVersion
     from raynforce.roles.sampler import Sampler
 
@@ -346,7 +347,7 @@ def _sampler(
     from raynforce.algos.contract import declared
     from raynforce.experiment import resolve
     from raynforce.policies.acting import PolicyVersion
-    from raynforce.roles.sampler import EnvArgs, Sampler
+    from raynforce.roles.sampler import Sampler
 
     config: Config = resolve({"preset": "none"}, settings.read_yaml(str(run.config)))[0]
     parts = checkpoint.load(run.path / FOLDER / f"{number:04d}")

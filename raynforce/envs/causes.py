@@ -1,8 +1,8 @@
-"""Why the same seed and actions lead elsewhere: state that is kept across episodes, or chance that no seed reaches.
+"""Why the same seed and actions give another episode: state kept across episodes, or chance that no seed reaches.
 
 An episode that was played before, in an environment with a past, is played again in new ones. If those agree with each
-other, the past is the cause, and what they hold otherwise than the old one names it. If not even they agree, chance is:
-a global random stream, if they agree once that is seeded.
+other, kept state is the cause, and the attributes that differ from the old one name it. If not even they agree, chance
+is: a global random stream, if they agree once that is seeded.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
+from raynforce.envs.describe import bits
 from raynforce.envs.frames import layers
 from raynforce.envs.make import Env, close_env
 from raynforce.envs.snapshots import keepers
@@ -45,7 +46,7 @@ class State:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why the same seed and actions lead elsewhere."""
+    """Why the same seed and actions give another episode."""
 
     kind: Literal["past", "chance"]
     what: str
@@ -55,7 +56,7 @@ class Cause:
 def find_cause(make: Callable[[], Env] | None, seed: int, actions: Sequence[Any], used: State) -> Cause | None:
     """Play an episode in new environments; `used` is the state of one with a past after the same reset.
 
-    None if new ones cannot be made or played, so that nobody can tell.
+    None if new ones cannot be made or played.
     """
     if used.keepers:
         return Cause("past", *used.keepers[0])
@@ -101,11 +102,11 @@ def _play(make: Callable[[], Env], seed: int, actions: Sequence[Any]) -> tuple[l
     """What an episode shows in a new environment, its data after the reset, and whether that left its seed alone."""
     env = make()
     try:
-        seen = [_bytes(env.reset(seed=seed)[0])]
+        seen = [bits(env.reset(seed=seed)[0])]
         state, unseeded = state_of(env).data, getattr(env.unwrapped, "_np_random_seed", seed) != seed
         for action in actions:
             obs, reward, terminated, truncated, _ = env.step(action)
-            seen.append(_bytes([obs, float(reward), bool(terminated), bool(truncated)]))
+            seen.append(bits([obs, float(reward), bool(terminated), bool(truncated)]))
             if terminated or truncated:
                 break
         return seen, state, unseeded
@@ -114,7 +115,7 @@ def _play(make: Callable[[], Env], seed: int, actions: Sequence[Any]) -> tuple[l
 
 
 def _past(used: State, fresh: Mapping[str, str]) -> Cause:
-    """The cause is what the used environment holds otherwise than new ones do, or what these do not have at all."""
+    """The cause is the attributes in which the used environment differs from new ones, or that these lack."""
     names = [name for name, digest in used.data.items() if name in fresh and digest != fresh[name]]
     names = names or [name for name in used.data if name not in fresh]
     streams = _short([name for name in names if used.data[name].startswith(_STREAM)])
@@ -147,12 +148,8 @@ def _chance(
     unseeded: bool,
 ) -> Cause:
     """Not even two new environments agree."""
-    for stream, seeded in (("numpy's global np.random", _numpy_seeded), ("Python's global random", _random_seeded)):
-        shown = []
-        for _ in range(2):
-            with seeded():
-                shown.append(_play(make, seed, actions)[0])
-        if shown[0] == shown[1]:
+    for stream, module in (("numpy's global np.random", np.random), ("Python's global random", random)):
+        if _agree_if_seeded(module, lambda: _play(make, seed, actions)[0]):
             return Cause("chance", f"it draws from {stream}, which reset(seed) does not seed", _DRAW)
     shared = _short([name for name in one if name.endswith(")") and one[name] != other.get(name)])
     if shared:
@@ -163,24 +160,17 @@ def _chance(
     return Cause("chance", what, _DRAW)
 
 
-@contextlib.contextmanager
-def _numpy_seeded() -> Iterator[None]:
-    before = np.random.get_state()  # noqa: NPY002  (it is what the environment draws from)
-    np.random.seed(0)  # noqa: NPY002
+def _agree_if_seeded(module: Any, play: Callable[[], list[bytes]]) -> bool:
+    """Whether two new environments show the same once this global stream, numpy's or Python's, is seeded."""
+    numpy = module is np.random
+    before, shown = module.get_state() if numpy else module.getstate(), []
     try:
-        yield
+        for _ in range(2):
+            module.seed(0)
+            shown.append(play())
+        return bool(shown[0] == shown[1])
     finally:
-        np.random.set_state(before)  # noqa: NPY002
-
-
-@contextlib.contextmanager
-def _random_seeded() -> Iterator[None]:
-    before = random.getstate()
-    random.seed(0)
-    try:
-        yield
-    finally:
-        random.setstate(before)
+        (module.set_state if numpy else module.setstate)(before)
 
 
 _NO_DATA = (types.ModuleType, gymnasium.Env, gymnasium.Space)
@@ -197,7 +187,7 @@ def _digests(name: str, value: Any, deep: int) -> Iterator[tuple[str, str]]:
         if not (isinstance(value, np.ndarray) and value.dtype.hasobject):
             if isinstance(value, np.ndarray) and value.nbytes > _LARGE:
                 value = value.reshape(-1)[:_LARGE]
-            yield name, hashlib.sha256(_bytes(value)).hexdigest()
+            yield name, hashlib.sha256(bits(value)).hexdigest()
     elif deep and isinstance(value, Mapping):
         pairs = [(repr(k), *_digests(name, below, deep - 1)) for k, below in list(value.items())[:_MANY]]
         yield name, f"{len(value)} {pairs}"
@@ -207,17 +197,6 @@ def _digests(name: str, value: Any, deep: int) -> Iterator[tuple[str, str]]:
     elif deep and hasattr(value, "__dict__") and not (callable(value) or isinstance(value, _NO_DATA)):
         for key, below in list(vars(value).items())[:_MANY]:
             yield from _digests(f"{name}.{key}", below, deep - 1)
-
-
-def _bytes(value: Any) -> bytes:
-    """Equal for what is equal to the bit."""
-    if isinstance(value, Mapping):
-        return b"{" + b",".join(repr(key).encode() + _bytes(value[key]) for key in value) + b"}"
-    if isinstance(value, list | tuple):
-        return b"[" + b",".join(map(_bytes, value)) + b"]"
-    if isinstance(value, np.ndarray | np.generic):
-        return f"{value.dtype}{value.shape}".encode() + value.tobytes()
-    return repr(value).encode()
 
 
 def _short(names: list[str]) -> list[str]:

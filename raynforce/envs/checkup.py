@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,13 +14,13 @@ from gymnasium.wrappers import TimeLimit
 
 from raynforce.envs.causes import State, state_of
 from raynforce.envs.cost import Cost, Stopwatch
-from raynforce.envs.describe import describe, flatten_obs, is_flag, is_scalar, leaf_spaces, misfit, short
+from raynforce.envs.describe import bits, describe, flatten_obs, is_flag, is_scalar, leaf_spaces, misfit, short
 from raynforce.envs.frames import layers, stacks_of
 from raynforce.envs.make import Env
 from raynforce.envs.patience import patience
 from raynforce.envs.report import Report
 from raynforce.errors import UsageError, summary
-from raynforce.spaces import ActionSpec, ObsLeaf
+from raynforce.spaces import ObsLeaf
 
 STEPS = 10_000  # that are tried, unless a number is given, or time is up before
 SECONDS = 4.0  # for these steps
@@ -85,7 +86,7 @@ class Checkup:
         self.watch = Stopwatch()
 
     def close(self) -> None:
-        self.watch.__exit__()
+        self.watch.close()
 
     def run(self) -> tuple[Rollout, Differs | None]:
         """What was seen, and what was something else when it was played again."""
@@ -132,7 +133,7 @@ class Checkup:
         if spec.action.kind == "box" and not np.all(np.isfinite([*spec.action.low, *spec.action.high])):
             fix = "give Box finite low and high if the env has limits"
             self.report.add("warning", "the action space has infinite bounds", "actions are not clipped there", fix)
-        if _choices(spec.action) == 1:
+        if spec.action.sizes and math.prod(spec.action.sizes) == 1:
             self.report.add("warning", "there is one action only", "nothing can be learned from it")
 
     def check_reset(self) -> bool:
@@ -236,8 +237,8 @@ class Checkup:
             detail = f"{where}: it is a {type(info).__name__}"
             self.report.add("warning", "info is not a dict", detail, "return {}")
         seen = self.check_obs(raw, where)
-        outcome = np.array([float(reward), terminated, truncated], np.float64)
-        return raw, _digest((*seen, outcome)), bool(terminated), bool(truncated)
+        outcome = float(reward), bool(terminated), bool(truncated)
+        return raw, _digest((seen, *outcome)), *outcome[1:]
 
     def check_reward(self, reward: Any, where: str) -> None:
         if not is_scalar(reward):
@@ -388,16 +389,8 @@ class Checkup:
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def _choices(action: ActionSpec) -> int:
-    """How many actions there are; 0 if they are not counted."""
-    return int(np.prod(action.sizes)) if action.sizes else 0
-
-
-def _digest(arrays: tuple[np.ndarray, ...]) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        digest.update(array.tobytes())
-    return digest.digest()
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(bits(value), digest_size=16).digest()
 
 
 def _kinds(result: Any) -> str:

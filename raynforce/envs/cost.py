@@ -8,16 +8,14 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from raynforce.envs.make import Env, close_env, make_described
-from raynforce.spaces import EnvSpec
+from raynforce.envs.make import Env, close_env
 
-PATIENCE = 0.5  # seconds; whoever is not through its first step by then is slow
+PATIENCE = 0.5  # seconds; an env whose first step takes longer is slow
 STEPS, PASSES = 25, 3  # a trial plays the same steps again and again: the fastest time of each is what it costs
 ENOUGH = 0.025  # seconds after which a trial ends all the same; most of them take a millisecond or two
 FEW = 10  # steps that slow environments are given longer for, within PATIENCE: fewer do not show how uneven they are
@@ -71,9 +69,9 @@ class Cost:
 
 
 class Stopwatch:
-    """Times calls in the thread that made it, without the time in which that was ready to go on and had no core to.
+    """Times calls in the thread that made it, without the time that it was runnable and waited for a core.
 
-    Else environments would seem uneven, and to wait, on a machine that is busy with something else.
+    Else environments would seem uneven, and to wait, on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -82,10 +80,7 @@ class Stopwatch:
             self._file = os.open(_schedstat(threading.get_native_id()), os.O_RDONLY | os.O_CLOEXEC)
         self.start()
 
-    def __enter__(self) -> Stopwatch:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -122,12 +117,6 @@ def _seconds(schedstat: bytes) -> tuple[float, float]:
     return int(computed) / 1e9, int(queued) / 1e9
 
 
-def probe_cost(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[EnvSpec, Cost]:
-    """What `probe` finds, and what a step costs; of an environment that raises the roles will say what is wrong."""
-    made, spec = make_described(env, env_args)
-    return spec, try_out(made)
-
-
 def try_out(made: Env) -> Cost:
     """What a step of it costs. It is closed afterwards, by a thread that waits for it if it hangs."""
     trial = _Trial(made)
@@ -162,7 +151,7 @@ class _Trial(threading.Thread):
         self.leave()
 
     def leave(self) -> None:
-        """Called by both sides: the environment is closed by whoever has no more use for it last."""
+        """Called by both sides; the second call closes the environment."""
         if not self._left.acquire(blocking=False):
             close_env(self._made)
 
@@ -174,7 +163,7 @@ class _Trial(threading.Thread):
         return Cost(None) if self._failed else Cost(math.inf, math.inf, (math.inf, math.inf), self._first_computes())
 
     def _first_computes(self) -> float | None:
-        """Share of the first step, which is under way; None if it has not begun, or nobody can tell."""
+        """Share of the first step, which is under way; None if it has not begun, or is not known."""
         if self._began is None or self.native_id is None:
             return None
         before, computed_before, wall = self._began
@@ -184,7 +173,7 @@ class _Trial(threading.Thread):
 
     def _play(self) -> None:
         began = time.monotonic()
-        with Stopwatch() as watch:
+        with contextlib.closing(Stopwatch()) as watch:
             self._pass(watch, STEPS, began + ENOUGH / 2, began + PATIENCE)
             self._length = len(self._steps)
             for _ in range(PASSES - 1):

@@ -129,6 +129,17 @@ def short(value: Any) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
+def bits(value: Any) -> bytes:
+    """Equal for what is equal to the bit, NaN included: of arrays, and of mappings and sequences of them."""
+    if isinstance(value, Mapping):
+        return b"{" + b",".join(repr(key).encode() + bits(value[key]) for key in value) + b"}"
+    if isinstance(value, list | tuple):
+        return b"[" + b",".join(map(bits, value)) + b"]"
+    if isinstance(value, np.ndarray | np.generic):
+        return f"{value.dtype}{value.shape}".encode() + value.tobytes()
+    return repr(value).encode()
+
+
 def misfit(value: Any, leaf: ObsLeaf) -> str:
     """Why a value does not fit its leaf (what came and what was expected), or an empty string when it does."""
     try:

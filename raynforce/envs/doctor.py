@@ -11,12 +11,13 @@ import numpy as np
 
 from raynforce.envs.causes import Cause, find_cause
 from raynforce.envs.checkup import HANGS, Checkup, Differs, GiveUp, Rollout
-from raynforce.envs.local import REPLAY
+from raynforce.envs.describe import bits
+from raynforce.envs.lane import REPLAY
 from raynforce.envs.make import close_env, locate, make
 from raynforce.envs.native import NativeVector
 from raynforce.envs.patience import patience
 from raynforce.envs.report import Finding, Report
-from raynforce.envs.vector import Step, VectorEnv, make_vector, same
+from raynforce.envs.vector import VectorEnv, make_vector
 from raynforce.errors import EnvError, RaynforceError, UsageError, summary
 from raynforce.trees import Tree, join, split
 
@@ -136,7 +137,7 @@ def _check_resume(
     finally:
         if vector is not None:
             vector.close()
-    other = next((i for i, pair in enumerate(zip(then, now, strict=True)) if not _all_same(*map(_arrays, pair))), None)
+    other = next((i for i, (a, b) in enumerate(zip(then, now, strict=True)) if bits(a[:-1]) != bits(b[:-1])), None)
     if not determined and vector.way_back == REPLAY:
         return  # it was said why they do not come back, also where they happen to
     if notes:
@@ -175,11 +176,3 @@ def _through_a_file(tree: Tree) -> Tree:
     """As a checkpoint would give it back: arrays apart, the rest as JSON."""
     arrays, rest = split(tree)
     return join({path: array.copy() for path, array in arrays.items()}, json.loads(json.dumps(rest)))
-
-
-def _arrays(step: Step) -> tuple[np.ndarray, ...]:
-    return (*step.obs.values(), step.reward, step.terminated, step.truncated, *step.final_obs.values())
-
-
-def _all_same(a: tuple[np.ndarray, ...], b: tuple[np.ndarray, ...]) -> bool:
-    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))

@@ -9,6 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from raynforce.errors import EnvError
+
+BREAKS_IN_A_ROW = 3
+"""How often an environment may break and be made again with no more than `STEPS_BETWEEN` steps in between."""
+STEPS_BETWEEN = 10
 TRACE_LENGTH = 4000
 MOST_BYTES = 1 << 20
 """Of an episode's actions, which travel between processes and are kept: 131,072 steps of one integer, say."""
@@ -48,6 +53,23 @@ class EnvFault:
         if self.actions is not None:
             facts |= {"actions": self.actions.tolist(), "dtype": str(self.actions.dtype)}
         return facts
+
+    def error(self, kind: type[EnvError] = EnvError, often: str = "") -> EnvError:
+        """The error to raise for it."""
+        where = f"in lane {self.lane}{often} (episode seed {self.seed}, step {self.step})"
+        error = kind(f"env {self.env!r} broke {where}: {self.cause}")
+        error.facts = self.facts()
+        return error
+
+
+def count_break(
+    fault: EnvFault, breaks: int, steps: int, kind: type[EnvError] = EnvError, cause: BaseException | None = None
+) -> int:
+    """Breaks in a row with this one, `steps` after the last of `breaks`; an error if there are too many."""
+    breaks = 1 if steps > STEPS_BETWEEN else breaks + 1
+    if breaks > BREAKS_IN_A_ROW:
+        raise fault.error(kind, f", {breaks} times in a row within {STEPS_BETWEEN} steps") from cause
+    return breaks
 
 
 def trace_of(error: BaseException | None) -> str:

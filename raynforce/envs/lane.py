@@ -1,23 +1,45 @@
-"""One environment that is stepped in place: what it gives is written where others can read it."""
+"""One environment: stepped, checked, reset when its episode ends, made again when it breaks, saved and restored."""
 
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
 
-from raynforce.envs.faults import EnvFault
-from raynforce.envs.local import Broke, LocalVector
+from raynforce.envs.describe import bits, flatten_obs, in_range, misfit, wrong_reset, wrong_step
+from raynforce.envs.faults import MOST_BYTES, EnvFault, count_break, trace_of
+from raynforce.envs.make import close_env, make_described
 from raynforce.envs.rows import Rows
+from raynforce.envs.snapshots import NoTree, Pair, difference, keepers, pair_of
+from raynforce.envs.vector import FINITE, derive_seed, first_of_attempt
+from raynforce.errors import ContractError, EnvError, UsageError, summary
 from raynforce.infos import Info, numbers
-from raynforce.spaces import EnvSpec
 from raynforce.trees import Tree
+
+REPLAY = "by replaying their actions"
+
+
+class Broke(Exception):
+    """An env broke; what it raised, if anything, is the cause."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(what)
+        self.kind, self.what = kind, what
+
+
+class Lost(NamedTuple):
+    """Why a running episode could not be restored."""
+
+    reason: str
+    example: str = ""
 
 
 class Plan(NamedTuple):
-    """What all lanes are made from."""
+    """What all lanes are made from. Lane i has the number `first` + i in faults and seeds."""
 
     env: str
     args: dict[str, Any]
@@ -26,123 +48,376 @@ class Plan(NamedTuple):
     first: int
     record: bool
 
-    def lane(self, index: int, episode: int) -> Lane:
-        """Make and reset the environment of a lane; it begins with `episode`."""
-        return Lane(self, self.first + index, episode)
+
+@dataclass
+class Shared:
+    """What lanes that are stepped together have in common."""
+
+    proven: bool = False
+    """Whether a step of any of them went well."""
+    saved: bool = False
+    """Whether any of them could be saved."""
+    faults: list[EnvFault] = field(default_factory=list)
+
+    def take_faults(self) -> list[EnvFault]:
+        faults = self.faults[:]
+        self.faults.clear()
+        return faults
 
 
-class About(NamedTuple):
-    """What is to be known of a lane once its environment is made."""
+class Lane:
+    """One environment and its running episode. What its steps give is written into its row; they allocate nothing.
 
-    spec: EnvSpec
-    note: str
-    way_back: str
-    faults: list[EnvFault]
-    """Of its first reset, which may take more than one environment."""
+    Episode seeds derive from (seed, sampler, number, episode). With `record`, the running episode is saved by the
+    environment's `save_state` and restored by its `load_state`; where there is no such pair, its actions are kept, so
+    that `restore` can replay them. Without `record` it starts a new episode.
 
+    An env that raises, or returns what is no observation or reward, is closed; a new one takes its place and begins
+    the next episode. `shared.faults` tells of it. It is an `EnvError` if that happens too often in a row, and a
+    `ContractError` if no step of any lane went well before it returns the second such thing.
+    """
 
-class Told(NamedTuple):
-    """What is told of a step that is not in the lane's row."""
-
-    broke: bool
-    faults: list[EnvFault]
-    info: Info | None
-    """The numbers in `info`, if an episode has ended and there are any."""
-
-
-class Lane(LocalVector):
-    """A vector of one environment, whose steps allocate nothing: they write into its row."""
-
-    def __init__(self, plan: Plan, number: int, episode: int) -> None:
-        env, args, seed, sampler, _, record = plan
-        super().__init__(env, args, 1, seed=seed, sampler=sampler, first=number, record=record)
-        self.write_to(Rows(self.spec, 1))
-        self.info: Info | None = None  # of an episode that has ended, until it is taken
-        try:
-            if episode:  # not the first one: that the env can do it has been seen
-                self._proven = True
-                self._episodes[0] = episode - 1
-            self.reset()
-        except BaseException:
-            self.close()
-            raise
-
-    def about(self) -> About:
-        return About(self.spec, self.note, self.way_back, self.take_faults())
+    def __init__(self, plan: Plan, index: int = 0, shared: Shared | None = None) -> None:
+        self.plan, self.number, self.shared = plan, plan.first + index, shared or Shared()
+        self.env, self.spec = make_described(plan.env, plan.args)
+        self._info: Info | None = None
+        self._seed = plan.seed
+        self._leaves = self.spec.obs
+        self._plain = self._leaves[0].path == "obs"
+        action_space = self.env.action_space
+        self._scalar_action, self._action_dtype = isinstance(action_space, spaces.Discrete), action_space.dtype
+        self._episode, self._steps, self._return = -1, 0, 0.0
+        self._breaks, self._unbroken = 0, 0  # breaks in a row, and steps since the last one
+        self._unsaved: Broke | None = None  # it broke when it was to be saved: seen in its next step
+        self._use(Rows(self.spec, 1))
+        self._pair, reason = pair_of(self.env)
+        self.saves = plan.record and self._pair is not None
+        replays = plan.record and not self.saves
+        self._actions: np.ndarray | None = None  # [T, ...], of the running episode: the first `_steps`
+        if replays:
+            self._actions = np.empty((64, *self.spec.action.shape), self.spec.action.dtype)
+        self.way_back = f"through {self._pair}" if self.saves else REPLAY if replays else "not at all: they begin anew"
+        self._keeps = next(iter(keepers(self.env)), None) if replays else None
+        self.note = ""
+        if self._keeps:
+            what, fix = self._keeps
+            self.note = f"running episodes of env {plan.env!r} start over at resume: {what}; {fix}"
+        elif replays and reason:
+            self.note = f"running episodes of env {plan.env!r} come back {self.way_back}, {reason}"
 
     def write_to(self, row: Rows) -> None:
-        """Use this row from now on; it begins with how things are."""
-        row.episode[0], row.steps[0] = self._episodes[0], self._steps[0]
-        self.row, self._episodes, self._steps = row, row.episode, row.steps
-        self._columns, self._final = list(row.obs.values()), list(row.final.values())
-        self._places = [column[0, ...] for column in self._columns]
-        self._finite = [(self._places[i], np.empty(self._leaves[i].shape, np.bool_)) for i in self._floats]
+        """Use this row from now on; it begins with what the present one holds."""
+        row.live[...] = self.row.live
+        self._use(row)
+
+    def _use(self, row: Rows) -> None:
+        self.row = row
+        self._places = [column[0, ...] for column in row.obs.values()]
+        self._finals = [column[0, ...] for column in row.final.values()]
         leaf = self._leaves[0]
         self._common = (leaf.shape, np.dtype(leaf.dtype)) if self._plain and not leaf.sizes else None
-        if self._obs:
-            for column, array in zip(self._columns, self._obs, strict=True):
-                np.copyto(column, array)
-            self._obs = self._columns
+        both = zip(row.obs, self._places, strict=True)
+        self._floats = [(path, place.reshape(-1)) for path, place in both if place.dtype.kind == "f"]  # flat views
 
-    def state(self) -> Tree:
-        tree = super().state()
-        return tree | {"obs": {key: array.copy() for key, array in tree["obs"].items()}}  # the row will change
+    def begin_at(self, episode: int) -> None:
+        """Begin with this episode; one that is not the first is in the place of an env that has worked."""
+        if episode:
+            self.shared.proven, self._episode = True, episode - 1
+        self.reset()
 
-    def step_one(self, action: np.ndarray) -> bool:
-        """As `step`, with the results in the row; whether the env broke. `action` is `[1, ...]`."""
-        begun = time.monotonic()
+    def start_fresh(self, attempt: int) -> None:
+        """Begin an episode that no other attempt (1 or more) and no first run has played."""
+        self.begin_at(first_of_attempt(attempt))
+
+    def reset(self, seed: int | None = None) -> None:
+        """Begin the next episode; with `seed`, the first one of that seed."""
+        if seed is not None:
+            self._seed, self._episode = seed, -1
+        self._breaks = 0
+        try:
+            self._begin(self._episode + 1)
+        except Broke as broken:
+            if not self.shared.proven:
+                raise self._fault(broken).error(self._error_kind(broken)) from broken.__cause__
+            self._restart(broken)
+
+    def ready(self, actions: np.ndarray) -> Sequence[Any]:
+        """Actions as the env expects them: ints, or arrays of its space's dtype that it may keep."""
+        if self._scalar_action:
+            return actions.tolist()
+        return actions.astype(self._action_dtype)  # type: ignore[return-value]
+
+    def step(self, action: Any) -> bool:
+        """Take a step with an action that is `ready`, and begin the next episode if it ends one; whether it broke."""
+        row, steps = self.row, self._steps
         if self._actions is not None:
-            self._record(action)
-        self._steps[0] += 1
-        self._clock += 1
-        row, obs = self.row, self._columns
-        broke = False
+            if steps == len(self._actions):
+                self._actions = np.concatenate([self._actions, np.empty_like(self._actions)])
+            self._actions[steps] = action
+        row.steps[0] = self._steps = steps + 1
+        self._unbroken += 1
         try:
-            if self._unsaved:
-                raise self._unsaved[0]
-            row.reward[0], end, cut, info = self._step_lane(0, self._for_env(action)[0], obs)
-            self._require_finite(0, obs, row.reward)
+            if self._unsaved is not None:
+                raise self._unsaved
+            row.reward[0], end, cut, info = self._advance(action)
+            reward = row.reward.item()  # as float32
+            self._require_finite(reward)
         except Broke as broken:
-            self._restart(0, broken, obs)
-            row.reward[0], end, cut, broke = 0.0, False, False, True
+            self._restart(broken)
+            row.reward[0], row.terminated[0], row.truncated[0] = 0.0, False, False
+            return True
+        self._return += reward
         row.terminated[0], row.truncated[0] = end, cut
-        self._returns[0] += row.reward[0]
         if end or cut:
-            self.info = numbers(info) or None
-            self._end(obs)
-        self._proven = self._proven or not broke
-        row.seconds[0] = time.monotonic() - begun
-        return broke
+            self._info = numbers(info) or None
+            for last, place in zip(self._finals, self._places, strict=True):
+                last[...] = place
+            try:
+                self._begin(self._episode + 1)
+            except Broke as broken:
+                self._restart(broken)
+        self.shared.proven = True
+        return False
 
-    def take_told(self, broke: bool) -> Told | None:
-        """What else there is to tell of a step; most often nothing."""
-        if not self.faults and self.info is None:
-            return None
-        info, self.info = self.info, None
-        return Told(broke, self.take_faults(), info)
+    def take_info(self) -> Info | None:
+        """The numbers in `info` of an episode that has ended since this was last asked, if there are any."""
+        info, self._info = self._info, None
+        return info
 
-    def _end(self, obs: list[np.ndarray]) -> None:
-        """Keep the last observation of the episode, and begin the next one."""
-        for last, array in zip(self._final, obs, strict=True):
-            np.copyto(last, array)
+    def close(self) -> None:
+        close_env(self.env)
+
+    # -- one call of the environment ----------------------------------------------------------------------
+
+    def _begin(self, episode: int) -> None:
+        """Start an episode."""
+        self._note_start(episode)
+        self._unsaved = None
         try:
-            self._begin(0, int(self._episodes[0]) + 1, obs)
-        except Broke as broken:
-            self._restart(0, broken, obs)
+            result: Any = self.env.reset(seed=self._episode_seed())
+        except (Exception, SystemExit) as error:
+            raise Broke("raised", f"reset raised {summary(error)}") from error
+        if wrong := wrong_reset(result):
+            raise Broke("garbage", wrong)
+        self._put(result[0])
+        self._require_finite(0.0)
 
-    def _new_obs(self) -> list[np.ndarray]:
-        return self._columns
+    def _note_start(self, episode: int) -> None:
+        self.row.episode[0] = self._episode = episode
+        self.row.steps[0] = self._steps = 0
+        self._return = 0.0
 
-    def _put(self, lane: int, raw: Any, obs: list[np.ndarray]) -> None:
+    def _advance(self, action: Any) -> tuple[float, bool, bool, Any]:
+        """Step the env; returns reward, terminated, truncated, info."""
+        try:
+            result: Any = self.env.step(action)
+        except (Exception, SystemExit) as error:
+            raise Broke("raised", f"step raised {summary(error)}") from error
+        if wrong := wrong_step(result):
+            raise Broke("garbage", wrong)
+        raw, reward, terminated, truncated, info = result
+        self._put(raw)
+        return float(reward), bool(terminated), bool(truncated), info
+
+    def _put(self, raw: Any) -> None:
+        """Write an observation into the row, if it fits."""
         if type(raw) is np.ndarray and (raw.shape, raw.dtype) == self._common:  # the common case, without detours
             self._places[0][...] = raw
-        else:
-            super()._put(lane, raw, obs)
+            return
+        try:
+            values = (raw,) if self._plain else flatten_obs(raw, self._leaves).values()
+        except UsageError as error:
+            raise Broke("garbage", str(error)) from None
+        for leaf, place, value in zip(self._leaves, self._places, values, strict=True):
+            try:
+                one = np.asarray(value)
+                fits = one.shape == leaf.shape  # asked first, because copyto would broadcast
+                if fits:
+                    np.copyto(place, one, casting="same_kind")
+                    fits = not leaf.sizes or in_range(one, leaf)
+            except Exception:  # it may be anything
+                fits = False
+            if not fits:
+                raise Broke("garbage", f"the observation {misfit(value, leaf)}")
 
-    def _require_finite(self, lane: int, obs: list[np.ndarray], reward: np.ndarray | None = None) -> None:
-        fine = reward is None or math.isfinite(reward[0])
-        for place, flags in self._finite:
-            np.isfinite(place, flags)
-            fine = fine and b"\0" not in flags.tobytes()  # several times as fast as `flags.all()`
-        if not fine:
-            super()._require_finite(lane, obs, reward)
+    def _require_finite(self, reward: float) -> None:
+        """Refuse NaN and infinity."""
+        if not math.isfinite(reward):
+            raise Broke("garbage", f"reward = {reward}; {FINITE}")
+        for path, flat in self._floats:
+            if not math.isfinite(flat.dot(flat)):  # several times as fast as `isfinite`; also so for large numbers
+                for bad in flat[~np.isfinite(flat)][:1]:
+                    raise Broke("garbage", f"{path} = {bad}; {FINITE}")
+
+    # -- an environment that breaks -----------------------------------------------------------------------
+
+    def _restart(self, broken: Broke) -> None:
+        """Put a new env in the place of one that broke, and begin the next episode in it."""
+        while True:
+            self._note_break(broken)
+            close_env(self.env)
+            self._note_start(self._episode + 1)  # also if it breaks before it has begun
+            try:
+                self._make_again()
+                self._begin(self._episode)
+                return
+            except Broke as again:
+                broken = again
+
+    def _make_again(self) -> None:
+        try:
+            self.env, spec = make_described(self.plan.env, self.plan.args)
+        except (Exception, SystemExit) as error:
+            raise Broke("raised", f"it could not be made again: {summary(error)}") from error
+        if spec != self.spec:
+            raise Broke("garbage", "made again, it has other spaces")
+        self._pair, _ = pair_of(self.env)
+
+    def _note_break(self, broken: Broke) -> None:
+        """Add to the faults; an error if it breaks too often."""
+        fault, kind = self._fault(broken), self._error_kind(broken)
+        if kind is ContractError and self._breaks:
+            raise fault.error(kind) from broken.__cause__
+        self._breaks = count_break(fault, self._breaks, self._unbroken, kind, broken.__cause__)
+        self._unbroken = 0
+        self.shared.faults.append(fault)
+
+    def _error_kind(self, broken: Broke) -> type[EnvError]:
+        return ContractError if broken.kind == "garbage" and not self.shared.proven else EnvError
+
+    def _fault(self, broken: Broke) -> EnvFault:
+        past = None if self._actions is None else self._actions[: self._steps]
+        too_long = past is not None and past.nbytes > MOST_BYTES
+        return EnvFault(
+            env=self.plan.env,
+            args=self.plan.args,
+            kind=broken.kind,
+            lane=self.number,
+            seed=self._episode_seed(),
+            step=self._steps,
+            cause=broken.what,
+            trace=trace_of(broken.__cause__),
+            actions=None if past is None or too_long else past.copy(),
+            too_long=too_long,
+        )
+
+    def _episode_seed(self) -> int:
+        return derive_seed(self._seed, self.plan.sampler, self.number, self._episode)
+
+    # -- save and restore ---------------------------------------------------------------------------------
+
+    def state(self) -> Tree:
+        """All that is needed to go on from here, in the form of a vector of one lane."""
+        tree: Tree = {
+            "kind": "local",
+            "episodes": np.array([self._episode]),
+            "steps": np.array([self._steps]),
+            "returns": np.array([self._return]),
+            "proven": self.shared.proven,
+            "breaks": np.array([self._breaks]),
+            "unbroken": np.array([self._unbroken]),
+            "obs": {str(i): array.copy() for i, array in enumerate(self.row.obs.values())},  # a path's '/' would nest
+        }
+        if self.saves:
+            tree["saved"] = self._save()
+        elif self._actions is not None:
+            tree["actions"] = self._actions[: self._steps].copy()
+        return tree
+
+    def _save(self) -> Tree:
+        """The env's own state under "0"; nothing if it breaks: then it is made again in its next step."""
+        if self._unsaved is None:
+            try:
+                return {"0": self._saved_state()}
+            except Broke as broken:
+                if not self.shared.saved:
+                    raise self._fault(broken).error(self._error_kind(broken)) from broken.__cause__
+                self._unsaved = broken
+        return {}
+
+    def _saved_state(self) -> Tree:
+        pair = self._pair
+        if pair is None:
+            raise Broke("garbage", "made again, it has no save_state and load_state any more")
+        try:
+            state = pair.save()
+        except NoTree as error:
+            raise ContractError(f"env {self.plan.env!r} cannot be saved: {error}") from None
+        except (Exception, SystemExit) as error:
+            raise Broke("raised", f"{pair.saver} raised {summary(error)}") from error
+        self.shared.saved = True
+        return state
+
+    def restore(self, tree: Tree) -> Lost | None:
+        """Go on from a saved state; or begin the next episode, and tell why."""
+        self.shared.proven = bool(tree.get("proven", True))
+        self._breaks, self._unbroken = (int(tree[key][0]) if key in tree else 0 for key in ("breaks", "unbroken"))
+        episode = int(tree["episodes"][0])
+        try:
+            lost = self._restore(tree, episode)
+            if lost is not None:
+                self._begin(episode + 1)
+            return lost
+        except Broke as broken:
+            self._restart(broken)
+            return Lost("it broke on the way there", broken.what)
+
+    def _restore(self, tree: Tree, episode: int) -> Lost | None:
+        states, steps = tree.get("saved"), int(tree["steps"][0])
+        if states and self._pair is not None:
+            return self._load(tree, episode, self._pair)
+        if "actions" in tree or not steps:
+            return self._replay(tree, episode, np.asarray(tree.get("actions", ())))
+        if states is None:
+            return Lost("they were saved with exact_resume=false")
+        if not states:
+            return Lost("they could not be saved")
+        return Lost("they were saved by save_state and load_state or a snapshot, which it does not have any more")
+
+    def _load(self, tree: Tree, episode: int, pair: Pair) -> Lost | None:
+        """Restore the episode by giving the env the state that it has saved."""
+        self._begin(episode)  # so that all exists that an episode needs
+        state = tree["saved"]["0"]
+        try:
+            pair.load(state)
+        except (Exception, SystemExit) as error:
+            raise Broke("raised", f"{pair.loader} raised {summary(error)}") from error
+        if where := difference(state, self._saved_state()):
+            reason = f"what its {pair.loader} was given is not what its {pair.saver} gives afterwards"
+            return Lost(reason, f"{where!r} differs")
+        self.row.steps[0] = self._steps = int(tree["steps"][0])
+        self._return = float(tree["returns"][0])
+        for i, place in enumerate(self._places):
+            place[...] = tree["obs"][str(i)][0]
+        return None
+
+    def _replay(self, tree: Tree, episode: int, past: np.ndarray) -> Lost | None:
+        """Restore the episode by taking its past actions again, if that leads there."""
+        why = f"as {self._keeps[0]}" if self._keeps else f"and `raynforce doctor {self.plan.env}` tells why"
+        reason = f"replaying their actions led elsewhere, {why}"
+        self._begin(episode)
+        if len(past):
+            if self._actions is not None:
+                self._actions = np.concatenate([past, np.empty_like(past)]).astype(self._actions.dtype, copy=False)
+            for action in self.ready(past):
+                self._steps += 1
+                reward, terminated, truncated, _ = self._advance(action)
+                self._return += float(np.float32(reward))  # as a step adds them up
+                if terminated or truncated:
+                    return Lost(reason, f"it ended after {self._steps} of {len(past)} steps")
+            self.row.steps[0] = self._steps
+        for i, (leaf, now) in enumerate(zip(self._leaves, self._places, strict=True)):
+            then = np.asarray(tree["obs"][str(i)])[0, ...]
+            if bits(now) != bits(then):
+                return Lost(reason, f"after {len(past)} steps {_difference(leaf.path, now, then)}")
+        if "returns" in tree and self._return != tree["returns"][0]:
+            return Lost(
+                reason, f"after {len(past)} steps the return is {self._return:.9g}, not {tree['returns'][0]:.9g}"
+            )
+        return None
+
+
+def _difference(path: str, now: np.ndarray, then: np.ndarray) -> str:
+    """The first element that differs, in numbers."""
+    index = int(np.argmax(now.reshape(-1) != then.reshape(-1)))
+    return f"{path}[{index}] is {now.reshape(-1)[index]}, not {then.reshape(-1)[index]}"

@@ -14,23 +14,19 @@ from raynforce.envs.describe import describe, flatten_obs
 from raynforce.envs.faults import EnvFault, trace_of
 from raynforce.envs.make import close_env, locate, make
 from raynforce.envs.snapshots import path_of, snapshot_of
-from raynforce.envs.vector import Step, derive_seed, first_of_attempt
-from raynforce.errors import CheckpointError, ContractError, EnvError, UsageError, summary
+from raynforce.envs.vector import Step, VectorEnv, derive_seed, first_of_attempt
+from raynforce.errors import ContractError, EnvError, UsageError, summary
 from raynforce.infos import NOTHING, Info, numbers
 from raynforce.trees import Tree
 
+GymVector = gymnasium.vector.VectorEnv[Any, Any, Any]
 
-def native_vector(
-    env: str,
-    env_args: Mapping[str, Any] | None,
-    num_envs: int,
-    *,
-    seed: int,
-    sampler: int = 0,
-    exact_resume: bool = True,
-) -> tuple[NativeVector | None, str]:
+
+def registered_vector(
+    env: str, args: dict[str, Any], num_envs: int, *, exact_resume: bool
+) -> tuple[GymVector | None, str]:
     """The env's registered vector implementation; or None and why it does not serve (empty: there is none)."""
-    args, name = dict(env_args or {}), locate(env)
+    name = locate(env)
     if not isinstance(name, str) or gymnasium.registry[name].vector_entry_point is None:
         return None, ""
     if gymnasium.registry[name].entry_point is not None:
@@ -44,10 +40,10 @@ def native_vector(
     if exact_resume and snapshot_of(vector) is None:
         close_env(vector)
         return None, f"env {env!r} is stepped in a loop: its vector implementation has no snapshot for exact resume"
-    return NativeVector(env, vector, seed=seed, sampler=sampler, env_args=args), ""
+    return vector, ""
 
 
-class NativeVector:
+class NativeVector(VectorEnv):
     """A gymnasium `VectorEnv` of any autoreset mode. Its one random stream is seeded from (seed, sampler).
 
     Its lanes cannot be restarted one by one: whatever breaks is an `EnvError`.
@@ -56,33 +52,23 @@ class NativeVector:
     def __init__(
         self,
         env: str,
-        vector: gymnasium.vector.VectorEnv[Any, Any, Any],
+        vector: GymVector,
         *,
         seed: int,
         sampler: int = 0,
         env_args: Mapping[str, Any] | None = None,
     ) -> None:
-        self.num_envs, self.note = vector.num_envs, ""
-        self.spec = describe(env, vector.single_observation_space, vector.single_action_space, env_args)
-        self.restarted: list[int] = []
-        self._env, self._vector, self._seed, self._sampler = env, vector, seed, sampler
-        self._args = dict(env_args or {})
-        self._proven = False  # whether a step has gone well
+        spec = describe(env, vector.single_observation_space, vector.single_action_space, env_args)
         self._snapshot = snapshot_of(vector)
-        self.way_back = "not at all: they begin anew"
-        if self._snapshot is not None:
-            self.way_back = f"through the snapshot registered for {path_of(vector)}"
+        by = f"through the snapshot registered for {path_of(vector)}"
+        super().__init__(spec, vector.num_envs, "", by if self._snapshot is not None else "not at all: they begin anew")
+        self._vector, self._seed, self._sampler = vector, seed, sampler
+        self._proven = False  # whether a step has gone well
         self._mode = AutoresetMode(vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-        self._action_shape = (self.num_envs, *self.spec.action.shape)
         self._action_dtype = vector.action_space.dtype
-        self._leaves = [(x.path, np.dtype(x.dtype), (self.num_envs, *x.shape)) for x in self.spec.obs]
+        self._leaves = [(x.path, np.dtype(x.dtype), (self.num_envs, *x.shape)) for x in spec.obs]
         self._resets = 0
         self._steps = 0
-        self._obs: dict[str, np.ndarray] = {}
-        self._all_valid = np.ones(self.num_envs, np.bool_)
-        self._all_valid.flags.writeable = False  # shared by all steps
-        self._no_lanes = np.empty(0, np.int64)
-        self._no_final = {x.path: np.empty((0, *x.shape), x.dtype) for x in self.spec.obs}
         self._ended = np.zeros(self.num_envs, np.bool_)  # NEXT_STEP: lanes whose next step only resets
         self._resetting = False
 
@@ -95,7 +81,7 @@ class NativeVector:
             raw, _ = self._vector.reset(seed=stream)
         except (Exception, SystemExit) as error:
             raise self._broken(f"reset raised {summary(error)}", error) from error
-        self._obs = self._take(raw)
+        self._obs = self._copied(raw)
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._resetting = False
         return self._obs
@@ -108,20 +94,14 @@ class NativeVector:
     def take_faults(self) -> list[EnvFault]:
         return []
 
-    def current(self) -> dict[str, np.ndarray]:
-        self._must_be_reset()
-        return self._obs
-
     def step(self, action: np.ndarray) -> Step:
-        self._must_be_reset()
-        if action.shape != self._action_shape:
-            raise UsageError(f"the actions have shape {action.shape}; expected {self._action_shape}")
+        self._require_actions(action)
         self._steps += 1
         try:
             raw, rewards, ends, cuts, infos = self._vector.step(action.astype(self._action_dtype, copy=False))
         except (Exception, SystemExit) as error:
             raise self._broken(f"step raised {summary(error)}", error) from error
-        obs = self._take(raw)
+        obs = self._copied(raw)
         try:
             reward = np.array(rewards, np.float32)
             terminated, truncated = np.array(ends, np.bool_), np.array(cuts, np.bool_)
@@ -150,38 +130,31 @@ class NativeVector:
         return Step(obs, reward, terminated, truncated, valid, final_lanes, final_obs, self._no_lanes, told)
 
     def state(self) -> Tree:
-        self._must_be_reset()
+        obs = self.current().values()
         tree: Tree = {
             "kind": "native",
             "resets": self._resets,
             "steps": self._steps,
             "ended": self._ended,  # [B]
-            "obs": {str(i): array for i, array in enumerate(self._obs.values())},  # by number: a path's '/' would nest
+            "obs": {str(i): array for i, array in enumerate(obs)},  # by number: a path's '/' would nest
         }
         if self._snapshot is not None:
             tree["env"] = self._snapshot.save(self._vector)
         return tree
 
     def load(self, tree: Tree) -> list[str]:
-        if tree.get("kind") != "native":
-            raise CheckpointError(
-                f"env {self._env!r} was saved by another vector implementation; resume with the same one"
-            )
-        saved = [np.array(tree["obs"][str(i)]) for i in range(len(tree["obs"]))]
-        shapes, expected = [array.shape for array in saved], [shape for _, _, shape in self._leaves]
-        if shapes != expected:
-            raise CheckpointError(f"env {self._env!r} was saved with observations {shapes}, now they are {expected}")
+        saved = self._saved_obs(tree, "native")
         self._resets, self._steps = int(tree["resets"]), int(tree["steps"])
         self._proven = self._steps > 0
         self.restarted = []
         self.reset()  # also gives the env its buffers; the seed is one that was not used before
         if self._snapshot is None or "env" not in tree:
             self.restarted = list(range(self.num_envs))
-            which = f"all {self.num_envs} running episodes of env {self._env!r} start over"
+            which = f"all {self.num_envs} running episodes of env {self.spec.env!r} start over"
             return [f"{which}: its vector implementation has no snapshot; exact_resume=true would replay them"]
         self._resets = int(tree["resets"])
         self._snapshot.load(self._vector, tree["env"])
-        self._obs = {path: array for (path, _, _), array in zip(self._leaves, saved, strict=True)}
+        self._obs = {path: array.copy() for (path, _, _), array in zip(self._leaves, saved, strict=True)}
         self._ended = np.array(tree["ended"], np.bool_)
         self._resetting = bool(self._ended.any())
         return []
@@ -189,7 +162,7 @@ class NativeVector:
     def close(self) -> None:
         close_env(self._vector)
 
-    def _take(self, raw: Any) -> dict[str, np.ndarray]:
+    def _copied(self, raw: Any) -> dict[str, np.ndarray]:
         """Copy a batched observation, because the env may write the next one into the same memory.
 
         In C order: a policy rounds otherwise on a transposed array, and after a resume it would be given another one.
@@ -218,7 +191,7 @@ class NativeVector:
                 raw, _ = self._vector.reset(options={"reset_mask": ended.copy()})
             except (Exception, SystemExit) as error:
                 raise self._broken(f"reset raised {summary(error)}", error) from error
-            for path, array in self._take(raw).items():
+            for path, array in self._copied(raw).items():
                 obs[path][lanes] = array[lanes]
             return final
         last = infos.get("final_obs")
@@ -254,16 +227,12 @@ class NativeVector:
                     found[lane] = told
         return found
 
-    def _must_be_reset(self) -> None:
-        if not self._obs:
-            raise UsageError(f"env {self._env!r} has no running episodes yet; call reset() or load() first")
-
     def _broken(self, what: str, raised: BaseException | None = None) -> EnvError:
         """The error to raise: for what it `raised`, or for garbage."""
         kind = "garbage" if raised is None else "raised"
-        fault = EnvFault(self._env, self._args, kind, None, None, self._steps, what, trace_of(raised))
+        fault = EnvFault(self.spec.env, self.spec.args, kind, None, None, self._steps, what, trace_of(raised))
         cls = ContractError if raised is None and not self._proven else EnvError
-        error = cls(f"env {self._env!r} (its own vector implementation, step {self._steps}) broke: {what}")
+        error = cls(f"env {self.spec.env!r} (its own vector implementation, step {self._steps}) broke: {what}")
         error.facts = fault.facts()
         return error
 

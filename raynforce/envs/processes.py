@@ -15,56 +15,44 @@ from typing import Any
 
 import numpy as np
 
+from raynforce.envs.executors import GRACE, EnvExecutor, Report
+from raynforce.envs.fork_server import CALL, DONE, MEMORY, START, STEP, SpawnRequest
 from raynforce.envs.lane import Plan
-from raynforce.envs.nursery import CALL, GRACE, MEMORY, STEP, TOLD, Birth
 from raynforce.envs.rows import Rows, row_bytes
-from raynforce.envs.workers import Crew, Doorbell, Report
 from raynforce.errors import EnvError, UsageError, how_it_ended
 from raynforce.given import pack
 from raynforce.spaces import EnvSpec
 
-_BEGIN = """
-import signal, sys
-for number in (signal.SIGINT, signal.SIGTERM):  # those are for the process that started this one to answer
-    signal.signal(number, lambda *_: None)
-sys.path[:] = {path!r}
-from raynforce.envs.nursery import main
-main()
-"""
 _AT_ONCE = 4096  # lanes told of by one read
 
 
-class Processes(Crew):
+class Processes(EnvExecutor):
     """Rows are in memory that all share. An order is one byte on a lane's own socket, and all answer on one pipe."""
 
     def __init__(self, plan: Plan, count: int) -> None:
-        super().__init__(plan, count)
         self._given = pack([plan.env])
+        super().__init__(plan, count)
         self._memory = -1
         self._lines: dict[int, socket.socket] = {}
         self._generations = np.zeros(count, np.uint32)
-        self._ending: set[int] = set()  # lanes that were given up, and whose processes have not ended yet
+        self._ending: set[int] = set()  # lanes that were abandoned, and whose processes have not ended yet
         with contextlib.ExitStack() as stack:
-            self._bell = Doorbell()
-            stack.callback(self._bell.close)
+            stack.callback(self.bell.close)
             self._epoll = stack.enter_context(select.epoll())
-            self._told, told = os.pipe()
-            stack.callback(os.close, self._told)
-            os.set_blocking(self._told, False)
+            self._pipe, told = os.pipe()
+            stack.callback(os.close, self._pipe)
+            os.set_blocking(self._pipe, False)
             with open(told, "wb"):
-                self._nursery, self._line = _nursery()
-                stack.callback(self._end_nursery)
-                self._orders = stack.enter_context(Connection(os.dup(self._line.fileno())))
+                self.server, self._line = _start_server()
+                stack.callback(self._end_server)
+                self._requests = stack.enter_context(Connection(os.dup(self._line.fileno())))
                 socket.send_fds(self._line, [b"t"], [told])
-            for fd in (self._told, self._line.fileno(), self._bell.fileno()):
+            for fd in (self._pipe, self._line.fileno(), self.bell.fileno()):
                 self._epoll.register(fd, select.EPOLLIN)
             self._open = stack.pop_all()
 
     def fileno(self) -> int:
         return self._epoll.fileno()
-
-    def ring(self) -> None:
-        self._bell.ring()
 
     def make(self, lane: int, episode: int) -> None:
         ours, theirs = socket.socketpair()
@@ -72,27 +60,27 @@ class Processes(Crew):
             self._lines[lane].close()
         self._lines[lane] = ours
         self._generations[lane] += 1
-        with theirs, self._nursery_lives():
-            self._orders.send(Birth(lane, int(self._generations[lane]), self.plan, episode, self._given))
+        with theirs, self._server_lives():
+            self._requests.send(SpawnRequest(lane, int(self._generations[lane]), self.plan, episode, self._given))
             socket.send_fds(self._line, [b"b"], [theirs.fileno()])
 
     def step(self, lanes: Sequence[int]) -> None:
         for lane in lanes:
-            with contextlib.suppress(ConnectionError):  # it has died: the nursery will tell
+            with contextlib.suppress(ConnectionError):  # it has died: the server will tell
                 self._lines[lane].send(STEP)
 
-    def ask(self, lane: int, method: str, args: tuple[Any, ...]) -> None:
+    def call(self, lane: int, method: str, args: tuple[Any, ...]) -> None:
         with contextlib.suppress(ConnectionError), self._connection(lane) as connection:
             self._lines[lane].send(CALL)
             connection.send((method, args))
 
-    def take(self) -> tuple[list[int], list[Report]]:
+    def collect(self) -> tuple[list[int], list[Report]]:
         ready = [fd for fd, _ in self._epoll.poll(0)]
-        self._bell.clear()
+        self.bell.clear()
         deaths = self._deaths() if self._line.fileno() in ready else []
         done: list[int] = []
         reports: list[Report] = []
-        for lane, more in self._finished():  # also of those that have died since
+        for lane, more in self._answered():  # also of those that have died since
             if lane in self._ending:
                 continue
             if not more:
@@ -101,10 +89,10 @@ class Processes(Crew):
                 reports.append(report)
         return done, reports + deaths
 
-    def hung(self, lane: int) -> bool:
+    def abandon(self, lane: int) -> bool:
         self._ending.add(lane)
-        with self._nursery_lives():
-            self._orders.send((lane, int(self._generations[lane])))
+        with self._server_lives():
+            self._requests.send((lane, int(self._generations[lane])))
         return False
 
     def close(self) -> None:
@@ -112,10 +100,10 @@ class Processes(Crew):
             line.close()  # it finishes its step, closes its environment and ends
         self._open.close()
 
-    def _finished(self) -> list[tuple[int, int]]:
+    def _answered(self) -> list[tuple[int, int]]:
         """Lanes that have done as they were asked, and whether there is more to read from them."""
         try:
-            told = np.frombuffer(os.read(self._told, _AT_ONCE * TOLD.size), "<u4").reshape(-1, 3)
+            told = np.frombuffer(os.read(self._pipe, _AT_ONCE * DONE.size), "<u4").reshape(-1, 3)
         except BlockingIOError:
             return []
         known = self._generations[told[:, 0]] == told[:, 1]
@@ -125,29 +113,29 @@ class Processes(Crew):
         """What else a lane has to tell."""
         try:
             with self._connection(lane) as connection:
-                what, value = connection.recv()
+                report: Report = connection.recv()
         except (EOFError, ConnectionError):  # it died over it
             return None
-        if what == "spaces":
-            wrong = self.fits(lane, value.spec)
-            if wrong is None:
-                with contextlib.suppress(ConnectionError):
-                    self._lines[lane].send(MEMORY)
-                    socket.send_fds(self._lines[lane], [b"m"], [self._memory])
-                return None
-            what, value = "error", wrong
-        return Report(lane, what, value)
+        report = self._checked(report)
+        if report.what != "spaces":
+            return report
+        with contextlib.suppress(ConnectionError):
+            self._lines[lane].send(MEMORY)
+            socket.send_fds(self._lines[lane], [b"m"], [self._memory])
+        return None
 
     def _deaths(self) -> list[Report]:
         """Lanes whose processes have ended, or could not be started."""
         found = []
-        while self._orders.poll():
-            with self._nursery_lives():
-                lane, generation, how = self._orders.recv()
+        while self._requests.poll():
+            with self._server_lives():
+                lane, generation, how = self._requests.recv()
             if generation != self._generations[lane]:
                 continue
             if isinstance(how, str):
-                found.append(Report(lane, "error", self._not_started(how)))
+                started = f"not all of {self.count} processes for envs can be started ({how})"
+                error = UsageError(f"{started}: use fewer --envs, or raise the limit (ulimit -u)")
+                found.append(Report(lane, "error", error))
             elif lane in self._ending:
                 self._ending.remove(lane)
                 found.append(Report(lane, "gone", None))
@@ -156,15 +144,11 @@ class Processes(Crew):
         return found
 
     @contextlib.contextmanager
-    def _nursery_lives(self) -> Iterator[None]:
+    def _server_lives(self) -> Iterator[None]:
         try:
             yield
         except (EOFError, ConnectionError):
             raise EnvError(f"the process that those of env {self.plan.env!r} come from has died") from None
-
-    def _not_started(self, why: str) -> UsageError:
-        started = f"not all of {self.count} processes for envs can be started ({why})"
-        return UsageError(f"{started}: use fewer --envs, or raise the limit (ulimit -u)")
 
     def _connection(self, lane: int) -> Connection:
         return Connection(os.dup(self._lines[lane].fileno()))
@@ -176,24 +160,24 @@ class Processes(Crew):
         os.ftruncate(self._memory, size)
         return Rows(spec, self.count, mmap.mmap(self._memory, size))
 
-    def _end_nursery(self) -> None:
+    def _end_server(self) -> None:
         with contextlib.suppress(OSError):  # it is gone already
             self._line.shutdown(socket.SHUT_RDWR)
         self._line.close()
         try:
-            self._nursery.wait(GRACE + 1)
+            self.server.wait(GRACE + 1)
         except subprocess.TimeoutExpired:
-            self._nursery.kill()  # and its children with it
-            self._nursery.wait()
+            self.server.kill()  # and its children with it
+            self.server.wait()
 
 
-def _nursery() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A nursery and the line to it. It is of our process group, and ends with us."""
+def _start_server() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A fork server and the line to it. It is of our process group, and ends with us."""
     ours, theirs = socket.socketpair()
-    begin = _BEGIN.format(path=[os.path.abspath(path) for path in sys.path])
+    start = START.format(path=[os.path.abspath(path) for path in sys.path])
     with theirs:
         try:
-            command = [sys.executable, "-P", "-u", "-c", begin, str(theirs.fileno())]
+            command = [sys.executable, "-P", "-u", "-c", start, str(theirs.fileno())]
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)), ours
         except BaseException:
             ours.close()

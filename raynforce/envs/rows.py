@@ -16,7 +16,7 @@ class Rows:
     """One row of memory for each lane, with all that its steps take and give; each array is a column, `[N, ...]`."""
 
     def __init__(self, spec: EnvSpec, count: int, memory: Any = None) -> None:
-        self._used, self._stride, self._count = 0, row_bytes(spec), count
+        self._spec, self._used, self._stride, self._count = spec, 0, row_bytes(spec), count
         self._memory = np.zeros(count * self._stride, np.uint8) if memory is None else np.frombuffer(memory, np.uint8)
         self.seconds = self._column("float32")  # that the last step took
         self.episode = self._column("int64")
@@ -31,6 +31,10 @@ class Rows:
         self.final = {leaf.path: self._column(leaf.dtype, leaf.shape) for leaf in spec.obs}
         self.last = rows[:, begin : self._used]  # the bytes of `final`
         self.action = self._column(spec.action.dtype, spec.action.shape)
+
+    def one(self, lane: int) -> Rows:
+        """The row of one lane, in the same memory."""
+        return Rows(self._spec, 1, self._memory[lane * self._stride : (lane + 1) * self._stride])
 
     def _column(self, dtype: str, shape: tuple[int, ...] = ()) -> np.ndarray:
         kind = np.dtype(dtype)

@@ -14,7 +14,7 @@ from gymnasium import wrappers
 from gymnasium.wrappers import TimeLimit
 
 from raynforce import trees
-from raynforce.envs.describe import short
+from raynforce.envs.describe import bits, short
 from raynforce.envs.frames import FrameStack, layers
 from raynforce.envs.make import Env
 from raynforce.envs.slow import Slow
@@ -282,12 +282,10 @@ def difference(a: Tree, b: Tree) -> str:
     return ""
 
 
-def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], bytes]]:
     """Paths and leaves of a tree, these in a form that is equal only for what is equal to the bit."""
     if isinstance(value, dict | list) and value:
         for key, below in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _leaves(below, (*path, key))
-    elif isinstance(value, np.ndarray):
-        yield path, (str(value.dtype), value.shape, value.tobytes())
     else:
-        yield path, (type(value).__name__, repr(value))
+        yield path, bits(value)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from raynforce.envs.faults import EnvFault
 from raynforce.envs.make import close_env, make_described
-from raynforce.errors import EnvError, UsageError
+from raynforce.errors import CheckpointError, EnvError, UsageError
 from raynforce.infos import NOTHING, Info
 from raynforce.spaces import EnvSpec
 from raynforce.trees import Tree
 
+Parallel = Literal["no", "threads", "processes"]
 FINITE = "observations and rewards must be finite numbers"
 
 
@@ -41,7 +44,7 @@ class Step(NamedTuple):
     """By lane the numbers in `info` of an episode that ended in this step, if there were any."""
 
 
-class VectorEnv(Protocol):
+class VectorEnv(ABC):
     """`num_envs` copies of an environment, stepped together."""
 
     num_envs: int
@@ -51,30 +54,79 @@ class VectorEnv(Protocol):
     way_back: str
     """How running episodes come back at resume, in words that follow "they come back"."""
     restarted: list[int]
-    """Lanes that the last `load` could not bring back and started anew."""
+    """Lanes whose episodes the last `load` could not restore, and began new ones in."""
 
+    def __init__(self, spec: EnvSpec, num_envs: int, note: str, way_back: str) -> None:
+        self.spec, self.num_envs, self.note, self.way_back = spec, num_envs, note, way_back
+        self.restarted = []
+        self._obs: dict[str, np.ndarray] = {}  # the current ones; empty before the first reset
+        self._action_shape = (num_envs, *spec.action.shape)
+        self._all_valid = np.ones(num_envs, np.bool_)
+        self._all_valid.flags.writeable = False  # shared by all steps
+        self._no_lanes = np.empty(0, np.int64)
+        self._no_final = {leaf.path: np.empty((0, *leaf.shape), leaf.dtype) for leaf in spec.obs}
+
+    @abstractmethod
     def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
-        """Start new episodes in all lanes; with `seed`, the random streams begin anew from it."""
+        """Start new episodes in all lanes; with `seed`, the random streams start again from it."""
 
+    @abstractmethod
     def step(self, action: np.ndarray) -> Step:
         """Step all lanes. `action` is `[B, ...]`, ready for the environment: start added, clipped to its bounds."""
 
+    @abstractmethod
     def start_fresh(self, attempt: int) -> dict[str, np.ndarray]:
         """Start new episodes in all lanes whose seeds no other attempt (1 or more) and no first run has used."""
 
+    @abstractmethod
     def take_faults(self) -> list[EnvFault]:
-        """The environments that broke and were made anew since this was last asked."""
+        """The environments that broke and were made again since this was last asked."""
 
     def current(self) -> dict[str, np.ndarray]:
         """The observations that the policy sees now, `[B, ...]`."""
+        if not self._obs:
+            raise UsageError(f"env {self.spec.env!r} has no running episodes yet; call reset() or load() first")
+        return self._obs
 
+    @abstractmethod
     def state(self) -> Tree:
         """All that is needed to go on from here."""
 
+    @abstractmethod
     def load(self, tree: Tree) -> list[str]:
         """Go on from a saved state; returns sentences about what could not be restored exactly."""
 
+    @abstractmethod
     def close(self) -> None: ...
+
+    def _require_actions(self, action: np.ndarray) -> None:
+        """There are running episodes, and an action for each."""
+        self.current()
+        if action.shape != self._action_shape:
+            raise UsageError(f"the actions have shape {action.shape}; expected {self._action_shape}")
+
+    def _saved_obs(self, tree: Tree, kind: str) -> list[np.ndarray]:
+        """The saved observations, once the saved state is known to fit."""
+        name = self.spec.env
+        if tree.get("kind") != kind:
+            raise CheckpointError(f"env {name!r} was saved by another vector implementation; resume with the same one")
+        saved = [np.asarray(tree["obs"][str(i)]) for i in range(len(tree["obs"]))]
+        shapes, expected = [array.shape for array in saved], [(self.num_envs, *leaf.shape) for leaf in self.spec.obs]
+        if shapes != expected:
+            raise CheckpointError(f"env {name!r} was saved with observations {shapes}, now they are {expected}")
+        return saved
+
+
+@dataclass(frozen=True)
+class EnvArgs:
+    """Which environments a sampler or evaluator makes."""
+
+    env: str
+    num_envs: int
+    seed: int
+    args: dict[str, Any] = field(default_factory=dict)
+    exact_resume: bool = True
+    parallel: Parallel = "no"
 
 
 def make_vector(
@@ -86,7 +138,7 @@ def make_vector(
     sampler: int = 0,
     exact_resume: bool = True,
     record: bool = True,
-    parallel: Literal["no", "threads", "processes"] = "no",
+    parallel: Parallel = "no",
     hang_seconds: float = math.inf,
 ) -> VectorEnv:
     """Make `num_envs` environments: the env's own vector implementation if it serves, otherwise a loop.
@@ -96,21 +148,23 @@ def make_vector(
     Exact resume needs a snapshot of the implementation's state (`raynforce.register_snapshot`); the loop needs none,
     because without one it replays the actions of the running episodes, unless `record` is off.
     """
-    from raynforce.envs.local import LocalVector  # all implement this module's contract, so they import it
-    from raynforce.envs.native import native_vector
+    from raynforce.envs.lanes import Lanes  # all implement this module's contract, so they import it
+    from raynforce.envs.local import LocalVector
+    from raynforce.envs.native import NativeVector, registered_vector
     from raynforce.envs.parallel import ParallelVector
 
     if num_envs < 1:
         raise UsageError(f"num_envs is {num_envs}; it must be 1 or more")
     if seed < 0:
         raise UsageError(f"seed is {seed}; it must be 0 or more")
+    record = record and exact_resume
     if parallel != "no":
-        how: dict[str, Any] = {"parallel": parallel, "record": exact_resume and record, "hang_seconds": hang_seconds}
-        return ParallelVector(env, env_args, num_envs, seed=seed, sampler=sampler, **how)
-    vector, note = native_vector(env, env_args, num_envs, seed=seed, sampler=sampler, exact_resume=exact_resume)
+        how: dict[str, Any] = {"parallel": parallel, "record": record, "hang_seconds": hang_seconds}
+        return ParallelVector(Lanes(env, env_args, num_envs, seed=seed, sampler=sampler, **how))
+    vector, note = registered_vector(env, dict(env_args or {}), num_envs, exact_resume=exact_resume)
     if vector is not None:
-        return vector
-    return LocalVector(env, env_args, num_envs, seed=seed, sampler=sampler, record=exact_resume and record, note=note)
+        return NativeVector(env, vector, seed=seed, sampler=sampler, env_args=env_args)
+    return LocalVector(env, env_args, num_envs, seed=seed, sampler=sampler, record=record, note=note)
 
 
 def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
@@ -145,12 +199,7 @@ def derive_seed(seed: int, *key: int) -> int:
 
 
 def first_of_attempt(attempt: int) -> int:
-    """The first episode, or reset, of a vector env that begins anew: far from those of every other attempt."""
+    """The first episode, or reset, of an attempt: far from those of every other attempt."""
     if attempt < 1:
         raise UsageError(f"attempt is {attempt}; it must be 1 or more: 0 are the episodes that the run began with")
     return attempt << 32
-
-
-def same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays are equal bit for bit, NaN included."""
-    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()

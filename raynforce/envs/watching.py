@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from raynforce.envs.lane import Lane
 from raynforce.envs.local import LocalVector
 from raynforce.envs.make import Env, close_env, locate, make
 from raynforce.errors import UsageError, summary
@@ -37,17 +38,29 @@ class Watched(LocalVector):
         """`films` is the folder for films; without one there is a window."""
         self.films: Films | None = None
         args = _showing(env, dict(args or {}), "human" if films is None else "rgb_array")
-        super().__init__(env, args, 1, seed=seed, sampler=sampler, record=False)
+        super().__init__(env, args, 1, seed=seed, sampler=sampler, record=False, lane=_FilmedLane)
         if films is not None:
-            self.films = Films(Path(films), self._envs[0].metadata.get("render_fps") or FRAMES_A_SECOND)
+            (lane,) = self._lanes
+            self.films = lane.films = Films(Path(films), lane.env.metadata.get("render_fps") or FRAMES_A_SECOND)
 
-    def _begin(self, lane: int, episode: int, obs: list[np.ndarray]) -> None:
-        super()._begin(lane, episode, obs)
+    def close(self) -> None:
+        super().close()
+        if self.films is not None:
+            self.films.close()
+
+
+class _FilmedLane(Lane):
+    """Adds a frame to the film for each reset and step, if there are films."""
+
+    films: Films | None = None
+
+    def _begin(self, episode: int) -> None:
+        super()._begin(episode)
         if self.films is not None:
             self.films.begin(self._frame())
 
-    def _step_lane(self, lane: int, choice: Any, obs: list[np.ndarray]) -> tuple[float, bool, bool, Any]:
-        result = super()._step_lane(lane, choice, obs)
+    def _advance(self, action: Any) -> tuple[float, bool, bool, Any]:
+        result = super()._advance(action)
         if self.films is not None:
             self.films.add(self._frame())
             if result[1] or result[2]:
@@ -56,21 +69,15 @@ class Watched(LocalVector):
 
     def _frame(self) -> np.ndarray:
         """What the environment looks like now, `[height, width, 3]` uint8."""
+        cannot = f"env {self.plan.env!r} cannot be filmed: render"
         try:
-            frame: Any = self._envs[0].render()
+            frame: Any = self.env.render()
         except Exception as error:
-            raise UsageError(f"env {self._env!r} cannot be filmed: render raised {summary(error)}") from error
+            raise UsageError(f"{cannot} raised {summary(error)}") from error
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
             found = f"{frame.dtype} {list(frame.shape)}" if isinstance(frame, np.ndarray) else type(frame).__name__
-            raise UsageError(
-                f"env {self._env!r} cannot be filmed: render returned {found}; expected uint8 [height, width, 3]"
-            )
+            raise UsageError(f"{cannot} returned {found}; expected uint8 [height, width, 3]")
         return frame
-
-    def close(self) -> None:
-        super().close()
-        if self.films is not None:
-            self.films.close()
 
 
 def _showing(env: str, args: dict[str, Any], mode: Mode) -> dict[str, Any]:
@@ -126,7 +133,10 @@ class Films:
         names = [path.stem.removeprefix("episode-") for path in folder.glob("episode-*.mp4")]
         self._number = max((int(name) for name in names if name.isdigit()), default=0)
         self._first: np.ndarray | None = None
-        self._film: Film | None = None
+        self._path: Path | None = None  # of the film that is being written
+        self._file: Any = None
+        self._stream: Any = None
+        self._frames = 0
 
     def begin(self, frame: np.ndarray) -> None:
         """An episode begins. If the one before has not ended, it broke, and is not worth a film."""
@@ -134,44 +144,11 @@ class Films:
         self._first = frame  # there is no film before there is a step: the last episode that begins is not played
 
     def add(self, frame: np.ndarray) -> None:
-        if self._film is None:
-            self._number += 1
-            self._film = Film(self._av, self._folder / f"episode-{self._number}.mp4", self._rate)
-            if self._first is not None:
-                self._film.add(self._first)
-        self._film.add(frame)
-
-    def end(self) -> None:
-        """The episode has ended: its film is done."""
-        if self._film is not None:
-            self._film.close()
-            self.paths.append(self._film.path)
-            self._film = None
-
-    def close(self) -> None:
-        """Throw away what was begun."""
-        if self._film is not None:
-            self._film.close()
-            self._film.path.unlink(missing_ok=True)
-            self._number -= 1
-            self._film = None
-
-
-class Film:
-    """One mp4 file, to which frames are added."""
-
-    def __init__(self, av: Any, path: Path, rate: Fraction) -> None:
-        self.path = path
-        self._av, self._rate = av, rate
-        try:
-            self._file: Any = av.open(str(path), "w")
-        except OSError as error:
-            raise UsageError(f"the film {path} cannot be written: {error.strerror}") from error
-        self._stream: Any = None
-        self._frames = 0
-
-    def add(self, frame: np.ndarray) -> None:
         """`[height, width, 3]` uint8."""
+        if self._path is None:
+            self._open(self._folder / f"episode-{self._number + 1}.mp4")
+            if self._first is not None:
+                self.add(self._first)
         height, width = frame.shape[:2]
         even = height + height % 2, width + width % 2  # the encoder takes no others
         if even != (height, width):
@@ -182,19 +159,42 @@ class Film:
             self._stream.pix_fmt = "yuv420p"  # which every player knows
         if even != (self._stream.height, self._stream.width):
             was = [self._stream.height, self._stream.width]
-            raise UsageError(f"the film {self.path} cannot go on: frames were {was} and are now {list(even)}")
+            raise UsageError(f"the film {self._path} cannot go on: frames were {was} and are now {list(even)}")
         self._frames += 1
         if self._frames <= MOST_FRAMES:
             self._write(self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24"))
+
+    def end(self) -> None:
+        """The episode has ended: its film is done."""
+        if path := self._finish():
+            self.paths.append(path)
+            self._number += 1
+
+    def close(self) -> None:
+        """Delete a film that was begun."""
+        if path := self._finish():
+            path.unlink(missing_ok=True)
+
+    def _open(self, path: Path) -> None:
+        try:
+            self._file = self._av.open(str(path), "w")
+        except OSError as error:
+            raise UsageError(f"the film {path} cannot be written: {error.strerror}") from error
+        self._path, self._frames = path, 0
 
     def _write(self, picture: Any) -> None:
         for packet in self._stream.encode(picture):
             self._file.mux(packet)
 
-    def close(self) -> None:
-        if self._stream is not None:
-            self._write(None)  # what the encoder still has
-        self._file.close()
+    def _finish(self) -> Path | None:
+        """Close the file that is being written, if there is one."""
+        path, self._path = self._path, None
+        if path is not None:
+            if self._stream is not None:
+                self._write(None)  # what the encoder still has
+            self._file.close()
+            self._stream = None
+        return path
 
 
 def _library() -> Any:

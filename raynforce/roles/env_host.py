@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from raynforce.envs.lanes import Lanes
+from raynforce.envs.vector import EnvArgs
 from raynforce.experience.memory import resident_bytes
 from raynforce.protocol.channel import Address, ChannelError, HostLink, Refused, connect
 from raynforce.protocol.codec import TERMINATED, TRUNCATED
@@ -22,7 +23,6 @@ from raynforce.protocol.host import Reset, Step
 from raynforce.protocol.session import Closing, Ended
 from raynforce.protocol.spaces import Spaces
 from raynforce.roles.one_core import OneCore
-from raynforce.roles.sampler import EnvArgs
 from raynforce.roles.served import Outcome, Served
 from raynforce.threads import exact_timers
 
@@ -187,7 +187,7 @@ class EnvHost:
         with self._watched(seconds):
             while np.isfinite(lanes.busy_since()).any():
                 lanes.wait(LOOK)
-                self._untold += [one.text for one in lanes.take()[1] if one.code in ("hung", "died")]
+                self._untold += [one.text for one in lanes.collect()[1] if one.code in ("hung", "died")]
                 lanes.overdue(time.monotonic())
                 _still_there(seconds)
             lanes.call("reset", [()] * lanes.count)
@@ -215,7 +215,7 @@ class EnvHost:
 
     def _answer(self, link: HostLink, lanes: Lanes, now: float) -> None:
         """Hand over whatever is ready."""
-        done, broken = lanes.take()
+        done, broken = lanes.collect()
         if link.session.ended is not None:
             return
         if len(done):

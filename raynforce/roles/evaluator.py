@@ -11,11 +11,10 @@ import numpy as np
 
 from raynforce.envs.native import NativeVector
 from raynforce.envs.parallel import ParallelVector
-from raynforce.envs.vector import VectorEnv, derive_seed, make_vector, require_finite
+from raynforce.envs.vector import EnvArgs, VectorEnv, derive_seed, make_vector, require_finite
 from raynforce.errors import EnvError
 from raynforce.infos import NOTHING, Info, Values, values
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
-from raynforce.roles.sampler import EnvArgs
 
 EVALUATION_STREAM = 1 << 20  # apart from every sampler's index, so that evaluation never repeats training episodes
 BREAKS = 5

@@ -18,6 +18,7 @@ from raynforce.algos import algorithm_class
 from raynforce.algos.base import Batch, Loss, Round
 from raynforce.algos.contract import blamed
 from raynforce.config import Config
+from raynforce.envs.vector import EnvArgs
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.record import Receipt
 from raynforce.policies.acting import ActingSpec, PolicyVersion
@@ -27,7 +28,7 @@ from raynforce.roles.contribution import Contribution
 from raynforce.roles.gradients import tensors, train
 from raynforce.roles.keeper import Keeper
 from raynforce.roles.learner import flat_gradient
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 from raynforce.roles.torch_stream import TorchStream
 from raynforce.trees import Tree, load_rng, rng_state, without
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from raynforce.config import Config
+from raynforce.doorbell import Doorbell
 from raynforce.envs.vector import derive_seed
-from raynforce.envs.workers import Doorbell
 from raynforce.errors import RaynforceError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.memory import resident_bytes

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
 
 import numpy as np
 
-from raynforce.envs.vector import make_vector, require_finite
+from raynforce.envs.vector import EnvArgs, make_vector, require_finite
 from raynforce.experience.builder import MASK, InFlight, allocate, final_columns, finish
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.memory import resident_bytes
@@ -17,18 +15,6 @@ from raynforce.experience.record import Receipt
 from raynforce.infos import NOTHING, Info
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.trees import Tree, load_rng, rng_state
-
-
-@dataclass(frozen=True)
-class EnvArgs:
-    """Which environments a sampler or evaluator makes."""
-
-    env: str
-    num_envs: int
-    seed: int
-    args: dict[str, Any] = field(default_factory=dict)
-    exact_resume: bool = True
-    parallel: Literal["no", "threads", "processes"] = "no"
 
 
 class Sampler:

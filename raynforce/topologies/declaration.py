@@ -13,10 +13,10 @@ from typing import Any, Literal
 from raynforce.algos import BUILT_IN, algorithm_class
 from raynforce.algos.base import Algorithm
 from raynforce.config import Config
+from raynforce.envs.vector import EnvArgs
 from raynforce.errors import EnvError, UsageError
 from raynforce.experience.record import Receipt
 from raynforce.policies.acting import ActingSpec
-from raynforce.roles.sampler import EnvArgs
 from raynforce.runtimes.base import RoleDied, RoleError, Runtime
 from raynforce.runtimes.member import Member, Rules
 from raynforce.runtimes.placing import Demands, memory_limit, quorum

@@ -16,7 +16,7 @@ from running import solve
 from raynforce.algos.base import advantages, corrected
 from raynforce.algos.impala import IMPALA, IMPALAConfig
 from raynforce.config import Config
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.experience.gae import final_values
 from raynforce.experience.vtrace import vtrace
 from raynforce.experiment import resolve
@@ -24,7 +24,7 @@ from raynforce.policies.torch_distributions import logp_entropy
 from raynforce.policies.torch_net import tensor
 from raynforce.roles.evaluator import Evaluator
 from raynforce.roles.learner import Learner
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 from raynforce.spaces import EnvSpec
 
 

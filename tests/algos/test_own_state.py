@@ -153,7 +153,7 @@ def test_the_network_begins_as_before_whatever_is_kept() -> None:
 def test_own_modules_of_all_workers_begin_alike() -> None:
     config, spec = experiment(DECLARED)
     from raynforce.algos.contract import declared
-    from raynforce.roles.sampler import EnvArgs
+    from raynforce.envs.vector import EnvArgs
 
     acting = declared(config, spec, own_algos.Declared)
     envs = EnvArgs(config.env, 2, 0, config.env_args)

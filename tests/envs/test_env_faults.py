@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from test_native import Batch
 
 from raynforce import trees
-from raynforce.envs import local
+from raynforce.envs import faults
 from raynforce.envs.local import LocalVector
 from raynforce.envs.native import NativeVector
 from raynforce.envs.vector import Step, derive_seed, make_vector, require_finite
@@ -66,7 +66,7 @@ KINDS = {
 def test_one_lane_begins_its_next_episode_in_a_new_env(kind: str, at: int) -> None:
     quiet, vector = scripted({}), scripted({(1, 0): (at, kind)})
     np.testing.assert_array_equal(quiet.reset()["obs"], vector.reset()["obs"])
-    old = vector._envs[1]
+    old = vector._lanes[1].env
     before, after = run(quiet, 9), run(vector, 9)
     for lane in (0, 2):  # the neighbours notice nothing
         for a, b in zip(before, after, strict=True):
@@ -79,11 +79,11 @@ def test_one_lane_begins_its_next_episode_in_a_new_env(kind: str, at: int) -> No
     assert 1 not in step.final_lanes
     assert all(s.valid.all() for t, s in enumerate(after) if t != at - 1)
     assert after[0].valid is after[-1].valid  # nothing is made for steps that go well
-    seed = vector._envs[1].seed_seen  # type: ignore[attr-defined]
+    seed = vector._lanes[1].env.seed_seen  # type: ignore[attr-defined]
     assert seed == derive_seed(SEED, 0, 1, 1 if at == 5 else 1 + (9 - at) // 5)
     assert step.obs["obs"][1, 1] == 0
     assert [s.reward[1] for s in after[at : at + 3]] == [1, 2, 3]
-    assert vector._envs[1] is not old
+    assert vector._lanes[1].env is not old
 
     (fault,) = vector.take_faults()
     assert vector.take_faults() == []
@@ -92,7 +92,7 @@ def test_one_lane_begins_its_next_episode_in_a_new_env(kind: str, at: int) -> No
     assert facts["cause"] == KINDS[kind]
     assert facts["kind"] == ("raised" if kind in ("raise", "exit") else "garbage")
     assert ("in broken" in facts["trace"]) == (kind in ("raise", "exit"))
-    assert "_step_lane" not in facts["trace"]
+    assert "_advance" not in facts["trace"]
     assert facts["actions"] == actions(9)[:at, 1].tolist()
     assert facts["dtype"] == "int64"
 
@@ -107,7 +107,7 @@ def test_a_reset_that_breaks_after_an_episodes_end_spoils_no_step(kind: str) -> 
     assert steps[4].final_lanes.tolist() == [0, 1, 2]
     assert steps[4].final_obs["obs"][1].tolist() == [start, 5]
     assert steps[4].truncated.all()
-    assert vector._envs[1].seed_seen == derive_seed(SEED, 0, 1, 2)  # type: ignore[attr-defined]
+    assert vector._lanes[1].env.seed_seen == derive_seed(SEED, 0, 1, 2)  # type: ignore[attr-defined]
     assert steps[5].obs["obs"][:, 1].tolist() == [1, 1, 1]
     (fault,) = vector.take_faults()
     assert (fault.lane, fault.step, fault.seed) == (1, 0, derive_seed(SEED, 0, 1, 1))
@@ -121,14 +121,14 @@ def test_broken_envs_are_closed() -> None:
     vector.reset()
     run(vector, 3)
     assert bad_envs.Scripted.closed == bad_envs.Scripted.made == 2
-    assert [f.step for f in vector.faults] == [2, 0]
+    assert [f.step for f in vector._shared.faults] == [2, 0]
 
 
 def test_several_lanes_at_once_and_two_steps_in_a_row() -> None:
     vector = scripted({(0, 0): (2, "nan"), (2, 0): (2, "raise"), (2, 1): (1, "raise")})
     vector.reset()
     assert [s.cut.tolist() for s in run(vector, 4)] == [[], [0, 2], [2], []]
-    assert [(f.lane, f.step) for f in vector.take_faults()] == [(2, 2), (0, 2), (2, 1)]
+    assert [(f.lane, f.step) for f in vector.take_faults()] == [(0, 2), (2, 2), (2, 1)]
 
 
 def flaky(seed: int, lanes: int = 4, p: float = 0.1, p_reset: float = 0.0) -> LocalVector:
@@ -136,9 +136,9 @@ def flaky(seed: int, lanes: int = 4, p: float = 0.1, p_reset: float = 0.0) -> Lo
 
 
 def test_a_run_with_faults_follows_from_its_seed_and_is_resumed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "BREAKS_IN_A_ROW", 20)
+    monkeypatch.setattr(faults, "BREAKS_IN_A_ROW", 20)
     first, second = flaky(1, p_reset=0.2), flaky(1, p_reset=0.2)
-    first._proven = second._proven = True  # its first resets break too
+    first._shared.proven = second._shared.proven = True  # its first resets break too
     first.reset()
     second.reset()
     steps, again = run(first, 60), run(second, 60)
@@ -280,7 +280,7 @@ def test_actions_are_not_kept_without_record() -> None:
 def test_the_actions_of_a_very_long_episode_are_left_out(
     steps: int, too_long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "MOST_BYTES", 4 * 8)
+    monkeypatch.setattr("raynforce.envs.lane.MOST_BYTES", 4 * 8)
     vector = LocalVector("bad_envs:Scripted", {"every": steps, "length": 9}, 1, seed=0)
     vector.reset()
     run(vector, steps)
@@ -305,7 +305,7 @@ def test_long_traces_keep_their_end() -> None:
     vector = LocalVector(f"{__name__}:Deep", {}, 1, seed=0)
     vector.reset()
     run(vector, 1)
-    (fault,) = vector.faults
+    (fault,) = vector._shared.faults
     assert len(fault.trace) == 4000
     assert fault.trace.endswith("RuntimeError: here\n")
 
@@ -374,8 +374,8 @@ def test_a_gymnasium_env_is_made_again_with_its_wrappers() -> None:
     vector.reset()
     zeros = np.zeros((2, 1), np.float32)
     vector.step(zeros)
-    vector._envs[0].step = lambda action: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    vector._lanes[0].env.step = lambda action: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     steps = [vector.step(zeros) for _ in range(8)]
     assert [s.cut.tolist() for s in steps] == [[0]] + [[]] * 7
     assert [s.truncated.tolist() for s in steps].index([True, False]) == 6  # six steps after the break
-    assert isinstance(vector._envs[0], gymnasium.wrappers.TimeLimit)
+    assert isinstance(vector._lanes[0].env, gymnasium.wrappers.TimeLimit)

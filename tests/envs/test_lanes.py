@@ -17,7 +17,7 @@ import lane_envs
 import numpy as np
 import pytest
 
-from raynforce.envs import limits, workers
+from raynforce.envs import executors, limits
 from raynforce.envs.lanes import Broken, Lanes
 from raynforce.envs.local import LocalVector
 from raynforce.envs.vector import derive_seed, first_of_attempt
@@ -70,7 +70,7 @@ def wait(lanes: Lanes, seconds: float = 5.0) -> bool:
 
 
 def gather(lanes: Lanes, count: int, seconds: float = 5.0) -> tuple[list[int], list[Broken]]:
-    """Take until `count` lanes were told of."""
+    """Collect until `count` lanes were told of."""
     done: list[int] = []
     broken: list[Broken] = []
     until = time.monotonic() + seconds
@@ -78,7 +78,7 @@ def gather(lanes: Lanes, count: int, seconds: float = 5.0) -> tuple[list[int], l
         assert time.monotonic() < until
         wait(lanes, 0.02)
         lanes.overdue(time.monotonic())
-        some, more = lanes.take()
+        some, more = lanes.collect()
         done += some.tolist()
         broken += more
     return done, broken
@@ -110,7 +110,7 @@ def test_one_after_another_they_are_done_in_the_order_that_was_asked_for() -> No
     lanes = scripted("no", {(2, 0): {1: 0.05}})
     lanes.step(np.array([2, 0]), np.zeros(2, np.int64))
     assert wait(lanes, 0.0)
-    assert lanes.take()[0].tolist() == [2, 0]
+    assert lanes.collect()[0].tolist() == [2, 0]
     assert lanes.obs["obs"][:, 1].tolist() == [1, 0, 1]
 
 
@@ -164,7 +164,7 @@ def test_one_that_hangs_is_replaced_and_told_when_the_new_one_is_there(parallel:
     assert sorted(gather(lanes, 2)[0]) == [0, 2]
     assert lanes.overdue(time.monotonic()) == []
     time.sleep(0.3)
-    assert lanes.take()[0].tolist() == []  # the bell may have been rung once more
+    assert lanes.collect()[0].tolist() == []  # the bell may have been rung once more
     (begun,) = lanes.overdue(time.monotonic())
     assert lanes.overdue(time.monotonic()) == []
     assert gather(lanes, 1) == ([], [begun])
@@ -178,7 +178,7 @@ def test_one_that_hangs_is_replaced_and_told_when_the_new_one_is_there(parallel:
     seen = lanes.obs["obs"].copy()
     lane_envs.awake.set()  # what it does now is nobody's concern
     time.sleep(0.05)
-    assert lanes.take()[0].tolist() == []
+    assert lanes.collect()[0].tolist() == []
     np.testing.assert_array_equal(lanes.obs["obs"], seen)
     assert step_all(lanes)[1] == []
 
@@ -214,7 +214,7 @@ def test_another_attempt_has_other_episodes(parallel: Any) -> None:
     lanes = scripted(parallel, {}, 2, attempt=3)
     vector = LocalVector("lane_envs:Scripted", {}, 2, seed=SEED)
     np.testing.assert_array_equal(lanes.obs["obs"], vector.start_fresh(3)["obs"])
-    assert lanes._crew.rows.episode.tolist() == [first_of_attempt(3)] * 2
+    assert lanes.executor.rows.episode.tolist() == [first_of_attempt(3)] * 2
 
 
 @pytest.mark.parametrize("parallel", ALL)
@@ -253,7 +253,7 @@ def test_more_lanes_than_threads_are_one_line(monkeypatch: Any) -> None:
         started.append(thread)
         start(thread)
 
-    monkeypatch.setattr(workers.threading.Thread, "start", limited)
+    monkeypatch.setattr(executors.threading.Thread, "start", limited)
     with pytest.raises(UsageError, match=r"^3 of 5 threads for envs could be started \(.*\): use fewer --envs"):
         scripted("threads", {}, 5)
 
@@ -281,13 +281,13 @@ def children_of(pid: int) -> list[int]:
 def test_one_that_dies_between_its_steps_is_told_once_it_is_asked() -> None:
     lanes = scripted("processes", {}, 1)
     step_all(lanes)
-    (pid,) = children_of(lanes._crew._nursery.pid)  # type: ignore[attr-defined]
+    (pid,) = children_of(lanes.executor.server.pid)  # type: ignore[attr-defined]
     os.kill(pid, signal.SIGKILL)
     until = time.monotonic() + 5
-    while lanes._crew.rows.episode[0] == 0 or lanes._making:
+    while lanes.executor.rows.episode[0] == 0 or lanes._making:
         assert time.monotonic() < until
         wait(lanes, 0.1)
-        assert lanes.take()[1] == []
+        assert lanes.collect()[1] == []
     ((lane, code, _, _),) = step_all(lanes)[1]
     assert (lane, code) == (0, "died")
     assert step_all(lanes) == ([0], [])
@@ -319,22 +319,27 @@ def test_one_that_needs_a_main_thread_has_it_in_a_process() -> None:
 ORPHANS = """
 import os, sys, lane_envs
 from raynforce.envs.lanes import Lanes
-lanes = Lanes("lane_envs:Scripted", {}, 3, seed=0, parallel="processes")
-print(lanes._crew._nursery.pid, flush=True)
+import numpy as np
+lanes = Lanes("lane_envs:Scripted", {"script": {-1: {1: "hang"}}}, 3, seed=0, parallel="processes")
+if sys.argv[1] == "hung":
+    lanes.step(np.arange(3), np.zeros(3, np.int64))
+print(lanes.executor.server.pid, flush=True)
 sys.stdin.read()
 """
 
 
-def test_processes_end_with_the_one_that_started_them() -> None:
+@pytest.mark.parametrize("state", ["idle", "hung"])
+def test_processes_end_with_the_one_that_started_them(state: str) -> None:
     path = os.pathsep.join(filter(None, sys.path))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", ORPHANS], env={**os.environ, "PYTHONPATH": path}, **pipes) as process:  # type: ignore[call-overload]
-        nursery = int(process.stdout.readline())
-        family = [nursery, *children_of(nursery)]
+    command, env = [sys.executable, "-c", ORPHANS, state], {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, env=env, **pipes) as process:  # type: ignore[call-overload]
+        server = int(process.stdout.readline())
+        family = [server, *children_of(server)]
         assert len(family) == 4
         assert {os.getpgid(pid) for pid in family} == {os.getpgid(process.pid)}
         process.kill()
-    until = time.monotonic() + 5
+    until = time.monotonic() + 10
     while any(os.path.exists(f"/proc/{pid}/cwd") and alive(pid) for pid in family):
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -363,8 +368,8 @@ def test_too_many_for_the_limits_are_one_line(monkeypatch: Any) -> None:
 
 def test_the_end_of_what_forks_the_processes_is_an_error() -> None:
     lanes = scripted("processes", {}, 2)
-    lanes._crew._nursery.kill()  # type: ignore[attr-defined]
-    lanes._crew._nursery.wait()  # type: ignore[attr-defined]
+    lanes.executor.server.kill()  # type: ignore[attr-defined]
+    lanes.executor.server.wait()  # type: ignore[attr-defined]
     with pytest.raises(EnvError, match="'lane_envs:Scripted' come from has died"):
         step_all(lanes)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from raynforce import trees
+from raynforce.envs.lanes import Lanes
 from raynforce.envs.local import LocalVector
 from raynforce.envs.parallel import ParallelVector
 from raynforce.envs.vector import Step, VectorEnv, derive_seed, make_vector
@@ -30,7 +31,9 @@ def _closed() -> Iterator[None]:
 
 
 def side_by_side(env: str, args: Any, count: int, parallel: Any = "threads", **more: Any) -> ParallelVector:
-    opened.append(ParallelVector(env, args, count, **{"seed": SEED, "parallel": parallel, **more}))
+    opened.append(
+        ParallelVector(Lanes(env, args, count, **{"seed": SEED, "parallel": parallel, "record": True, **more}))
+    )
     return opened[-1]  # type: ignore[return-value]
 
 

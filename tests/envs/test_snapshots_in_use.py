@@ -18,12 +18,12 @@ import raynforce
 from raynforce.config import Config
 from raynforce.envs import snapshots
 from raynforce.envs.doctor import Report, check_env
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.errors import ContractError
 from raynforce.experiment import resolve
 from raynforce.policies.acting import PolicyVersion
 from raynforce.roles.learner import Learner
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 
 pytestmark = pytest.mark.usefixtures("walk_id")
 

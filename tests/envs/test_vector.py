@@ -59,7 +59,7 @@ def test_seeds_derive_from_run_sampler_lane_and_episode() -> None:
     seen = {5}
     vector.reset()
     for episode in range(3):
-        for lane, env in enumerate(vector._envs):
+        for lane, env in enumerate(lane.env for lane in vector._lanes):
             assert env.seed_seen == derive_seed(5, 3, lane, episode)  # type: ignore[attr-defined]
             seen.add(env.seed_seen)  # type: ignore[attr-defined]
         vector.step(np.zeros(2, np.int64))
@@ -147,9 +147,9 @@ def test_resume_is_exact(env: str, args: dict[str, Any]) -> None:
 def test_lanes_that_cannot_be_replayed_start_fresh() -> None:
     vector = local("bad_envs:Bad", 3, fault="late")  # random after two steps, back to order after three
     vector.reset()
-    vector._begin(1, 5, vector._obs)  # one lane stays a step behind
+    vector._lanes[1]._begin(5)  # one lane stays a step behind
     vector.step(np.zeros(3, np.int64))
-    vector._begin(1, 5, vector._obs)
+    vector._lanes[1]._begin(5)
     vector.step(np.zeros(3, np.int64))
     fresh = local("bad_envs:Bad", 3, fault="late")
     (sentence,) = fresh.load(vector.state())

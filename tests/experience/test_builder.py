@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from raynforce.algos import algorithm_class
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.experience.builder import Ended, finish
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.trajectories import Trajectories
 from raynforce.experiment import resolve
 from raynforce.policies.acting import PolicyVersion
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 from raynforce.spaces import EnvSpec
 
 ENV, T, B = "CartPole-v1", 5, 3

@@ -22,6 +22,7 @@ from raynforce.algos import algorithm_class
 from raynforce.config import NetworkConfig
 from raynforce.envs.describe import describe
 from raynforce.envs.frames import FrameStack, stacks_of
+from raynforce.envs.vector import EnvArgs
 from raynforce.errors import CheckpointError, UsageError
 from raynforce.experiment import resolve
 from raynforce.policies.acting import TORCH_FROM, ActingSpec, Actor, PolicyVersion
@@ -30,7 +31,7 @@ from raynforce.policies.normalizer import ObservationNormalizer
 from raynforce.policies.numpy_net import COLUMNS_BYTES, NumpyNet, encode
 from raynforce.policies.spec import Conv, Linear, NetworkSpec, Tower, inputs_of
 from raynforce.policies.torch_net import IMAGES_AT_ONCE, SpecNet, TorchActor
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 from raynforce.runs.fitting import differences
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 

@@ -12,8 +12,8 @@ import pytest
 
 from raynforce.algos.ppo import PPO
 from raynforce.config import Config
-from raynforce.envs import local
-from raynforce.envs.vector import derive_seed, probe
+from raynforce.envs import faults
+from raynforce.envs.vector import EnvArgs, derive_seed, probe
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import discounted, final_values, gae
 from raynforce.experience.record import Receipt
@@ -22,7 +22,7 @@ from raynforce.experience.vtrace import vtrace
 from raynforce.experiment import resolve
 from raynforce.policies.acting import PolicyVersion
 from raynforce.roles.evaluator import Evaluator
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 
 GAMMA, LAMBDA = 0.9, 0.8
 Name = tuple[float, float]
@@ -102,7 +102,7 @@ def acting(config: Config, **env_args: float) -> tuple[PPO, PolicyVersion]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(local, "BREAKS_IN_A_ROW", 10_000)
+    monkeypatch.setattr(faults, "BREAKS_IN_A_ROW", 10_000)
     Shaky.log.clear()
     yield
     Shaky.log.clear()
@@ -149,7 +149,7 @@ def proven_sampler(algo: PPO, args: EnvArgs, length: int) -> Sampler:
     Shaky.tame = True
     sampler = Sampler(algo.acting(), args, length)
     Shaky.tame = False
-    sampler._envs._proven = True  # type: ignore[attr-defined]
+    sampler._envs._shared.proven = True  # type: ignore[attr-defined]
     return sampler
 
 
@@ -336,7 +336,7 @@ def played(seed: int, breaks: int = 5, **env_args: float) -> tuple[Evaluator, Po
 def test_evaluation_counts_no_cut_episode() -> None:
     evaluator, version = played(0, breaks=50, p_break=0.15, p_end=0.2, p_reset=0.0)
     evaluator.begin(version, 1)
-    evaluator._vector()._proven = True  # type: ignore[attr-defined]
+    evaluator._vector()._shared.proven = True  # type: ignore[attr-defined]
     Shaky.log.clear()
     found = evaluator.play(version, 60)
     assert len(found.returns) == 60
@@ -359,7 +359,7 @@ def test_evaluation_survives_an_env_that_breaks_now_and_then() -> None:
 def test_an_evaluation_that_never_ends_an_episode_is_given_up() -> None:
     evaluator, version = played(0, breaks=5, p_break=0.2, p_end=0.0, p_reset=0.0)
     evaluator.begin(version, 1)
-    evaluator._vector()._proven = True  # type: ignore[attr-defined]
+    evaluator._vector()._shared.proven = True  # type: ignore[attr-defined]
     found = evaluator.advance()
     assert found.over
     assert "broke in 6 evaluation episodes in a row, in lane 0" in str(found.failure)

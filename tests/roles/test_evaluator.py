@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from raynforce.algos.ppo import PPO
-from raynforce.envs.vector import derive_seed, probe
+from raynforce.envs.vector import EnvArgs, derive_seed, probe
 from raynforce.experiment import resolve
 from raynforce.policies.acting import PolicyVersion
 from raynforce.roles.evaluator import EVALUATION_STREAM, Evaluator
-from raynforce.roles.sampler import EnvArgs
 
 DEADLINE = 20.0
 HERE = __name__

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.experiment import resolve
 from raynforce.roles.learner import Learner
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 from raynforce.trees import without
 
 DQN = {"algo": "dqn", "algorithm": {"learning_starts": 10, "prioritized": True, "buffer_size": 2000}}

@@ -17,7 +17,7 @@ import pytest
 
 from raynforce.algos.ppo import PPO
 from raynforce.config import Config
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.errors import EnvError, RaynforceError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.gae import final_values
@@ -32,7 +32,6 @@ from raynforce.roles import one_core
 from raynforce.roles.env_host import EnvHost
 from raynforce.roles.learner import Learner
 from raynforce.roles.policy_server import PolicyServer
-from raynforce.roles.sampler import EnvArgs
 from raynforce.roles.served import Outcome
 
 T = 5

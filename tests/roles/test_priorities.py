@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from raynforce.algos.dqn import DQN
-from raynforce.envs import local
-from raynforce.envs.vector import probe
+from raynforce.envs import faults
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.experience.fragment import Fragment
 from raynforce.experiment import resolve
 from raynforce.policies import acting as acting_module
 from raynforce.policies.acting import ActingSpec, PolicyVersion
 from raynforce.policies.numpy_net import NumpyNet
 from raynforce.policies.spec import Linear, NetworkSpec, Tower, inputs_of
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 
 GAMMA = 0.9
 Name = tuple[float, ...]
@@ -66,7 +66,7 @@ def name(obs: np.ndarray) -> Name:
 
 @pytest.fixture(autouse=True)
 def rough(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(local, "BREAKS_IN_A_ROW", 10_000)
+    monkeypatch.setattr(faults, "BREAKS_IN_A_ROW", 10_000)
     Rough.log.clear()
     yield
     Rough.log.clear()
@@ -138,7 +138,7 @@ def known(dueling: bool, own_module: bool = False) -> tuple[ActingSpec, PolicyVe
 def gathered(spec: ActingSpec, version: PolicyVersion, lanes: int, length: int, breaks: bool) -> list[Fragment]:
     Rough.breaks = False
     sampler = Sampler(spec, EnvArgs(f"{__name__}:Rough", lanes, 0), length)
-    sampler._envs._proven = True  # type: ignore[attr-defined]
+    sampler._envs._shared.proven = True  # type: ignore[attr-defined]
     Rough.breaks = breaks
     return [sampler.sample(version) for _ in range(1 + 60 // length)]
 

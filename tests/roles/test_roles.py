@@ -16,7 +16,7 @@ import raynforce
 from raynforce.algos.dqn import DQN
 from raynforce.algos.ppo import PPO
 from raynforce.config import Config
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.errors import RaynforceError
 from raynforce.experience.fragment import Fragment
 from raynforce.experiment import resolve
@@ -25,7 +25,7 @@ from raynforce.policies.distributions import EpsilonGreedy
 from raynforce.roles import sampler as sampler_module
 from raynforce.roles.evaluator import Evaluator
 from raynforce.roles.learner import Learner
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 
 
 def configured(env: str, **more: Any) -> Config:

@@ -6,11 +6,11 @@ import numpy as np
 
 from raynforce.algos import algorithm_class
 from raynforce.config import Config
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.experiment import resolve
 from raynforce.roles.learner import Learner
 from raynforce.roles.replay_shard import ReplayShard
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 
 ENV = "CartPole-v1"
 

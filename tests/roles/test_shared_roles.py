@@ -12,7 +12,7 @@ import torch
 from raynforce.algos import algorithm_class
 from raynforce.algos.off_policy import OffPolicy
 from raynforce.config import Config
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.experience.counts import RECENT, Counts
 from raynforce.experience.record import Record
 from raynforce.experiment import resolve
@@ -21,7 +21,7 @@ from raynforce.roles.adam import Adam
 from raynforce.roles.contribution import Contribution
 from raynforce.roles.gradient_worker import GradientWorker
 from raynforce.roles.learner import Learner
-from raynforce.roles.sampler import EnvArgs, Sampler
+from raynforce.roles.sampler import Sampler
 from raynforce.trees import segments
 
 DQN = {"learning_starts": 60, "buffer_size": 600, "batch_size": 16, "samples_per_insert": 8, "target_every": 10}
