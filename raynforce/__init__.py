@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from raynforce.envs.snapshots import register_snapshot as register_snapshot
     from raynforce.errors import RaynforceError as RaynforceError
     from raynforce.errors import UsageError as UsageError
+    from raynforce.policies.groups import Group as Group
     from raynforce.policy import Policy as Policy
     from raynforce.policy import load as load
     from raynforce.runs.metrics import Sink as Sink
@@ -48,6 +49,7 @@ _HOMES = {
     "raynforce.config": ("AlgorithmConfig", "Config"),
     "raynforce.envs.snapshots": ("Snapshot", "register_snapshot"),
     "raynforce.errors": ("RaynforceError", "UsageError"),
+    "raynforce.policies.groups": ("Group",),
     "raynforce.policy": ("Policy", "load"),
     "raynforce.runs.metrics": ("Sink",),
     "raynforce.status": ("Callback", "Result", "Status"),
