@@ -72,7 +72,10 @@ def declared(config: Config, env: EnvSpec, kind: type[Algorithm[Any]]) -> Acting
         raise _wrong(algo, "heads", heads, "a dict of output names and sizes, such as {'policy': 2, 'value': 1}")
     with blamed(config.algo, algo):
         network, acting, groups = algo.network(), algo.acting(), algo.groups()
-    if not (isinstance(groups, Mapping) and all(isinstance(group, Group) for group in groups.values())):
+    grouped = isinstance(groups, Mapping) and all(
+        isinstance(name, str) and name and isinstance(group, Group) for name, group in groups.items()
+    )
+    if not grouped:
         raise _wrong(algo, "groups", groups, "a dict of Group by name, such as {'critics': Group(('q1', 'q2'), 1e-3)}")
     with blamed(config.algo, algo):
         schedules = algo.schedules(0.0)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 
@@ -55,13 +54,21 @@ class _Linear(torch.autograd.Function):
         return linear(weight.detach(), bias.detach(), openblas=True)(x.detach())
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = (saved.detach() for saved in ctx.saved_tensors)
+        x, weight = ctx.saved_tensors
         by_x, by_weight, by_bias = ctx.needs_input_grad
-        d_weight = torch.empty_like(weight) if by_weight else None
-        d_x = linear_backward(x, weight, g.detach(), d_weight, openblas=True, wanted=by_x)
-        return d_x if by_x else None, d_weight, g.sum(0) if by_bias else None
+        d_bias = g.sum(0) if by_bias else None
+        if torch.is_grad_enabled():  # the gradient will be differentiated itself
+            product: Callable[..., Tensor] = _Linear.apply
+            zero = g.new_zeros(())
+            return (
+                product(g, weight.t(), zero) if by_x else None,
+                product(x.t(), g, zero) if by_weight else None,
+                d_bias,
+            )
+        d_weight = torch.empty(weight.shape) if by_weight else None
+        d_x = linear_backward(x.detach(), weight.detach(), g.detach(), d_weight, openblas=True, wanted=by_x)
+        return d_x if by_x else None, d_weight, d_bias
 
 
 def convolution(weight: Tensor, bias: Tensor, stride: int) -> Callable[[Tensor], Tensor]:

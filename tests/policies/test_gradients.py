@@ -231,7 +231,14 @@ def dreamed(net: Call, obs: Any, others: list[Any]) -> Tensor:
     return net(later)["policy"].square().mean() + values(net(later, params=others[0], action=out["policy"])).mean()
 
 
-LOSSES = [actor, through_frozen, critic, temperature, chained, dreamed]
+def penalised(net: Call, obs: Any, others: list[Any]) -> Tensor:
+    """The slope of a value by the action is itself part of the loss."""
+    action = torch.linspace(-1, 1, ROWS * ACTIONS).reshape(ROWS, ACTIONS).requires_grad_()
+    (slope,) = torch.autograd.grad(values(net(obs, action=action)).sum(), action, create_graph=True)
+    return (slope * (1 + net(obs)["policy"])).square().mean()
+
+
+LOSSES = [actor, through_frozen, critic, temperature, chained, dreamed, penalised]
 
 
 @settings(deadline=None, max_examples=40, derandomize=True)
@@ -270,6 +277,7 @@ def test_each_composition_reaches_what_it_should(activation: str, loss: Loss) ->
         temperature: {"log_alpha"},
         chained: {"policy", "q1"},
         dreamed: {"policy", "model"},
+        penalised: {"policy", "q1"},
     }
     assert reached == expected[loss]
 
@@ -326,7 +334,7 @@ class Own(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("loss", [actor, through_frozen, critic, temperature, chained])
+@pytest.mark.parametrize("loss", [actor, through_frozen, critic, temperature, chained, penalised])
 def test_a_module_of_one_s_own(loss: Loss) -> None:
     """Against itself, called directly: its gradients are autograd's in every composition."""
     spec = NetworkSpec(VECTOR, (), (Free("log_alpha", 1, -0.5),))
@@ -467,6 +475,8 @@ def test_derivatives_of_what_is_no_output(activation: str) -> None:
     net.record(obs)
     with pytest.raises(AlgorithmError, match=r"^Loss.gradients has 'torso', which net.record\(obs\) did not return$"):
         net.backward({"torso": torch.ones(ROWS, 4)})
+    with pytest.raises(AlgorithmError, match=r"^Loss.gradients has no derivatives"):
+        net.backward({})
 
 
 def test_calls_that_no_loss_is_made_of_are_forgotten() -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from raynforce.errors import UsageError
 from raynforce.policies.groups import REST, Group, stretches
+from raynforce.policies.spec import Free, NetworkSpec, inputs_of
+from raynforce.policies.torch_net import ModuleNet
+from raynforce.spaces import ObsLeaf
 
 PARTS = {
     "policy.0.weight": slice(0, 6),
@@ -65,3 +70,11 @@ def test_rates_and_lengths_that_cannot_be(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(UsageError, match=f"a Group has {name} = "):
         Group("q", **({"learning_rate": 1e-3} | wrong))
+
+
+def test_groups_of_a_module_of_one_s_own() -> None:
+    module = nn.ModuleDict({"actor": nn.Linear(2, 1), "critics": nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])})
+    spec = NetworkSpec(inputs_of([ObsLeaf("obs", "box", (2,), "float32")]), (), (Free("log_alpha", 1),))
+    net = ModuleNet(spec, module, {"policy": 1}, torch.device("cpu"))
+    found = stretches({"critics": Group("critics", 1e-3), "second": Group("log_alpha", 1e-3)}, net.parts)
+    assert found == {REST: [slice(0, 3)], "critics": [slice(3, 9)], "second": [slice(9, 10)]}
