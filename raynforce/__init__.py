@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from raynforce.errors import RaynforceError as RaynforceError
     from raynforce.errors import UsageError as UsageError
     from raynforce.experience.replay_spec import ReplaySpec as ReplaySpec
+    from raynforce.policies.groups import Group as Group
     from raynforce.policy import Policy as Policy
     from raynforce.policy import load as load
     from raynforce.runs.metrics import Sink as Sink
@@ -50,6 +51,7 @@ _HOMES = {
     "raynforce.envs.snapshots": ("Snapshot", "register_snapshot"),
     "raynforce.errors": ("RaynforceError", "UsageError"),
     "raynforce.experience.replay_spec": ("ReplaySpec",),
+    "raynforce.policies.groups": ("Group",),
     "raynforce.policy": ("Policy", "load"),
     "raynforce.runs.metrics": ("Sink",),
     "raynforce.driver.status": ("Callback", "Result", "Status"),

@@ -24,7 +24,6 @@ from raynforce.errors import AlgorithmError, RaynforceError, UsageError, summary
 from raynforce.experience.fragment import Fragment
 from raynforce.experiment import resolve
 from raynforce.policies.acting import ActingSpec
-from raynforce.policies.torch_net import ModuleNet
 from raynforce.roles.learner import Learner
 from raynforce.roles.sampler import Sampler
 from raynforce.runs import checkpoint
@@ -124,16 +123,10 @@ class _Watched(Learner):
 
     def gradients(self, loss: Loss) -> Tensor:
         flat = super().gradients(loss)
-        now = {name: float(flat[part].abs().max()) for name, part in self._parameters() if part.start < part.stop}
+        now = {name: float(flat[part].abs().max()) for name, part in self._net.parts.items() if part.start < part.stop}
         self.not_finite = self.not_finite or [name for name, size in now.items() if not np.isfinite(size)]
         self.largest = {name: max(self.largest.get(name, 0.0), size) for name, size in now.items()}
         return flat
-
-    def _parameters(self) -> Iterator[tuple[str, slice]]:
-        if isinstance(self._net, ModuleNet):
-            yield from ((n, slice(start, start + shape.numel())) for n, (start, shape) in self._net.slices.items())
-        else:
-            yield from ((p.name, slice(p.offset, p.offset + p.size)) for p in self._net.spec.params())
 
     @property
     def free(self) -> set[str]:
@@ -218,8 +211,8 @@ class _Checkup:
         if dead:
             detail = (
                 f"of {_some(_grouped(dead, learner.largest))} in all {self._updates} updates, so they never learn: is "
-                "an output left out of the loss, or given to a second call of net, through which no gradient flows? A "
-                "module that has to is one of your own, named in keeps"
+                "an output left out of the loss, or used only by detach(), argmax or a comparison, through which no "
+                "gradient flows?"
             )
             report.add("warning", "gradients are zero", detail)
         else:

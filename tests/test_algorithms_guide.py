@@ -8,18 +8,48 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from running import solve
+from running import metrics, solve
 from test_readme import ROOT
 
+import raynforce
 from raynforce.cli import main
+from raynforce.policy import read_policy
+from raynforce.runs.directory import find_policy
 
 GUIDE = (ROOT / "docs" / "algorithms.md").read_text()
 EXAMPLE = ROOT / "examples" / "own_off_policy.py"
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", GUIDE, flags=re.DOTALL)
 FILES = {found[1]: code for kind, code in BLOCKS if kind == "python" and (found := re.match(r"# (\w+\.py)\n", code))}
 COMMANDS = [line for kind, code in BLOCKS if kind == "sh" for line in code.splitlines()]
+IDENTITY = "raynforce.envs.tiny:IdentityBox"
+SMALL: dict[str, Any] = {
+    "runtime": "inline",
+    "topology": "sync",
+    "progress": "quiet",
+    "settings": {
+        "sampling.envs": 2,
+        "network.hidden": [8],
+        "algorithm.learning_starts": 64,
+        "algorithm.batch_size": 16,
+        "algorithm.samples_per_insert": 4.0,
+        "algorithm.anneal_learning_rate": True,
+        "eval.final_episodes": 0,
+        "log_every": 100,
+    },
+}
+STILL = """
+import my_sac
+from raynforce import Group
+
+
+class SAC(my_sac.SAC):
+    def groups(self):
+        return {"critics": Group(("q1", "q2"), learning_rate=0.0), "temperature": Group("log_alpha", learning_rate=0.1)}
+"""
 QUICK = ["--set", "eval.episodes=2", "--set", "eval.final_episodes=0", "--quiet"]
 
 
@@ -38,7 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_page_has_what_is_tested() -> None:
     assert list(FILES) == ["my_algos.py", "my_settings.py", "my_q.py", "my_buffer.py", "my_sac.py", "test_my_algos.py"]
-    assert len(COMMANDS) == 10
+    assert len(COMMANDS) == 11
 
 
 def test_its_commands(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,6 +111,36 @@ def test_what_it_says_of_errors(folder: Path, capsys: pytest.CaptureFixture[str]
     assert main(["train", "my_wrong:Mine", "CartPole-v1", "--runtime", "inline", *QUICK]) == 1
     said = capsys.readouterr().err
     assert said == f"raynforce: algorithm my_wrong:Mine raised KeyError: 'advantages' in loss (my_wrong.py:{line})\n"
+
+
+def test_groups_are_resumed_to_the_same_weights(folder: Path) -> None:
+    """Actor, critics and temperature learn at rates of their own, in a run that was stopped as in one that was not."""
+
+    def stop(status: raynforce.Status) -> None:
+        if status.steps >= 200:
+            status.stop("half way")
+
+    whole = raynforce.train(IDENTITY, "my_sac:SAC", steps=400, out=folder / "whole", **SMALL)
+    raynforce.train(IDENTITY, "my_sac:SAC", steps=400, out=folder / "halves", callbacks=[stop], **SMALL)
+    resumed = raynforce.resume(folder / "halves", progress="quiet")
+    assert resumed.result.weights_sha256 == whole.result.weights_sha256
+    last = [line for line in metrics(whole.path) if "charts/learning_rate" in line][-1]
+    rates = [last[f"charts/learning_rate{group}"] for group in ("", "/critics", "/temperature")]
+    assert rates == [rates[0]] * 3
+    assert 0 < rates[0] < 5e-4
+
+
+def test_each_group_has_its_own_rate(folder: Path) -> None:
+    (folder / "my_still.py").write_text(STILL)
+    run = raynforce.train(IDENTITY, "my_still:SAC", steps=200, out=folder / "still", **SMALL)
+    spec, version = read_policy(find_policy(run.path))
+    start = spec.network.initial(np.random.default_rng([0, 7]))
+    moved = {
+        name.partition(".")[0] for name, part in spec.network.parts.items() if (version.params != start)[part].any()
+    }
+    assert moved == {"policy", "log_std", "log_alpha"}
+    alpha = spec.network.parts["log_alpha"]
+    assert abs(float((version.params - start)[alpha][0])) > 0.5
 
 
 @pytest.mark.slow

@@ -19,8 +19,9 @@ from raynforce.experience.vtrace import vtrace
 from raynforce.lazy import LazyModule
 from raynforce.policies.acting import ActingSpec
 from raynforce.policies.distributions import policy_distribution
+from raynforce.policies.groups import Group, rate_of
 from raynforce.policies.images import with_images
-from raynforce.policies.spec import Free, Linear, NetworkSpec, Tower, inputs_of, mlp
+from raynforce.policies.spec import Free, Input, Linear, NetworkSpec, Tower, action_input, inputs_of, mlp, several
 from raynforce.spaces import ActionSpec, EnvSpec
 from raynforce.trees import Tree
 
@@ -149,25 +150,35 @@ class Algorithm(Generic[H]):
         log_std = [Free("log_std", self.heads()["policy"], log_std_init)] if continuous else []
         return self.spec(policy, value, free=log_std)
 
-    def spec(self, *towers: Tower, free: Sequence[Free] = ()) -> NetworkSpec:
+    def spec(self, *towers: Tower, free: Sequence[Free] = (), named: Sequence[Input] = ()) -> NetworkSpec:
         """A network spec for this observation space, with convolutions in front of towers that read images.
 
-        A user's own module takes the place of all towers.
+        Towers may read `action`, and what else is `named`, beside the observation: `net(obs, action=…)`. A user's own
+        module takes the place of all towers.
         """
         config = self.config.network
         if config.factory:
             return NetworkSpec(inputs_of(self.env.obs), (), tuple(free), config.normalize_obs)
-        inputs, seeing = with_images(self.env.obs, towers, config.conv)
-        return NetworkSpec(inputs, seeing, tuple(free), config.normalize_obs)
+        names = {*(i.path for i in named), *(t.name for t in towers)}
+        if "action" not in names and any("action" in several(t.source) for t in towers):
+            named = (*named, action_input(self.env.action))
+        inputs, seeing = with_images(self.env.obs, towers, config.conv, [i.path for i in named])
+        return NetworkSpec(inputs, seeing, tuple(free), config.normalize_obs, tuple(named))
+
+    def groups(self) -> Mapping[str, Group]:
+        """Parameters with a learning rate and a gradient clipping of their own; all others have the algorithm's."""
+        return {}
 
     def acting(self) -> ActingSpec:
         """What samplers need to know."""
         return ActingSpec(self.env, self.network(), self.heads(), self.config.network.factory, record=("logp",))
 
     def schedules(self, progress: float) -> dict[str, float]:
-        """Values that follow the run's progress from 0 to 1; `learning_rate` is the optimiser's."""
+        """Values that follow the run's progress from 0 to 1; `learning_rate` is the optimiser's, and
+        `learning_rate/NAME` that of a group."""
         left = 1.0 - progress if self.hp.anneal_learning_rate else 1.0
-        return {"learning_rate": self.hp.learning_rate * left}
+        rates = {"learning_rate": self.hp.learning_rate * left}
+        return rates | {rate_of(name): group.learning_rate * left for name, group in self.groups().items()}
 
     @classmethod
     def replay_spec(cls, config: Config) -> ReplaySpec | None:

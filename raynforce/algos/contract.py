@@ -17,6 +17,7 @@ from raynforce.algos.base import Algorithm, Loss
 from raynforce.config import Config
 from raynforce.errors import AlgorithmError, RaynforceError, UsageError, summary
 from raynforce.policies.acting import ActingSpec
+from raynforce.policies.groups import Group, stretches
 from raynforce.policies.spec import NetworkSpec
 from raynforce.spaces import EnvSpec
 
@@ -94,7 +95,14 @@ def declared(config: Config, env: EnvSpec, kind: type[Algorithm[Any]]) -> Acting
     if not (sized and heads):
         raise _wrong(algo, "heads", heads, "a dict of output names and sizes, such as {'policy': 2, 'value': 1}")
     with blamed(config.algo, algo):
-        network, acting, schedules = algo.network(), algo.acting(), algo.schedules(0.0)
+        network, acting, groups = algo.network(), algo.acting(), algo.groups()
+    grouped = isinstance(groups, Mapping) and all(
+        isinstance(name, str) and name and isinstance(group, Group) for name, group in groups.items()
+    )
+    if not grouped:
+        raise _wrong(algo, "groups", groups, "a dict of Group by name, such as {'critics': Group(('q1', 'q2'), 1e-3)}")
+    with blamed(config.algo, algo):
+        schedules = algo.schedules(0.0)
     if not isinstance(network, NetworkSpec):
         raise _wrong(algo, "network", network, "a NetworkSpec: self.spec(towers…), or leave it out")
     if not isinstance(acting, ActingSpec):
@@ -105,6 +113,8 @@ def declared(config: Config, env: EnvSpec, kind: type[Algorithm[Any]]) -> Acting
     if not (numbers and "learning_rate" in schedules):
         wanted = "numbers by name, 'learning_rate' among them: {**super().schedules(progress), …}"
         raise _wrong(algo, "schedules", schedules, wanted)
+    if not config.network.factory:  # else the learner, which has the module, sees what there is
+        stretches(groups, network.parts)
     return replace(acting, factory_args=config.network.factory_args)  # which an algorithm need not know of
 
 

@@ -54,6 +54,11 @@ class ActingSpec:
                 f"exploration = {self.exploration!r} records no priorities, which are errors of action values: "
                 "leave 'priority' out of record, or explore with 'epsilon'"
             )
+        for name in (*self.distribution().outputs, *self.kept) if self.network.named else ():
+            if needs := self.network.needs.get(name):
+                raise UsageError(
+                    f"samplers act by {name!r}, which reads {', '.join(needs)}: they have the observation alone"
+                )
 
     @property
     def acts_with(self) -> Literal["numpy", "torch"]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from raynforce.errors import UsageError
-from raynforce.policies.spec import Activation, Conv, Input, Layer, Tower, inputs_of
+from raynforce.policies.spec import Activation, Conv, Input, Layer, Tower, inputs_of, several
 from raynforce.spaces import ObsLeaf
 
 Convolutions = tuple[tuple[int, ...], ...]
@@ -24,12 +24,13 @@ DEFAULTS: tuple[tuple[int, Convolutions], ...] = (
 
 
 def with_images(
-    leaves: Sequence[ObsLeaf], towers: Sequence[Tower], conv: Convolutions | None
+    leaves: Sequence[ObsLeaf], towers: Sequence[Tower], conv: Convolutions | None, named: Collection[str] = ()
 ) -> tuple[tuple[Input, ...], tuple[Tower, ...]]:
     """The inputs and towers of a network in which every image has convolutions of its own in front.
 
-    Towers that would read the whole input then read what the convolutions give, flat and joined with all else. `conv`
-    holds for every image; None chooses by its size, and leaves those below 5 pixels flat; empty leaves all flat.
+    Towers that would read the whole input, alone or beside an input that is `named`, then read what the convolutions
+    give, flat and joined with all else. `conv` holds for every image; None chooses by its size, and leaves those below
+    5 pixels flat; empty leaves all flat.
     """
     inputs = inputs_of(leaves)
     if any(isinstance(layer, Conv) for tower in towers for layer in tower.layers):  # the algorithm has its own
@@ -56,8 +57,15 @@ def with_images(
         return inputs, tuple(towers)
     rest = ["input"] if len(eyes) < len(found) else []
     source = (*(eye.name for eye in eyes), *rest)
-    joined = source if len(source) > 1 else source[0]
-    return tuple(found), (*eyes, *(replace(t, source=joined) if t.source == "input" else t for t in towers))
+
+    def seeing(tower: Tower) -> Tower:
+        read = several(tower.source)
+        if "input" not in read or (len(read) > 1 and not set(read).intersection(named)):
+            return tower
+        joined = tuple(part for each in read for part in (source if each == "input" else (each,)))
+        return replace(tower, source=joined if len(joined) > 1 else joined[0])
+
+    return tuple(found), (*eyes, *map(seeing, towers))
 
 
 def as_image(leaf: ObsLeaf, *, any_box: bool = False) -> Input | None:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from raynforce.policies.spec import NORM_EPS, Conv, Input, LayerNorm, Linear, NetworkSpec
+from raynforce.errors import UsageError
+from raynforce.policies.spec import NORM_EPS, Conv, Input, LayerNorm, Linear, NetworkSpec, require_named
 
 COLUMNS_BYTES = 1 << 19
 """Of the windows of a convolution that are laid out at a time: they stay in the cache until they are multiplied."""
 
 Obs = Mapping[str, np.ndarray]
+NONE: Obs = {}
 Op = Callable[[np.ndarray], np.ndarray]
 
 
@@ -45,9 +47,16 @@ class NumpyNet:
                     op = _on_copy(op)
             self._ops[tower.name].append(op)
 
-    def __call__(self, obs: Obs) -> dict[str, np.ndarray]:
-        """Evaluate the outputs asked for: towers give `[N, size]`, free vectors `[size]`."""
-        values = encode(self.spec, obs)
+    def __call__(self, obs: Obs, **named: np.ndarray) -> dict[str, np.ndarray]:
+        """Evaluate the outputs asked for: towers give `[N, size]`, free vectors `[size]`.
+
+        All named inputs that these read have to be given.
+        """
+        values = encode(self.spec, obs, named)
+        if self.spec.named:
+            for name in self.outputs:
+                if why := self.spec.lacks(name, named):
+                    raise UsageError(f"output {name!r} {why}")
         if self._shift is not None and self._scale is not None:
             values["input"] = np.clip((values["input"] - self._shift) * self._scale, -10.0, 10.0)
         return {name: self._free[name] if name in self._free else self._tower(name, values) for name in self.outputs}
@@ -138,11 +147,17 @@ def _silu(x: np.ndarray) -> np.ndarray:
 ACTIVATIONS: dict[str, Op] = {"tanh": lambda x: np.tanh(x, out=x), "relu": _relu, "elu": _elu, "silu": _silu}
 
 
-def encode(spec: NetworkSpec, obs: Obs) -> dict[str, np.ndarray]:
+def encode(spec: NetworkSpec, obs: Obs, named: Obs = NONE) -> dict[str, np.ndarray]:
     """What towers read of raw observations `[N, ...]` per leaf, in float32: `input` `[N, D]`, images `[N, C, H, W]`."""
     found = {leaf.path: _image(leaf, obs[leaf.path]) for leaf in spec.images}
     if spec.flat:
         found["input"] = flat_input(spec, obs)
+    if named:
+        require_named(named, [leaf.path for leaf in spec.named], "this network")
+        for leaf in spec.named:
+            if leaf.path in named:
+                leaf.require_rows(named[leaf.path])
+                found[leaf.path] = _flat(leaf, named)
     return found
 
 

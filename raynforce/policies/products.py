@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 
@@ -21,24 +20,28 @@ def linear(weight: Tensor, bias: Tensor, openblas: bool) -> Callable[[Tensor], T
     """`x @ weight + bias` as a function of `x` `[N, ...]`; `openblas` is for the CPU and one thread."""
     if not openblas:
         return lambda x: torch.addmm(bias, x if x.ndim == 2 else x.flatten(1), weight)
+    apply: Callable[..., Tensor] = _Linear.apply
     if weight.requires_grad:
-        apply: Callable[..., Tensor] = _Linear.apply
         return lambda x: apply(x if x.ndim == 2 else x.flatten(1), weight, bias)
     matrix = weight.numpy()
 
     def op(x: Tensor) -> Tensor:
+        if x.requires_grad:  # through constant parameters to what `x` was made of
+            return apply(x if x.ndim == 2 else x.flatten(1), weight, bias)
         return torch.from_numpy(np.dot((x if x.ndim == 2 else x.flatten(1)).numpy(), matrix)).add_(bias)
 
     return op
 
 
-def linear_backward(x: Tensor, weight: Tensor, g: Tensor, out: Tensor, openblas: bool, wanted: bool) -> Tensor:
+def linear_backward(x: Tensor, weight: Tensor, g: Tensor, out: Tensor | None, openblas: bool, wanted: bool) -> Tensor:
     """From the gradient `g` by `x @ weight`, write that by the weight to `out`; returns that by `x`, if wanted."""
     if not openblas:
-        torch.mm(x.t(), g, out=out)
+        if out is not None:
+            torch.mm(x.t(), g, out=out)
         return torch.mm(g, weight.t()) if wanted else g
     back = g.numpy()
-    np.dot(x.numpy().T, back, out=out.numpy())
+    if out is not None:
+        np.dot(x.numpy().T, back, out=out.numpy())
     return torch.from_numpy(np.dot(back, weight.numpy().T)) if wanted else g
 
 
@@ -51,11 +54,21 @@ class _Linear(torch.autograd.Function):
         return linear(weight.detach(), bias.detach(), openblas=True)(x.detach())
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, weight = (saved.detach() for saved in ctx.saved_tensors)
-        d_weight = torch.empty_like(weight)
-        return linear_backward(x, weight, g.detach(), d_weight, openblas=True, wanted=True), d_weight, g.sum(0)
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        by_x, by_weight, by_bias = ctx.needs_input_grad
+        d_bias = g.sum(0) if by_bias else None
+        if torch.is_grad_enabled():  # the gradient will be differentiated itself
+            product: Callable[..., Tensor] = _Linear.apply
+            zero = g.new_zeros(())
+            return (
+                product(g, weight.t(), zero) if by_x else None,
+                product(x.t(), g, zero) if by_weight else None,
+                d_bias,
+            )
+        d_weight = torch.empty(weight.shape) if by_weight else None
+        d_x = linear_backward(x.detach(), weight.detach(), g.detach(), d_weight, openblas=True, wanted=by_x)
+        return d_x if by_x else None, d_weight, d_bias
 
 
 def convolution(weight: Tensor, bias: Tensor, stride: int) -> Callable[[Tensor], Tensor]:

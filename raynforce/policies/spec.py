@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from raynforce.errors import UsageError
-from raynforce.spaces import ObsLeaf, channels_last, tuples
+from raynforce.errors import UsageError, nearest
+from raynforce.spaces import ActionSpec, ObsLeaf, channels_last, tuples
 
 SQRT2 = math.sqrt(2.0)
 
@@ -54,16 +54,18 @@ class LayerNorm:
 Layer = Linear | Conv | Activation | LayerNorm
 LAYERS: dict[str, type[Any]] = {c.__name__: c for c in (Linear, Conv, Activation, LayerNorm)}
 NORM_EPS = 1e-5
+RESERVED = frozenset({"self", "obs", "params"})
 
 
 @dataclass(frozen=True)
 class Tower:
-    """A chain of layers that reads the network's input, an image, an earlier tower, or several of these joined."""
+    """A chain of layers that reads the input, an image, a named input, an earlier tower, or several of these joined."""
 
     name: str
     layers: tuple[Layer, ...]
     source: str | tuple[str, ...] = "input"
-    """`input`, the path of an image, or the name of an earlier tower; several are made flat and joined in order."""
+    """`input`, the path of an image, the name of a named input such as `action`, or that of an earlier tower; several
+    are made flat and joined in order."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,12 @@ class Input:
         channels, height, width = (last, first, middle) if self.channels_last else (first, middle, last)
         return (math.prod(frames) * channels, height, width)
 
+    def require_rows(self, batch: Any) -> None:
+        """Refuse a numpy or torch batch that is not `[N, …]` of this input."""
+        if math.prod(batch.shape[1:]) != math.prod(self.shape) or not batch.ndim:
+            wanted = ", ".join(map(str, ("N", *self.shape)))
+            raise UsageError(f"{self.path} has the shape {list(batch.shape)}; wanted is [{wanted}]")
+
     def channels_first(self, batch: Any) -> Any:
         """A numpy or torch batch `[N, …]` of this leaf as `[N, C, H, W]`, without a copy where none is needed."""
         if self.channels_last:
@@ -146,11 +154,15 @@ class NetworkSpec:
     free: tuple[Free, ...] = ()
     normalize: bool = False
     """Whether running statistics of vector inputs are applied as the first layer; images are left as they are."""
+    named: tuple[Input, ...] = ()
+    """What a call may be given beside the observation, such as `action`: taken flat and never normalised."""
 
     def __post_init__(self) -> None:
-        known = ["input", *(i.path for i in self.inputs if i.is_image)]
+        known = ["input", *(i.path for i in self.inputs if i.is_image), *(i.path for i in self.named)]
+        for name in RESERVED.intersection(i.path for i in self.named):
+            raise UsageError(f"a named input is called {name!r}, as an argument of every call is: take another name")
         for tower in self.towers:
-            for source in _several(tower.source):
+            for source in several(tower.source):
                 if source not in known:
                     raise UsageError(f"tower {tower.name!r} reads {source!r}, which is not one of {known}")
             known.append(tower.name)
@@ -162,7 +174,7 @@ class NetworkSpec:
     @cached_property
     def reads(self) -> dict[str, tuple[str, ...]]:
         """What each tower reads. With one image and nothing else, a convolution of `input` is one of the image."""
-        found = {t.name: _several(t.source) for t in self.towers}
+        found = {t.name: several(t.source) for t in self.towers}
         if any(isinstance(layer, Conv) for t in self.towers if t.source == "input" for layer in t.layers):
             if len(self.inputs) != 1 or not self.inputs[0].is_image:
                 raise UsageError(
@@ -188,6 +200,22 @@ class NetworkSpec:
         return tuple(i for i in self.inputs if i not in self.images)
 
     @cached_property
+    def needs(self) -> dict[str, frozenset[str]]:
+        """The named inputs that each tower reads, itself or through other towers."""
+        names = {i.path for i in self.named}
+        found: dict[str, frozenset[str]] = {}
+        for tower in self.towers:
+            read = self.reads[tower.name]
+            found[tower.name] = frozenset(names.intersection(read)).union(*(found.get(s, ()) for s in read))
+        return found
+
+    def lacks(self, output: str, given: Collection[str]) -> str:
+        """How to say that an output reads inputs that were not given; empty if it does not."""
+        lacking = sorted(name for name in self.needs.get(output, ()) if name not in given)
+        call = ", ".join(f"{name}=…" for name in lacking)
+        return f"reads {', '.join(lacking)}, which this call was not given: add {call}" if lacking else ""
+
+    @cached_property
     def outputs(self) -> tuple[str, ...]:
         read = {source for sources in self.reads.values() for source in sources}
         return tuple(t.name for t in self.towers if t.name not in read) + tuple(f.name for f in self.free)
@@ -211,6 +239,7 @@ class NetworkSpec:
         """Yield every layer with its tower, index and input shape (a Linear after a Conv sees it flat)."""
         shapes: dict[str, tuple[int, ...]] = {"input": (self.input_width,)}
         shapes |= {i.path: i.image_shape for i in self.images}
+        shapes |= {i.path: (i.width,) for i in self.named}
         for tower in self.towers:
             sources = [shapes[source] for source in self.reads[tower.name]]
             shape = sources[0] if len(sources) == 1 else (sum(map(math.prod, sources)),)
@@ -253,6 +282,11 @@ class NetworkSpec:
             add(free.name, (free.size,), free.init)
         return found
 
+    @cached_property
+    def parts(self) -> dict[str, slice]:
+        """Where each parameter is in the flat vector."""
+        return {p.name: slice(p.offset, p.offset + p.size) for p in self.params()}
+
     def initial(self, rng: np.random.Generator) -> np.ndarray:
         """Fresh parameters as one float32 vector: orthogonal weights, constant everything else."""
         params = self.params()
@@ -264,6 +298,7 @@ class NetworkSpec:
     def facts(self) -> dict[str, Any]:
         """All that parameters have to fit, by name; what they are initialised with is no part of it."""
         found: dict[str, Any] = {"network.normalize_obs": self.normalize}
+        found |= {f"network.named.{i.path}": dataclasses.asdict(i) for i in self.named}
         found["network.towers"] = [t.name for t in self.towers] + [f.name for f in self.free]  # in their order
         shapes = {p.name: str(list(p.shape)) for p in self.params()}
         for tower, index, layer, _ in self.walk():
@@ -281,6 +316,8 @@ class NetworkSpec:
         data = dataclasses.asdict(self)
         for tower, plain in zip(self.towers, data["towers"], strict=True):
             plain["layers"] = [{"type": type(x).__name__, **dataclasses.asdict(x)} for x in tower.layers]
+        if not self.named:
+            del data["named"]
         return data
 
     @staticmethod
@@ -294,11 +331,21 @@ class NetworkSpec:
             towers=tuple(Tower(layers=tuple(map(layer, d.pop("layers"))), **d) for d in map(tuples, data["towers"])),
             free=tuple(Free(**d) for d in data["free"]),
             normalize=data["normalize"],
+            named=tuple(Input(**tuples(d)) for d in data.get("named", ())),
         )
 
 
-def _several(source: str | tuple[str, ...]) -> tuple[str, ...]:
+def several(source: str | tuple[str, ...]) -> tuple[str, ...]:
     return (source,) if isinstance(source, str) else source
+
+
+def require_named(given: Collection[str], known: Sequence[str], who: str) -> None:
+    """Refuse inputs that a call was given and that nothing reads."""
+    for name in given:
+        if name not in known:
+            takes = ", ".join(known) or "none"
+            hint = nearest(name, known)
+            raise UsageError(f"{name!r} is no input of {who}{hint}: beside the observation it takes {takes}")
 
 
 def _orthogonal(shape: tuple[int, ...], gain: float, rng: np.random.Generator) -> np.ndarray:
@@ -321,6 +368,13 @@ def inputs_of(leaves: Sequence[ObsLeaf]) -> tuple[Input, ...]:
         else:
             found.append(Input(leaf.path, "vector", leaf.shape))
     return tuple(found)
+
+
+def action_input(action: ActionSpec) -> Input:
+    """Recorded actions as an input called `action`: the numbers of a box, one-hot codes of choices."""
+    if action.kind == "box":
+        return Input("action", "vector", action.shape)
+    return Input("action", "onehot", action.shape, action.sizes, (0,) * len(action.sizes))
 
 
 def mlp(hidden: Sequence[int], activation: Any) -> tuple[Layer, ...]:

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from raynforce.errors import UsageError, summary
+from raynforce.errors import AlgorithmError, UsageError, summary
 from raynforce.imports import load_object
+from raynforce.policies.module_net import ModuleNet as ModuleNet
+from raynforce.policies.network import Base, SomeOutputs, derivatives
+from raynforce.policies.network import Network as Network
+from raynforce.policies.network import Outputs as Outputs
+from raynforce.policies.network import tensor as tensor
 from raynforce.policies.numpy_net import onehot_offsets
 from raynforce.policies.products import convolution, convolution_backward, linear, linear_backward
-from raynforce.policies.spec import NORM_EPS, Activation, Conv, Input, Layer, LayerNorm, Linear, NetworkSpec
+from raynforce.policies.spec import (
+    NORM_EPS,
+    Activation,
+    Conv,
+    Input,
+    Layer,
+    LayerNorm,
+    Linear,
+    NetworkSpec,
+    require_named,
+)
 
 NO_ARGS: Mapping[str, Any] = {}
+NONE: Mapping[str, Tensor] = {}
 
-Outputs = dict[str, Tensor]
 Values = dict[str, list[Tensor]]  # of each tower: its input, then what each layer gives
 
 
@@ -27,87 +42,15 @@ IMAGES_AT_ONCE = 256
 """Observations with images that `predict` evaluates together: as floats a fragment of them may not fit in memory."""
 
 
-class Network(Protocol):
-    """What an algorithm's loss sees of a network."""
-
-    flat: Tensor
-    """All parameters, float32 `[P]`. Target networks are copies of this vector."""
-
-    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None) -> Outputs:
-        """Evaluate all outputs on `[N, ...]` observations, with other parameters than its own if given."""
-
-    def gradient(self, loss: Tensor) -> Tensor:
-        """The gradient `[P]` of a loss made from this network's outputs since the last call.
-
-        The vector may be reused by the next call: copy it to keep it.
-        """
-
-    def record(self, obs: Mapping[str, Tensor]) -> Outputs:
-        """Evaluate without autograd, and keep what `backward` needs: for losses derived by hand."""
-
-    def backward(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """The gradient `[P]` of a loss, given its gradients with respect to the outputs `record` returned."""
-
-    def normalize_with(self, shift: np.ndarray, scale: np.ndarray) -> None:
-        """Set the first layer: `clip((x - shift) * scale)`."""
-
-    def predict(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Evaluate on numpy arrays, without gradients, into numpy arrays."""
-
-
-def tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    """An array on the device. What is received read-only, and may be released, is copied."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device, non_blocking=True)
-
-
-class _Base:
-    """What both kinds of network share: the flat vector, the normaliser's shift and scale, `predict`."""
-
-    def __init__(self, spec: NetworkSpec, flat: np.ndarray, device: torch.device) -> None:
-        self.spec = spec
-        self.device = device
-        self.flat = torch.from_numpy(flat.copy()).to(device)
-        self._shift: Tensor | None = None
-        self._scale: Tensor | None = None
-        self._recorded: Outputs = {}
-
-    def record(self, obs: Mapping[str, Tensor]) -> Outputs:
-        with torch.enable_grad():
-            self._recorded = self(obs)
-        return {k: v.detach() for k, v in self._recorded.items()}
-
-    def backward(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        with torch.enable_grad():
-            return self.gradient(torch.stack([(self._recorded[k] * g).sum() for k, g in gradients.items()]).sum())
-
-    def gradient(self, loss: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def normalize_with(self, shift: np.ndarray, scale: np.ndarray) -> None:
-        if self.spec.normalizes:
-            self._shift = torch.from_numpy(shift).to(self.device)
-            self._scale = torch.from_numpy(scale).to(self.device)
-
-    def predict(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        with torch.no_grad():
-            outputs = self({k: tensor(v, self.device) for k, v in obs.items()})
-        return {k: v.detach().cpu().numpy().copy() for k, v in outputs.items()}  # no views of the parameters
-
-    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None) -> Outputs:
-        raise NotImplementedError
-
-    def _refuse_gradients_of(self, params: Tensor | None) -> None:
-        if params is not None and torch.is_grad_enabled():
-            raise UsageError("gradients flow to the network's own parameters only: wrap this call in torch.no_grad()")
-
-
-class SpecNet(_Base):
+class SpecNet(Base):
     """A network spec in torch.
 
     Towers of linear layers and convolutions with tanh or relu, the common case, have their backward pass written out
     below: the loss is differentiated down to the network's outputs, by hand or by autograd, then the chain rule runs
-    over preallocated gradient views. On small networks that costs half of an autograd node per operation. Anything else
-    goes through autograd.
+    over preallocated gradient views. On small networks that costs half of an autograd node per operation.
+
+    Anything else goes through autograd, to the same numbers: other layers, and calls whose inputs have gradients of
+    their own, such as an action that another call has put out.
     """
 
     def __init__(self, spec: NetworkSpec, flat: np.ndarray, device: torch.device, threads: int = 1) -> None:
@@ -118,71 +61,89 @@ class SpecNet(_Base):
         self._other: tuple[Tensor | None, _Bound] = (None, self._own)
         self._flat_grad = torch.zeros_like(self.flat)
         self._grads = {p.name: p.view(self._flat_grad) for p in self._params}
+        self.parts = spec.parts
         self._by_hand = all(
             isinstance(x, Linear | Conv) or (isinstance(x, Activation) and x.name in _BACKWARD)
             for t in spec.towers
             for x in t.layers
         )
-        self._given = {"input", *(i.path for i in spec.images)}
-        self._values: Values = {}
-        self._tape: list[tuple[Values, Outputs]] = []
-        self._leaf: Tensor | None = None
+        self._given = {"input", *(i.path for i in spec.images), *(i.path for i in spec.named)}
+        self._last: _Pass | None = None  # what `backward` goes over
+        self._tape: list[_Pass] = []  # the calls that `gradient` goes over
+        self._learned: _Bound | None = None  # what autograd differentiates by
+        self._by_autograd = False  # whether a call since the last gradient was
 
-    def _bind(self, flat: Tensor) -> _Bound:
+    def _bind(self, flat: Tensor, *, learned: bool = False) -> _Bound:
         """Every layer as a function of its input, over views into a flat vector."""
         views = {p.name: p.view(flat) for p in self._params}
+        if learned:  # each a leaf: the gradient of a slice would be as long as the whole vector
+            views = {name: view.detach().requires_grad_() for name, view in views.items()}
         layers: dict[str, list[Callable[[Tensor], Tensor]]] = {t.name: [] for t in self.spec.towers}
         for tower, index, layer, _ in self.spec.walk():
             layers[tower.name].append(_bound(layer, f"{tower.name}.{index}", views, self._openblas))
         return _Bound(layers, views)
 
-    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None) -> Outputs:
-        x = self._encoded(obs, learning=torch.is_grad_enabled())
-        if not torch.is_grad_enabled():
+    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None, **named: Tensor) -> Outputs:
+        learning = torch.is_grad_enabled()
+        x = self._encoded(obs, named, learning=learning)
+        if params is not None or not learning:
             bound = self._own if params is None else self._bound_to(params)
-            return self._outputs(self._forward(x, bound), bound)
-        self._refuse_gradients_of(params)
-        if not self._by_hand:
-            if self._leaf is None:
-                self._leaf = self.flat.detach().requires_grad_()
-            bound = self._bind(self._leaf)
-            return self._outputs(self._forward(x, bound), bound)
-        with torch.no_grad():
-            values = self._forward(x, self._own)
-        outputs = {k: v.detach().requires_grad_() for k, v in self._outputs(values, self._own).items()}
-        self._tape.append((values, outputs))
-        return outputs
+        elif self._by_hand and not any(value.requires_grad for value in x.values()):
+            with torch.no_grad():
+                values = self._forward(x, self._own)
+                outputs = self._outputs(values, self._own)
+            for name, value in outputs.items():
+                outputs[name] = value.detach().requires_grad_()
+            self._tape.append(_Pass(values, dict(outputs), self._stamp(values)))
+            return outputs
+        else:
+            if self._learned is None:
+                self._learned = self._bind(self.flat, learned=True)
+            bound, self._by_autograd = self._learned, True
+        return self._outputs(self._forward(x, bound), bound)
 
-    def predict(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def predict(self, obs: Mapping[str, np.ndarray], **named: np.ndarray) -> dict[str, np.ndarray]:
         count = len(next(iter(obs.values())))
         if not self.spec.images or count <= IMAGES_AT_ONCE:
-            return super().predict(obs)
-        cuts = range(0, count, IMAGES_AT_ONCE)
-        parts = [super(SpecNet, self).predict({k: v[i : i + IMAGES_AT_ONCE] for k, v in obs.items()}) for i in cuts]
+            return super().predict(obs, **named)
+        cuts = [slice(i, i + IMAGES_AT_ONCE) for i in range(0, count, IMAGES_AT_ONCE)]
+        some = [({k: v[cut] for k, v in obs.items()}, {k: v[cut] for k, v in named.items()}) for cut in cuts]
+        parts = [super(SpecNet, self).predict(seen, **given) for seen, given in some]
         free = {f.name for f in self.spec.free}
         return {k: v if k in free else np.concatenate([p[k] for p in parts]) for k, v in parts[0].items()}
 
-    def record(self, obs: Mapping[str, Tensor]) -> Outputs:
+    def record(self, obs: Mapping[str, Tensor], **named: Tensor) -> Outputs:
         if not self._by_hand:
-            return super().record(obs)
+            return super().record(obs, **named)
         with torch.no_grad():
-            self._values = self._forward(self._encoded(obs, learning=True), self._own)
-        return self._outputs(self._values, self._own)
+            values = self._forward(self._encoded(obs, named, learning=True), self._own)
+        outputs = self._outputs(values, self._own)
+        self._last = _Pass(values, dict(outputs), self._stamp(values))
+        return outputs
 
     def backward(self, gradients: Mapping[str, Tensor]) -> Tensor:
         if not self._by_hand:
             return super().backward(gradients)
+        self._tape.clear()
+        assert self._last is not None, "record first"
+        self._require_recorded(gradients, self._last.outputs)
         with torch.no_grad():
-            self._backward(self._values, {name: gradients.get(name) for name in self.spec.outputs})
+            self._backward(self._last, {name: gradients.get(name) for name in self.spec.outputs})
         return self._flat_grad
 
     def _bound_to(self, params: Tensor) -> _Bound:
+        if params is self.flat:
+            return self._own
+        if params.requires_grad:
+            self._require_vector(params)
+            return self._bind(params)
         if self._other[0] is not params:  # a target network is the same vector every time
+            self._require_vector(params)
             self._other = (params, self._bind(params))
         return self._other[1]
 
-    def _encoded(self, obs: Mapping[str, Tensor], learning: bool = False) -> dict[str, Tensor]:
-        found = encode(self.spec, obs)
+    def _encoded(self, obs: Mapping[str, Tensor], named: Mapping[str, Tensor], *, learning: bool) -> dict[str, Tensor]:
+        found = encode(self.spec, obs, named)
         if learning:  # with channels last in memory an update takes a quarter less, a forward pass alone not
             for image in self.spec.images:
                 found[image.path] = found[image.path].contiguous(memory_format=torch.channels_last)
@@ -194,7 +155,10 @@ class SpecNet(_Base):
         """For each tower, its input and the output of each of its layers."""
         values = {name: [x] for name, x in encoded.items()}
         joined: dict[tuple[str, ...], Tensor] = {}  # policy and value read the same
-        for tower in self.spec.towers:
+        towers = self.spec.towers
+        if self.spec.named:
+            towers = tuple(t for t in towers if values.keys() >= self.spec.needs[t.name])
+        for tower in towers:
             read = self.spec.reads[tower.name]
             if len(read) > 1 and read not in joined:
                 joined[read] = torch.cat([values[source][-1].flatten(1) for source in read], 1)
@@ -205,32 +169,50 @@ class SpecNet(_Base):
         return values
 
     def _outputs(self, values: Values, bound: _Bound) -> Outputs:
-        return {n: values[n][-1] if n in values else bound.views[n] for n in self.spec.outputs}
+        if not self.spec.named:
+            return {n: values[n][-1] if n in values else bound.views[n] for n in self.spec.outputs}
+        made = {n: values[n][-1] for n in self.spec.outputs if n in values}
+        made |= {free.name: bound.views[free.name] for free in self.spec.free}
+        return SomeOutputs(made, lambda name: self.spec.lacks(name, values))
 
     def gradient(self, loss: Tensor) -> Tensor:
-        if self._leaf is not None:
-            (grad,) = torch.autograd.grad(loss, self._leaf)
-            self._leaf = None
-            return grad
         tape, self._tape = self._tape, []
-        leaves = [v for _, outputs in tape for v in outputs.values()]
-        found = iter(torch.autograd.grad(loss, leaves, allow_unused=True))
+        by_autograd, self._by_autograd = self._by_autograd, False
+        leaves = [v for one in tape for v in one.outputs.values()]
+        learned = self._learned.views if by_autograd and self._learned is not None else NONE
+        found = iter(derivatives(loss, [*leaves, *learned.values()]))
         total = self._flat_grad
+        used = [(one, {name: next(found) for name in one.outputs}) for one in tape]
+        used = [(one, back) for one, back in used if any(g is not None for g in back.values())]
         with torch.no_grad():
-            for index, (values, outputs) in enumerate(tape):
+            for index, (one, back) in enumerate(used):
                 if index == 1:  # a loss that evaluated the network more than once: sum the passes
                     total = total.clone()
-                self._backward(values, {name: next(found) for name in outputs})
+                self._backward(one, back)
                 if index:
                     total += self._flat_grad
+            if not used:
+                total.zero_()
+            for name, g in zip(learned, found, strict=True):
+                if g is not None:
+                    total[self.parts[name]].view(g.shape).add_(g)
         return total
 
-    def _backward(self, values: Values, back: dict[str, Tensor | None]) -> None:
+    def _stamp(self, values: Values) -> list[int]:
+        """What changes with the parameters and inputs, which the backward pass reads again."""
+        return [self.flat._version, *(values[name][0]._version for name in self._given if name in values)]
+
+    def _backward(self, one: _Pass, back: dict[str, Tensor | None]) -> None:
         """Overwrite the flat gradient, given the gradients `back` with respect to the outputs."""
-        if any(g is None for g in back.values()):
+        values = one.values
+        if one.stamp != self._stamp(values):
+            raise AlgorithmError(
+                "the network's inputs or parameters were changed in place after it was called: copy them"
+            )
+        if len(back) < len(self.spec.outputs) or any(g is None for g in back.values()):
             self._flat_grad.zero_()
         for free in self.spec.free:
-            g = back[free.name]
+            g = back.get(free.name)
             if g is not None:
                 self._grads[free.name].copy_(g)
         for tower in reversed(self.spec.towers):
@@ -277,6 +259,14 @@ class SpecNet(_Base):
                 back[source] = part if other is None else other + part
 
 
+class _Pass(NamedTuple):
+    """One call of the network, for the backward pass that is written out."""
+
+    values: Values
+    outputs: Outputs
+    stamp: list[int]
+
+
 class _Bound(NamedTuple):
     """A spec's layers over one particular parameter vector."""
 
@@ -303,19 +293,27 @@ _BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of the gradient 
 }
 
 
-def encode(spec: NetworkSpec, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def encode(spec: NetworkSpec, obs: Mapping[str, Tensor], named: Mapping[str, Tensor] = NONE) -> dict[str, Tensor]:
     """The torch twin of `numpy_net.encode`."""
     found = {leaf.path: _image(leaf, obs[leaf.path]) for leaf in spec.images}
     if len(spec.flat) == 1:
         found["input"] = _flat(spec.flat[0], obs)
     elif spec.flat:
         found["input"] = torch.cat([_flat(leaf, obs) for leaf in spec.flat], dim=1)
+    if named:
+        require_named(named, [leaf.path for leaf in spec.named], "this network")
+        for leaf in spec.named:
+            if leaf.path in named:
+                leaf.require_rows(named[leaf.path])
+                found[leaf.path] = _flat(leaf, named)
     return found
 
 
-def _image(leaf: Input, x: Tensor) -> Tensor:
-    x = leaf.channels_first(x).float()
-    return x.mul_(1 / 255) if leaf.encoding == "image" else x  # in place: bytes were copied
+def _image(leaf: Input, given: Tensor) -> Tensor:
+    x = leaf.channels_first(given).float()
+    if leaf.encoding != "image":
+        return x
+    return x * (1 / 255) if given.is_floating_point() else x.mul_(1 / 255)  # in place: bytes were copied
 
 
 def _flat(leaf: Input, obs: Mapping[str, Tensor]) -> Tensor:
@@ -326,101 +324,6 @@ def _flat(leaf: Input, obs: Mapping[str, Tensor]) -> Tensor:
         return x.reshape(len(x), -1).float()
     index = x.reshape(len(x), -1) + torch.from_numpy(onehot_offsets(leaf)).to(x.device)
     return torch.zeros(len(x), leaf.width, device=x.device).scatter_(1, index, 1.0)
-
-
-class ModuleNet(_Base):
-    """A user's own `torch.nn.Module` whose parameters become views into the flat vector.
-
-    `factory(leaves, heads)` gets the observation's leaves (`raynforce.spaces.ObsLeaf`) and the outputs wanted with
-    their sizes, and returns a module. Its `forward(obs)` gets a dict of `[N, ...]` tensors under the leaves' paths
-    (just the tensor if there is one leaf) and returns a dict with a `[N, size]` tensor for each head.
-    """
-
-    def __init__(self, spec: NetworkSpec, module: torch.nn.Module, heads: Mapping[str, int], device: torch.device):
-        named = [(n, p) for n, p in module.named_parameters() if n not in {f.name for f in spec.free}]
-        if not named:
-            raise UsageError("network.factory returned a module without parameters: there is nothing to learn")
-        if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()):
-            raise UsageError("network.factory returned a module with batch normalisation: use layer normalisation")
-        if any(True for _ in module.buffers()):
-            raise UsageError(
-                "network.factory returned a module with buffers, which do not travel with the policy: "
-                "make them parameters with requires_grad=False"
-            )
-        start = [p.detach().float().reshape(-1).numpy() for _, p in named]
-        start += [np.full(f.size, f.init, np.float32) for f in spec.free]
-        super().__init__(spec, np.concatenate(start), device)
-        self.module = module.to(device)
-        self.heads = dict(heads)
-        self._grad = torch.zeros_like(self.flat)
-        self.slices: dict[str, tuple[int, torch.Size]] = {}
-        """Where each parameter is in the flat vector: first element, and shape."""
-        offset = 0
-        for name, parameter in named:
-            part = slice(offset, offset + parameter.numel())
-            parameter.data = self.flat[part].view(parameter.shape)
-            parameter.grad = self._grad[part].view(parameter.shape)
-            self.slices[name] = (offset, parameter.shape)
-            offset = part.stop
-        self._free: dict[str, Tensor] = {}
-        for free in spec.free:
-            vector = self.flat[offset : offset + free.size].requires_grad_()
-            vector.grad = self._grad[offset : offset + free.size]
-            self._free[free.name] = vector
-            self.slices[free.name] = (offset, vector.shape)
-            offset += free.size
-
-    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None) -> Outputs:
-        self._refuse_gradients_of(params)
-        inputs: Any = self._prepared(obs)
-        if len(self.spec.inputs) == 1:
-            inputs = inputs[self.spec.inputs[0].path]
-        free = self._free
-        if params is None:
-            outputs = self._call(inputs)
-        else:
-            views = {n: params[o : o + s.numel()].view(s) for n, (o, s) in self.slices.items()}
-            free = {n: views.pop(n) for n in free}
-            outputs = torch.func.functional_call(self.module, views, (inputs,))
-        for head, size in self.heads.items():
-            given = outputs.get(head) if isinstance(outputs, dict) else outputs
-            if not (isinstance(outputs, dict) and isinstance(given, Tensor) and tuple(given.shape[1:]) == (size,)):
-                found = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
-                found = found if isinstance(outputs, dict) else type(outputs).__name__
-                raise UsageError(f"network.factory's module must return a dict with {head!r} [N, {size}]; got {found}")
-        return {**outputs, **free}
-
-    def _call(self, inputs: Any) -> Any:
-        try:
-            return self.module(inputs)
-        except Exception as error:
-            given = {k: tuple(v.shape) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(inputs.shape)
-            raise UsageError(f"network.factory's forward raised {summary(error)}; it was given {given}") from error
-
-    def _prepared(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The leaves as the module gets them: raw, but for vectors when observations are normalised."""
-        prepared: dict[str, Tensor] = {}
-        offset = 0
-        for leaf in self.spec.inputs:
-            x, part = obs[leaf.path], slice(offset, offset + leaf.width)
-            offset = part.stop
-            if leaf.encoding == "vector" and self._shift is not None and self._scale is not None:
-                flat = (x.reshape(len(x), -1).float() - self._shift[part]) * self._scale[part]
-                x = flat.clamp_(-10.0, 10.0).view(x.shape)
-            prepared[leaf.path] = x
-        return prepared
-
-    def predict(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        self.module.eval()  # no dropout where nothing is learned
-        try:
-            return super().predict(obs)
-        finally:
-            self.module.train()
-
-    def gradient(self, loss: Tensor) -> Tensor:
-        self._grad.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return self._grad
 
 
 def build(

@@ -22,6 +22,7 @@ from raynforce.experience.record import Record
 from raynforce.experience.sharding import joint_metrics, minibatches, split_errors
 from raynforce.experience.trajectories import in_turn
 from raynforce.policies.acting import PolicyVersion
+from raynforce.policies.groups import REST, is_rate, rate_of, stretches
 from raynforce.policies.normalizer import ObservationNormalizer, RunningStats
 from raynforce.policies.torch_net import Network, build, tensor
 from raynforce.roles.adam import Adam
@@ -49,7 +50,10 @@ class Learner:
         heads = self._algo.heads()
         own = config.network
         self._net = build(spec, own.factory, heads, env.obs, config.seed, self._device, own.factory_args, threads)
-        self._adam = Adam(self._net.flat, config.algorithm.adam_epsilon)
+        self._declared = self._algo.groups()
+        self._groups = stretches(self._declared, self._net.parts)
+        places = list(self._groups.values()) if len(self._groups) > 1 else []
+        self._adam = Adam(self._net.flat, config.algorithm.adam_epsilon, places)
         self._normalizer = ObservationNormalizer(spec) if spec.normalizes else None
         if self._normalizer is not None:
             self._net.normalize_with(*self._normalizer.affine())
@@ -158,7 +162,7 @@ class Learner:
         return self._told(trained, records, began, prepared)
 
     def _told(self, trained: Trained, records: Sequence[Record], began: float, prepared: float) -> Learned:
-        metrics = trained.metrics | {"charts/learning_rate": self._algo.scheduled["learning_rate"]}
+        metrics = trained.metrics | {f"charts/{k}": v for k, v in self._algo.scheduled.items() if is_rate(k)}
         seconds = {"prepare": prepared - began, "learn": time.perf_counter() - prepared}
         return Learned(
             self._number,
@@ -176,8 +180,11 @@ class Learner:
 
     def apply(self, gradient: Tensor, learning_rate: float) -> Tensor:
         """Take one optimiser step along a flat gradient; returns the gradient's length."""
+        scheduled, declared = self._algo.scheduled, self._declared
+        rates = {n: (scheduled.get(rate_of(n), g.learning_rate), g.max_grad_norm) for n, g in declared.items()}
+        rates[REST] = (learning_rate, self._config.algorithm.max_grad_norm)
         with torch.no_grad():
-            return self._adam.step(gradient, learning_rate, self._config.algorithm.max_grad_norm)
+            return self._adam.step_groups(gradient, [rates[name] for name in self._groups])
 
     def publish(self) -> PolicyVersion:
         """The current policy version."""
@@ -190,7 +197,7 @@ class Learner:
 
     def _schedules(self) -> dict[str, float]:
         """What acting needs of the algorithm's schedules."""
-        return {k: v for k, v in self._algo.schedules(self._progress).items() if k != "learning_rate"}
+        return {k: v for k, v in self._algo.schedules(self._progress).items() if not is_rate(k)}
 
     @property
     def _progress(self) -> float:

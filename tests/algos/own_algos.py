@@ -18,6 +18,7 @@ from raynforce.errors import UsageError
 from raynforce.experience.replay import Replay
 from raynforce.experience.replay_spec import ReplaySpec
 from raynforce.policies.distributions import head_size
+from raynforce.policies.groups import Group
 from raynforce.policies.torch_distributions import logp_entropy
 
 
@@ -146,7 +147,7 @@ class Demonstrations(DQN):
 
 
 class HalfDead(Plain):
-    """The policy is given to a second call of the network: its gradient is lost."""
+    """The policy is given to a second call of the network as a choice, which has no derivative."""
 
     def loss(self, net: Any, minibatch: Any) -> Any:
         first = net(observations(minibatch))
@@ -174,6 +175,11 @@ class Detached(Plain):
     def loss(self, net: Any, minibatch: Any) -> Any:
         out = net(observations(minibatch))
         return Loss(self.weight * out["value"].detach().mean(), {})
+
+
+class TimesZero(Plain):
+    def loss(self, net: Any, minibatch: Any) -> Any:
+        return Loss(0 * net(observations(minibatch))["value"].mean(), {})
 
 
 class Frozen(Plain):
@@ -223,9 +229,29 @@ class RaisesInTorch(Plain):
         return torch.cat([minibatch["advantage"], minibatch["obs"].unsqueeze(1)])
 
 
-class GradientOfTarget(Plain):
+class ShortTarget(Plain):
     def loss(self, net: Any, minibatch: Any) -> Any:
-        return net(observations(minibatch), params=net.flat.clone())
+        return net(observations(minibatch), params=net.flat[:3])
+
+
+class UnknownInput(Plain):
+    def loss(self, net: Any, minibatch: Any) -> Any:
+        return net(observations(minibatch), action=minibatch["action"])
+
+
+class WrongGroups(Plain):
+    def groups(self) -> Any:
+        return {"critic": ("value",)}
+
+
+class UnknownGroup(Plain):
+    def groups(self) -> Any:
+        return {"critic": Group("q", 1e-3)}
+
+
+class DoubleGroup(Plain):
+    def groups(self) -> Any:
+        return {"critic": Group("value", 1e-3), "outputs": Group(("policy", "value"), 1e-3)}
 
 
 class RaisesAtFirst(Plain):

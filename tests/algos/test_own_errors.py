@@ -61,9 +61,9 @@ def test_the_line_is_the_user_s_though_torch_raised(tmp_path: Path) -> None:
 
 
 def test_what_the_framework_refuses_has_the_user_s_line_too(tmp_path: Path) -> None:
-    error = fails("GradientOfTarget", tmp_path)
-    assert "wrap this call in torch.no_grad() (loss (" in str(error)
-    assert f"own_algos.py:{line_of(own_algos.GradientOfTarget, 'params=')}" in str(error)
+    error = fails("ShortTarget", tmp_path)
+    assert "params has the shape [3]; wanted is a vector like net.flat" in str(error)
+    assert f"own_algos.py:{line_of(own_algos.ShortTarget, 'params=')}" in str(error)
 
 
 def test_errors_before_training_have_a_line_too(tmp_path: Path) -> None:
@@ -93,6 +93,11 @@ def test_what_is_missing_is_refused_before_training(algo: str, words: list[str],
         ("TensorAsLoss", "TensorAsLoss.loss returned a Tensor of shape (); wanted is raynforce.Loss(total, metrics)"),
         ("VectorAsLoss", "VectorAsLoss.loss returned a Tensor of shape (32, 1); wanted is a scalar as Loss.total"),
         ("ConstantAsLoss", "wanted is a Loss.total that depends on the network"),
+        ("Detached", "the loss does not depend on the network's parameters: make Loss.total of what net("),
+        ("UnknownInput", "'action' is no input of this network: beside the observation it takes none (loss ("),
+        ("WrongGroups", "WrongGroups.groups returned {'critic': ('value',)} (dict); wanted is a dict of Group by name"),
+        ("UnknownGroup", "group 'critic' has 'q', which is no parameter: the network has policy, value"),
+        ("DoubleGroup", "parameter 'value.0.weight' is in two groups, 'critic' and 'outputs': leave it to one"),
         ("FloatAsMetric", "FloatAsMetric.loss returned 3.0; wanted is a tensor as the metric 'speed'"),
         ("NaNAsLoss", "NaNAsLoss.loss returned a total of nan within 2 updates"),
         ("NothingPrepared", "NothingPrepared.prepare returned nothing (None); wanted is arrays by name"),

@@ -72,6 +72,10 @@ def test_gradients_that_are_zero() -> None:
 def test_a_loss_that_does_not_depend_on_the_network() -> None:
     report = check_algorithm("own_algos:Detached")
     assert not report.ok
+    detail = found(report, "fails with discrete actions")
+    assert detail.startswith("error: the loss does not depend on the network's parameters: make Loss.total of")
+    report = check_algorithm("own_algos:TimesZero")
+    assert not report.ok
     assert "every gradient" in found(report, "the loss does not depend on the network")
 
 

@@ -176,12 +176,6 @@ def test_other_parameters_hold_the_free_vectors_too() -> None:
     assert found["log_std"].tolist() == [0.25, 0.25]
 
 
-def test_other_parameters_with_gradients_are_refused() -> None:
-    net = built(PLAIN)
-    with pytest.raises(UsageError, match="no_grad"):
-        net(rows(), params=net.flat.clone())
-
-
 def test_normaliser_is_the_first_layer() -> None:
     net = built(replace(PLAIN, normalize=True))
     shift, scale = np.array([1, 2, 3], np.float32), np.array([2, 1, 100], np.float32)

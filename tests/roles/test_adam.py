@@ -90,3 +90,37 @@ def test_state_is_a_copy() -> None:
     assert not before["first"].any()
     assert before["count"] == 0
     assert adam.state()["count"] == 1
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+GROUPS = [[slice(0, 5), slice(20, 30)], [slice(5, 20)], [slice(30, 37)]]
+HOW: list[tuple[float, float | None]] = [(0.01, 0.5), (0.002, None), (0.1, 1e6)]
+
+
+def test_groups_are_optimisers_of_their_own() -> None:
+    flat = start()
+    ours = Adam(flat, 1e-8, GROUPS)
+    alone = [torch.cat([start()[part] for part in group]) for group in GROUPS]
+    theirs = [Adam(part, 1e-8) for part in alone]
+    for gradient in gradients():
+        length = ours.step_groups(gradient.clone(), HOW)
+        torch.testing.assert_close(length, gradient.norm())
+        for adam, group, how in zip(theirs, GROUPS, HOW, strict=True):
+            adam.step(torch.cat([gradient[part] for part in group]), *how)
+        for part, group in zip(alone, GROUPS, strict=True):
+            torch.testing.assert_close(torch.cat([flat[place] for place in group]), part, rtol=1e-5, atol=1e-6)
+
+
+def test_groups_save_what_one_group_saves() -> None:
+    """So a resumed run may have other groups."""
+    flat, other = start(), start()
+    one, several = Adam(flat, 1e-8), Adam(other, 1e-8, GROUPS)
+    for gradient in gradients()[:20]:
+        one.step(gradient.clone(), 0.01, None)
+        several.step_groups(gradient.clone(), [(0.01, None)] * 3)
+    torch.testing.assert_close(flat, other)
+    resumed = Adam(other.clone(), 1e-8)
+    resumed.load(several.state())
+    for key, array in one.state().items():
+        np.testing.assert_allclose(array, resumed.state()[key], rtol=1e-5, atol=1e-7)
