@@ -11,6 +11,7 @@ from typing import TextIO
 from raynforce import infos
 from raynforce.algos import algorithm_class
 from raynforce.algos.contract import declared
+from raynforce.auto import side_by_side
 from raynforce.config import Config
 from raynforce.crew import Crew
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
@@ -202,7 +203,10 @@ class Training:
                 with contextlib.suppress(RaynforceError):  # the disk may be what failed
                     reason = str(error) if isinstance(error, RaynforceError) else summary(error)
                     self._run.event("failed", reason=reason, steps=self._status.steps)
-                self._progress.message(f"failed; what was saved can be continued: raynforce resume {self._run.shown}")
+                if self._record.saved_step:  # else there is nothing to go on with
+                    self._progress.message(
+                        f"failed; what was saved can be continued: raynforce resume {self._run.shown}"
+                    )
                 raise
 
     def _loop(self, rounds: Iterator[Round]) -> None:
@@ -447,7 +451,11 @@ class Training:
     def where_the_time_went(self) -> str:
         """A few lines on what bound the run, and which setting to change."""
         return self._times.report(
-            self._config, cores=cores(), tolerates_lag=self._tolerates_lag, run=self._seconds_of_run
+            self._config,
+            cores=cores(),
+            tolerates_lag=self._tolerates_lag,
+            run=self._seconds_of_run,
+            side_by_side=lambda seconds: side_by_side(self._config, seconds / max(1, self._tally.trained_here)),
         )
 
     @property
