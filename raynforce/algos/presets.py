@@ -41,11 +41,11 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         "algorithm.entropy_coef": 0.01,
     },
     ("impala", "CartPole-v1"): {  # without scaled rewards its critic lags behind the returns, and the policy collapses
-        "algorithm.learning_rate": 1e-3,
+        "algorithm.learning_rate": 1.5e-3,
         "algorithm.anneal_learning_rate": True,
         "algorithm.gamma": 0.98,
         "algorithm.entropy_coef": 0.02,
-        "algorithm.minibatch_size": 40,
+        "algorithm.minibatch_size": 80,
         "learner.scale_rewards": True,
     },
     ("dqn", "CartPole-v1"): {
