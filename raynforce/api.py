@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from raynforce.runs.metrics import Sink
 from raynforce.runs.mirrored import local_path, new_run, open_run
 from raynforce.runs.progress import Mode, Progress, make_progress
 from raynforce.runs.store import is_url
-from raynforce.spaces import EnvSpec
+from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 
 if TYPE_CHECKING:
     from raynforce.envs.vector import Parallel
@@ -282,6 +282,7 @@ def evaluate(
     path: str | Path,
     *,
     env: str | Callable[..., Any] | None = None,
+    env_args: Mapping[str, Any] | None = None,
     episodes: int | None = None,
     which: str = "best",
     seed: int | None = None,
@@ -292,7 +293,8 @@ def evaluate(
 ) -> Evaluated:
     """Play greedy episodes with a run's policy on fresh seeds: 100, or 3 if they are to be looked at.
 
-    `env` is for a run whose own was defined in a script or a notebook: the same again, or one with equal spaces.
+    `env` is another one with equal spaces, or the same again for a run whose own was defined in a script or a notebook.
+    It is made with the run's own arguments, over which `env_args` are laid.
     `parallel` steps environments side by side, in `threads` those that wait for something, in `processes` those that
     compute. `video` is a folder that gets a film of each episode (`pip install "raynforce[video]"`), `render` shows
     them in a window; one environment plays them then. `say` is told how far it is, once that takes longer than two
@@ -313,10 +315,11 @@ def evaluate(
     spec, version = read_policy(found)
     fresh = time.time_ns() % 2**63 if seed is None else seed
     with lending() as lender, contextlib.ExitStack() as opened:
-        name = _lent(spec.env, env, lender)
+        args = {**spec.env.args, **(env_args or {})}
+        name = _lent(spec.env, env, args, lender)
         if shown:
-            watched = Watched(name, spec.env.args, seed=fresh, sampler=EVALUATION_STREAM, films=video)
-        envs = EnvArgs(name, min(episodes, EvalConfig.envs), fresh, spec.env.args, parallel=parallel)
+            watched = Watched(name, args, seed=fresh, sampler=EVALUATION_STREAM, films=video)
+        envs = EnvArgs(name, min(episodes, EvalConfig.envs), fresh, args, parallel=parallel)
         evaluator = Evaluator(spec, envs, vector=watched)
         opened.callback(evaluator.close)
         evaluator.begin(version, episodes)
@@ -331,19 +334,38 @@ def evaluate(
         return Evaluated(so_far.returns, found, so_far.info, films)
 
 
-def _lent(spec: EnvSpec, env: str | Callable[..., Any] | None, lender: Lender) -> str:
-    """The name of the environment to evaluate on; `spec` is that of the run."""
+def _lent(spec: EnvSpec, env: str | Callable[..., Any] | None, args: dict[str, Any], lender: Lender) -> str:
+    """The name of the environment to evaluate on, which is made with `args`; `spec` is that of the run."""
     if env is None and is_given(spec.env):
         lender.know(spec.env, load_object(spec.env))
-    if env is None:
+    if env is None and args == spec.args:
         return spec.env
-    name: str = lender.name_of(env)
-    found = probe(name, spec.args)
-    if (found.obs, found.action) != (spec.obs, spec.action):
+    name: str = spec.env if env is None else lender.name_of(env)
+    found = probe(name, args)
+    differ = [words for words, its, ours in _spaces(found, spec) if its != ours]
+    if differ:
         raise UsageError(
-            f"env {bare(name)!r} has other spaces than {bare(spec.env)!r}, which the policy was trained on"
+            f"env {bare(name)!r} has other spaces than {bare(spec.env)!r}, which the policy was trained on: "
+            f"{' and '.join(differ)}; evaluate on one whose spaces are equal"
         )
     return name
+
+
+def _spaces(found: EnvSpec, trained: EnvSpec) -> Iterator[tuple[str, Any, Any]]:
+    """What both see and do, and how they differ in words."""
+    for what, its, ours in (("observations", found.obs, trained.obs), ("actions", (found.action,), (trained.action,))):
+        yield f"its {what} are {_in_words(its)}, not {_in_words(ours)}", its, ours
+
+
+def _in_words(leaves: Sequence[ObsLeaf | ActionSpec]) -> str:
+    """`box (4,) float32`, `discrete 2`; several of them in brackets."""
+    words = []
+    for leaf in leaves:
+        shape = " x ".join(map(str, leaf.sizes)) or f"{leaf.shape} {leaf.dtype}"
+        ends = {*leaf.low} | {*leaf.high} if isinstance(leaf, ActionSpec) else set()
+        limits = f" from {min(ends):g} to {max(ends):g}" if ends else ""
+        words.append(f"{leaf.kind} {shape}{limits}")
+    return words[0] if len(words) == 1 else f"[{', '.join(words)}]"
 
 
 def _only_one(**given: bool) -> None:

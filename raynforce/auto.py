@@ -208,6 +208,37 @@ def decide(config: Config, facts: Facts) -> tuple[Config, str]:
     return chosen.applied(config), _sentence(config, asked, chosen, facts)
 
 
+def side_by_side(config: Config, step_seconds: float) -> str:
+    """The options by which a run's environments are stepped side by side, if `auto` and the doctor would do so.
+
+    Nothing if they are already, or if steps that took `step_seconds` are too quick for it: else one is tried, as
+    `auto` does it, to see whether it waits.
+    """
+    sampling = config.sampling
+    if step_seconds < SLOW or sampling.parallel != "no":
+        return ""
+    everywhere = replace(sampling, parallel="auto", samplers=1, envs=sampling.samplers * sampling.envs)
+    asked = replace(config, topology="auto", sampling=everywhere)
+    asked = replace(asked, runtime="auto") if config.runtime == "inline" else asked
+    try:
+        with patience(config.faults.start_seconds, f"making env {config.env!r}"):
+            spec, cost = cost_of_env(config.env, config.env_args)
+        chosen, _ = decide(asked, replace(facts_of(asked, cost), policy=cost_of_policy(asked, spec)))
+    except Exception:  # one that can be made only once: the run is over, and this is but advice
+        return ""
+    if chosen.sampling.parallel == "no":
+        return ""
+    named = {"runtime": chosen.runtime, "topology": chosen.topology}
+    words = [f"--{name} {value}" for name, value in named.items() if value != getattr(config, name)]
+    words += [
+        f"--{name} {value}"
+        for name in ("samplers", "envs")
+        if (value := getattr(chosen.sampling, name)) != getattr(sampling, name)
+    ]
+    words += [f"--set sampling.parallel={chosen.sampling.parallel}"] if not paced_by_envs(chosen.topology) else []
+    return " ".join(words)
+
+
 def _obstacle(env: str) -> str:
     if cores() == 1:
         return "there is one core"

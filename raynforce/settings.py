@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from raynforce.errors import UsageError, nearest, said_elsewhere
 
+COUNTS = {"k": 10**3, "K": 10**3, "M": 10**6}
+"""What a whole number may end with: `--steps 10k`."""
 T = TypeVar("T")
 Nested = dict[str, Any]
 
@@ -158,12 +160,16 @@ def _scalar(value: Any, hint: Any, limits: Range | None, path: str) -> Any:
 
 
 def _number(value: Any, kind: type) -> int | float | None:
-    """Read a number from YAML or the command line, where 3e-4 and 1_000 are text; None if it is none."""
+    """Read a number from YAML or the command line, where 3e-4, 1_000 and 10k are text; None if it is none."""
     try:
         if kind is int and (isinstance(value, int) or (isinstance(value, str) and value.strip("+-_").isdigit())):
             return int(value) if abs(int(value)) < 2**63 else None
+        if kind is int and isinstance(value, str) and value[-1:] in COUNTS:
+            from decimal import Decimal
+
+            value = float(Decimal(value[:-1]) * COUNTS[value[-1]])  # in decimals: 2.3M is whole
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, ArithmeticError):
         return None
     if not math.isfinite(number) or (kind is int and not number.is_integer()):
         return None

@@ -18,16 +18,17 @@ import yaml
 from gymnasium import spaces
 
 import raynforce
-from raynforce import auto
+from raynforce import auto, settings
 from raynforce.algos import algorithm_class
 from raynforce.algos.ppo import PPO
-from raynforce.auto import COSTLY, HANDLING, SHARED, SLOW, Facts, Plan, choose, duration, settle
+from raynforce.auto import COSTLY, HANDLING, SHARED, SLOW, Facts, Plan, choose, duration, settle, side_by_side
 from raynforce.cli import main
 from raynforce.config import Config, RayConfig, SamplingConfig
 from raynforce.envs.cost import Cost, try_out
 from raynforce.envs.make import make_described
 from raynforce.envs.vector import probe
 from raynforce.errors import UsageError
+from raynforce.experiment import resolve
 from raynforce.policies.cost import PolicyCost
 from raynforce.spaces import EnvSpec
 
@@ -459,6 +460,33 @@ def test_one_core_keeps_the_topology(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "cores", lambda: 1)
     expected = "auto: inline and overlap, because a step of test_auto:Timed takes 500 µs and there is one core"
     assert chosen() == ("inline", "overlap", expected)
+
+
+@pytest.mark.parametrize(
+    ("how", "computing", "options"),
+    [
+        ({}, 0.0, "--runtime process --topology central"),
+        ({"runtime": "process", "topology": "overlap"}, 0.0, "--topology central"),
+        ({"algo": "dqn"}, 0.0, "--runtime process --topology overlap --set sampling.parallel=threads"),
+        (
+            {"sampling.samplers": 2, "sampling.envs": 4},
+            0.0,
+            "--runtime process --topology central --samplers 1 --envs 8",
+        ),
+        ({"sampling.parallel": "threads"}, 0.0, ""),
+        ({}, 1.0, ""),
+    ],
+)
+def test_advice_after_a_run_is_what_auto_would_do(
+    how: dict[str, Any], computing: float, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = Cost(5e-3, 5e-3, (5e-3, 5e-3), computing)
+    monkeypatch.setattr(auto, "cost_of_env", lambda env, args: (probe(env, args), cost))
+    monkeypatch.setattr(auto, "cores", lambda: 2)
+    given = {"env": "test_auto:Timed", "runtime": "inline", "topology": "sync", "sampling.parallel": "no", **how}
+    config, _ = resolve(settings.nested(given))
+    assert side_by_side(config, 5e-3) == options
+    assert side_by_side(config, 1e-3) == "", "too quick to be worth a trial"
 
 
 def test_only_what_depends_on_it_tries_the_environment() -> None:

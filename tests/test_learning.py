@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from marks import slow
+from marks import slow, slowly
 from running import solve
+
+import raynforce
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,18 @@ def test_preset_solves(algo: str, env: str, target: float, within: int, seed: in
     # The policy that is kept is the one that solved it, on a hundred other episodes too.
     assert run.result.eval_return is not None
     assert run.result.eval_return >= target - 0.2 * abs(target)
+
+
+@pytest.mark.parametrize("seed", [2, *slowly(0, 1, 3, 4)])
+def test_impala_does_not_collapse(seed: int, tmp_path: Path) -> None:
+    """A return that has risen to hundreds stays there; one version behind, as two samplers of the README's command."""
+    settings = {"sampling.samplers": 2, "eval.every": 0, "eval.episodes": 1, "eval.final_episodes": 0}
+    where: dict[str, Any] = {"runtime": "inline", "topology": "overlap", "out": tmp_path / "run"}
+    run = raynforce.train(
+        "CartPole-v1", "impala", steps=100_000, seed=seed, settings=settings, progress="quiet", **where
+    )
+    assert run.result.return_mean is not None
+    assert run.result.return_mean > 400
 
 
 @pytest.mark.slow

@@ -57,6 +57,13 @@ def complaint(*layers: dict[str, Any]) -> str:
         ("-.5", float, -0.5),
         (True, bool, True),
         ("false", bool, False),
+        ("10k", int, 10_000),
+        ("10K", Annotated[int, Range(1, 1e12)], 10_000),
+        ("1M", int, 1_000_000),
+        ("2.3M", int, 2_300_000),
+        ("1_000k", int | None, 1_000_000),
+        ("1e6", int, 1_000_000),
+        ("2.5e5", int, 250_000),
         ("Yes", bool, True),
         ("off", bool, False),
         ("some text", str, "some text"),
@@ -103,6 +110,13 @@ def test_coercion(value: Any, hint: Any, expected: Any) -> None:
         (None, int, "a whole number"),
         (True, int, "a whole number"),
         ([1], int, "a whole number"),
+        *(
+            (text, int, "a whole number")
+            for text in ("k", "1kk", "10kM", "10m", "10 thousand", "1.0005k", "nank", "infM")
+        ),
+        ("1e999999999k", int, "a whole number"),
+        ("1k", Count, "from 1 to 100"),
+        ("10k", float, "a number"),
         ("ten", float, "a number"),
         (False, float, "a number"),
         (1, bool, "true or false"),

@@ -40,6 +40,14 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         "algorithm.gae_lambda": 0.98,
         "algorithm.entropy_coef": 0.01,
     },
+    ("impala", "CartPole-v1"): {  # without scaled rewards its critic lags behind the returns, and the policy collapses
+        "algorithm.learning_rate": 1.5e-3,
+        "algorithm.anneal_learning_rate": True,
+        "algorithm.gamma": 0.98,
+        "algorithm.entropy_coef": 0.02,
+        "algorithm.minibatch_size": 80,
+        "learner.scale_rewards": True,
+    },
     ("dqn", "CartPole-v1"): {
         "algorithm.n_step": 5,
         "algorithm.epsilon_fraction": 0.1,

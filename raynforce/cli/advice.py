@@ -19,6 +19,7 @@ from raynforce.experiment import resolve
 from raynforce.measured import cost_of_env
 from raynforce.policies.spec import Linear
 from raynforce.spaces import EnvSpec
+from raynforce.topologies import topology
 
 MANY = 64  # environments that are also reckoned with, where these are slow
 PASSES = 3  # forward, and twice as much backward
@@ -135,7 +136,12 @@ def _learner(config: Config, chosen: Config, facts: Facts, products: int) -> tup
     if products >= LARGE:
         line += f", {learning / whole:.0%} of the time; torch in {facts.cores} threads takes less, if cores are free"
         return line, replace(chosen, learner=replace(chosen.learner, threads=facts.cores))
-    if chosen.topology == "sync" and sampling >= BOUND * whole and facts.tolerates_lag and not facts.obstacle:
+    if (
+        not topology(chosen.topology).overlaps
+        and sampling >= BOUND * whole
+        and facts.tolerates_lag
+        and not facts.obstacle
+    ):
         line += f", and sampling {duration(sampling)}: process and overlap do both at once"
         return line, replace(chosen, runtime="process", topology="overlap")
     return line, chosen

@@ -215,7 +215,7 @@ def _faults(result: Any) -> str:
 def evaluate(arguments: argparse.Namespace) -> int:
     from raynforce import api, infos
 
-    _no_empty(arguments, "video")
+    _no_empty(arguments, "video", "env")
     if arguments.video:  # pygame, which most environments draw with, complains of a display and speakers otherwise
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
@@ -223,6 +223,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     seed = None if arguments.seed is None else settings.coerce(arguments.seed, SEED, "--seed")
     found = api.evaluate(
         arguments.run,
+        env=arguments.env,
+        env_args=_env_args("eval", arguments.set),
         episodes=episodes,
         which=arguments.checkpoint,
         seed=seed,
@@ -236,6 +238,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     facts = {
         "run": arguments.run,
         "checkpoint": str(path),
+        **({"env": arguments.env} if arguments.env else {}),
         "episodes": len(returns),
         "mean": float(returns.mean()),
         "deviation": float(returns.std()),
@@ -248,7 +251,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     else:
         mean, deviation, low, high = (number(float(facts[k])) for k in ("mean", "deviation", "min", "max"))
         spread = f"deviation {deviation}, from {low} to {high}"
-        line = f"{path}: mean return {mean} over {len(returns)} greedy episodes ({spread})"
+        where = f" on {arguments.env}" if arguments.env else ""
+        line = f"{path}: mean return {mean} over {len(returns)} greedy episodes{where} ({spread})"
         print(*folded(line, columns(sys.stdout), further="  "), sep="\n")
         if told:
             values = ", ".join(f"{name} {number(mean)}" for name, mean in told.items())
@@ -295,17 +299,24 @@ def doctor(arguments: argparse.Namespace) -> int:
         from raynforce.cli.advice import how_to_run
         from raynforce.envs.doctor import check_env
 
-        extra = settings.parse_assignments(arguments.set)
-        wrong = sorted(set(extra) - {"env_args"})
-        if wrong:
-            raise UsageError(f"doctor takes --set env_args.KEY=VALUE only, not {wrong[0]!r}")
-        env_args = settings.coerce(extra.get("env_args", {}), dict[str, Any], "env_args")
+        env_args = _env_args("doctor", arguments.set)
         steps = None if arguments.steps is None else settings.coerce(arguments.steps, STEPS, "--steps")
         report = check_env(arguments.env, env_args, steps=steps)
         how = how_to_run(report, env_args, me=_me())
     from raynforce.cli.findings import tell
 
     return tell(report, how, as_json=arguments.json)
+
+
+def _env_args(command: str, assigned: Sequence[str]) -> dict[str, Any]:
+    """The environment's arguments, which are all that `--set` gives these commands."""
+    extra = settings.parse_assignments(assigned)
+    wrong = sorted(set(extra) - {"env_args"})
+    if wrong:
+        also = "; another environment is --env ENV" if command == "eval" and wrong[0] == "env" else ""
+        raise UsageError(f"{command} takes --set env_args.KEY=VALUE only, not {wrong[0]!r}{also}")
+    found: dict[str, Any] = settings.coerce(extra.get("env_args", {}), dict[str, Any], "env_args")
+    return found
 
 
 def _is_algorithm(text: str) -> bool:

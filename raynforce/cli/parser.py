@@ -143,7 +143,9 @@ def _parser() -> _Parser:
     train = _command(commands, "train", "train an agent", epilog=TRAIN_EXAMPLES)
     train.add_argument("algo", nargs="?", metavar="ALGO", help="ppo, dqn, impala, a3c, or your own module:Class")
     train.add_argument("env", nargs="?", metavar="ENV", help="a gymnasium id, or module:factory")
-    train.add_argument("--steps", metavar="N", help="environment steps to train for (default 200,000)")
+    train.add_argument(
+        "--steps", metavar="N", help="environment steps to train for: 200000, 200k, 1M, 1e6 (default 200,000)"
+    )
     train.add_argument("--target", metavar="R", help="stop once 20 greedy episodes return R on average")
     train.add_argument("--seed", metavar="S", help="random seed (default 0)")
     train.add_argument(
@@ -172,6 +174,15 @@ def _parser() -> _Parser:
 
     evaluate = _command(commands, "eval", "play greedy episodes with a trained policy, on fresh seeds")
     evaluate.add_argument("run", metavar="RUN", help="a run directory, or a checkpoint in one")
+    evaluate.add_argument("--env", metavar="ENV", help="play another environment with the same spaces")
+    evaluate.add_argument(
+        "--set",
+        metavar="env_args.K=V",
+        dest="set",
+        action="append",
+        default=[],
+        help="keyword arguments for the environment, laid over those of the run",
+    )
     evaluate.add_argument("--episodes", metavar="N", help="how many (default 100; 3 with --video or --render)")
     evaluate.add_argument(
         "--checkpoint", choices=("best", "last"), default="best", help="which checkpoint (default best)"

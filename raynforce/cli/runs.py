@@ -17,7 +17,7 @@ from raynforce.runs.progress import number
 
 Row = dict[str, str]
 COLUMNS = ("run", "algo", "env", "status", "steps", "return", "best", "active", "size")
-LEAST = {"run": 16, "env": 11, "algo": 8}  # columns that may be narrower than what is in them, down to this
+LEAST = {"env": 11, "algo": 8}  # columns that may be narrower than what is in them, down to this
 DISPENSABLE = ("size", "algo", "best", "active", "env")  # what a narrow terminal does without, one after the other
 RIGHT = ("steps", "return", "best", "size")
 
@@ -42,15 +42,19 @@ def tell(folder: str | None, *, me: str = "raynforce", as_json: bool = False) ->
 
 
 def lines(runs: Sequence[Glance], directory: Path, columns: int, paint: text.Paint) -> Iterator[str]:
-    """A table that fits into so many columns."""
+    """A table that fits into so many columns. Names stay whole, to be copied: one that is too long for the table has a
+    line of its own."""
     now = time.time()
     rows = [_row(run, directory, now) for run in runs]
     widths = _fit(rows, columns)
     yield paint(_line({name: name for name in COLUMNS}, widths).rstrip(), text.DIM)
     for run, row in zip(runs, rows, strict=True):
+        if len(row["run"]) > widths["run"]:
+            yield paint(row["run"], text.BOLD)
+            row["run"] = ""
         line = _line(row, widths, paint)
         if run.state == "broken":  # what is wrong with it takes the place of what is not known
-            taken = _total({name: width for name, width in widths.items() if row[name]})
+            taken = _total({name: width for name, width in widths.items() if row[name] or name == "run"})
             line = f"{line.rstrip()}{text.GAP}{text.cut(text.plain(run.reason), max(columns - taken - 2, 12))}"
         yield line.rstrip()
 
@@ -73,19 +77,18 @@ def _name(run: Glance, directory: Path) -> str:
 
 def _fit(rows: Sequence[Row], columns: int) -> dict[str, int]:
     """Which columns are shown, and how wide they are."""
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in COLUMNS}
-    for name in ("", *DISPENSABLE):
-        widths.pop(name, None)
-        least = {k: min(width, LEAST.get(k, width)) for k, width in widths.items()}
+    full = {name: max(len(name), *(len(row[name]) for row in rows)) for name in COLUMNS}
+    needed = {name: width for name, width in full.items() if name not in DISPENSABLE}
+    room = columns - _total(needed | {"run": 0})
+    full["run"] = max([len("run"), *(len(row["run"]) for row in rows if len(row["run"]) <= room)])
+    shown = {name: full[name] for name in needed}
+    for name in reversed(DISPENSABLE):  # whatever there is room for, what is missed most first
+        least = shown | {name: min(full[name], LEAST.get(name, full[name]))}
         if _total(least) <= columns:
-            break
-    while (excess := _total(widths) - columns) > 0:
-        widest = max(widths, key=lambda k: widths[k] - least[k])
-        if widths[widest] == least[widest]:  # a very narrow one
-            widths["run"] = max(6, widths["run"] - excess)
-            break
-        widths[widest] -= 1
-    return widths
+            shown = least
+    for name in (name for name in LEAST if name in shown):
+        shown[name] += min(full[name] - shown[name], max(0, columns - _total(shown)))
+    return {name: shown[name] for name in COLUMNS if name in shown}
 
 
 def _total(widths: dict[str, int]) -> int:

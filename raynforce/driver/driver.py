@@ -200,7 +200,10 @@ class Driver:
                 with contextlib.suppress(RaynforceError):  # the disk may be what failed
                     reason = str(error) if isinstance(error, RaynforceError) else summary(error)
                     self._run.event("failed", reason=reason, steps=self._status.steps)
-                self._progress.message(f"failed; what was saved can be continued: raynforce resume {self._run.shown}")
+                if self._record.saved_step:  # else there is nothing to go on with
+                    self._progress.message(
+                        f"failed; what was saved can be continued: raynforce resume {self._run.shown}"
+                    )
                 raise
 
     def _loop(self) -> None:
@@ -435,7 +438,7 @@ class Driver:
 
     def where_the_time_went(self) -> str:
         """A few lines on what bound the run, and which setting to change."""
-        return self._engine.where_the_time_went(self._seconds_of_run)
+        return self._engine.where_the_time_went(self._seconds_of_run, self._tally.trained_here)
 
     @property
     def _seconds_of_run(self) -> dict[str, float]:

@@ -49,6 +49,7 @@ class Record:
         self._best_on_disk: Best | None = None  # set by the saver's thread alone
         self._run, self._lock, self._how = run, lock, how
         self._due, self._saved_at = False, time.monotonic()
+        self._resume_step = resume_step or 0
         self._journal = run.journal = Journal(say)
         opened.callback(self._close_journal)
         self._saver = Saver(say, run.event, run.patience)
@@ -83,6 +84,11 @@ class Record:
         return self._saver.metrics()
 
     # -- checkpoints ------------------------------------------------------------------------------------
+
+    @property
+    def saved_step(self) -> int:
+        """Where a resume would go on, by the newest checkpoint; 0 if nothing that was trained is saved."""
+        return self._resume_step if self._saver.last is None else self._saver.last.step
 
     def look(self) -> None:
         """Tell what was written or failed in the meantime; let the best policy be written, if it is not."""

@@ -116,8 +116,9 @@ class Engine(ABC):
     def totals(self) -> Totals:
         return Totals()
 
-    def where_the_time_went(self, run: Mapping[str, float]) -> str:
-        """A few lines on what bound the run; `run` are the seconds that the driver has spent, by purpose."""
+    def where_the_time_went(self, run: Mapping[str, float], steps: int) -> str:
+        """A few lines on what bound the run: `run` are the seconds that the driver has spent, by purpose, `steps` the
+        environment steps that were trained meanwhile."""
         return ""
 
     @abstractmethod

@@ -47,6 +47,20 @@ class Identity(_Match):
         return float(action == self.shown)
 
 
+class Largest(_Match):
+    """Say which of the numbers that are shown is the largest: 1 if right; the best return is `length`."""
+
+    def __init__(self, n: int = 4, length: int = 1) -> None:
+        super().__init__(length)
+        self.observation_space, self.action_space = spaces.Box(-1.0, 1.0, (n,)), spaces.Discrete(n)
+
+    def draw(self) -> np.ndarray:
+        return self.np_random.uniform(-1.0, 1.0, self.observation_space.shape).astype(np.float32)
+
+    def score(self, action: int) -> float:
+        return float(action == np.argmax(self.shown))
+
+
 class IdentityBox(_Match):
     """Say the vector that is shown: minus the squared distance for each step, so the best return is 0."""
 

@@ -139,9 +139,9 @@ def _glance(path: Path, active: float, size: int) -> Glance:
         steps = max(steps, whole(metrics.get("step")), _step_of(path / "last"))
     elif ended:
         active = ended  # files have the time of a copy
-    counts = {} if "charts/episodic_return" in metrics else _read_object(path / "last" / "run.json")  # a short run
-    if isinstance(saved := counts.get("metrics"), dict):
-        metrics = {**saved, **metrics}
+    if whole(metrics.get("step")) <= _step_of(path / "last"):  # the last report is a while before the last step
+        saved = _read_object(path / "last" / "run.json").get("metrics")
+        metrics = {**metrics, **(saved if isinstance(saved, dict) else {})}
     best = number(_read_object(path / "best" / "manifest.json").get("eval_return"))
     return Glance(path, state, reason, config, steps, metrics, best, active, size, holder)
 
@@ -196,12 +196,16 @@ def _end(path: Path) -> tuple[State, str, int, float]:
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
-    """The last report of a run, with `step` and `time` of the last line; evaluations have lines of their own."""
+    """The last report of a run, with the `time` of the last line and the larger `step` of both.
+
+    Evaluations have lines of their own, of the step that they began at.
+    """
     first: dict[str, Any] = {}
     for line in last_lines(path, b'{"step":'):
         first = first or line
         if "charts/episodic_return" in line:
-            return {**line, **{k: first[k] for k in ("step", "time") if k in first}}
+            newest = {k: first[k] for k in ("time",) if k in first}
+            return {**line, **newest, "step": max(whole(line.get("step")), whole(first.get("step")))}
     return first
 
 

@@ -71,7 +71,7 @@ class FaultHistory:
         """Note an environment that broke and was made anew: `facts` are those of an `EnvFault`."""
         kind, cause = str(facts.get("kind", "raised")), _one_line(facts.get("cause", ""))
         did = {"raised": "raised", "hung": "hung", "died": "died"}.get(kind, "returned garbage")
-        self.last = f"an environment of {role} {did}, restarted"
+        self.last = f"an environment of {role} {did}, restarted: {cause}"
         line = {"steps": steps, "role": role, "kind": kind, "cause": cause, "action": ENV_RESTARTED}
         line |= {k: facts[k] for k in ("env", "lane", "seed", "step") if k in facts}
         self._fault(line, str(facts.get("trace", "")), facts, None)
@@ -96,7 +96,7 @@ class FaultHistory:
         called only if there is room for more. `facts["lost"]` are environment steps that were lost with the role.
         """
         facts, cause = facts or {}, _one_line(cause)
-        self.last = f"{role} {_brief(cause, role)}, {action}"
+        self.last = f"{role} {action}: {_brief(cause, role)}"
         line = {"steps": steps, "role": role, "kind": kind, "cause": cause, "action": action, "attempt": attempt}
         line |= {k: facts[k] for k in ("env", "lane", "seed", "step", "lost") if k in facts}
         if said:
@@ -201,10 +201,9 @@ def _one_line(text: Any) -> str:
 
 
 def _brief(cause: str, role: str) -> str:
-    """A cause in a few words, to stand behind the name of its role."""
-    text = cause.removeprefix(f"{role} ").removeprefix(f"{role}: ").removeprefix("was ")
-    text = re.split(r"[:;,(] ?", text, maxsplit=1)[0].strip() or text
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    """A cause to stand behind the name of its role, without the advice that may follow; a view cuts it to its width."""
+    text = cause.removeprefix(f"{role} ").removeprefix(f"{role}: ")
+    return text.partition("; ")[0].strip() or text
 
 
 def _write_whole(path: Path, text: str) -> None:

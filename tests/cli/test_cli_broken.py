@@ -15,6 +15,7 @@ import pytest
 from cli_helpers import PLAIN, SICK, TINY, Answer, contents
 from disks import Disk, fail_to_write_config
 
+import raynforce
 from raynforce import saving
 from raynforce.runs import checkpoint
 
@@ -39,6 +40,23 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_environment_that_breaks_in_training(cli: Cli, fault: str) -> None:
     cli("train", "ppo", PLAIN, *TINY, "--set", f"env_args.fault={fault}").refused(1, PLAIN, FAULTS[fault])
+
+
+def test_what_was_saved_can_be_continued_is_said_where_something_was_trained(
+    cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for word in TINY if word != "--quiet"]
+    answer = cli("train", "ppo", PLAIN, *words, "--set", "env_args.fault=step raises", "--out", "run")
+    answer.refused(1, "no licence")
+    assert "can be continued" not in answer.out
+
+    def fail(status: raynforce.Status) -> None:
+        raise RuntimeError("enough")
+
+    small = {"sampling.envs": 2, "sampling.fragment": 16}
+    with pytest.raises(RuntimeError, match="enough"):
+        raynforce.train(PLAIN, steps=64, settings=small, out=tmp_path / "second", callbacks=[fail], progress="plain")
+    assert "can be continued" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("where", ["step", "reset"])

@@ -10,8 +10,9 @@ import pytest
 from cli_helpers import Answer
 from marks import slowly
 
-from raynforce.checkup import check_algorithm
+from raynforce.checkup import TINY, check_algorithm
 from raynforce.envs.doctor import Report
+from raynforce.envs.vector import probe
 
 Cli = Callable[..., Answer]
 
@@ -37,6 +38,15 @@ def test_a_right_one_is_ready(algo: str) -> None:
     assert {f.level for f in report.findings} == {"ok"}
     assert "equal to the bit" in found(report, "resume")
     assert "the same weights" in found(report, "repeats")
+
+
+def test_it_begins_with_the_plain_case() -> None:
+    """A vector is observed, and one of a few actions taken: what most environments are."""
+    report = check_algorithm("own_algos:Plain")
+    assert "Largest, discrete actions" in found(report, "tried on")
+    assert [f.title for f in report.findings if f.title.startswith("fails")] == []
+    (leaf,) = probe(*TINY["discrete"]).obs
+    assert (next(iter(TINY)), leaf.kind, leaf.shape) == ("discrete", "box", (4,))
 
 
 def test_it_tells_what_is_declared() -> None:

@@ -290,6 +290,29 @@ def test_eval_json(cli: Cli, run: Path) -> None:
     }
 
 
+def test_eval_on_another_environment(cli: Cli, run: Path) -> None:
+    """With the same spaces; the run's own arguments are kept, but for those that are given."""
+    longer = "raynforce.envs.tiny:Endless"
+    answer = cli("eval", "run", "--env", "cli_envs:Plain", "--episodes", "3")
+    expected = "mean return 5.000 over 3 greedy episodes on cli_envs:Plain (deviation 0.0, from 5.000 to 5.000)\n"
+    assert answer == Answer(0, f"run/best: {expected}", "")
+    found = cli("eval", "run", "--env", longer, "--set", "env_args.length=7", "--episodes", "3", "--json").json
+    assert (found["env"], found["mean"]) == (longer, 7.0)
+    broken = ["--env", "cli_envs:Plain", "--set", "env_args.fault=make raises"]
+    cli("eval", "run", *broken).refused(2, "no licence")
+
+
+def test_eval_on_unequal_spaces_is_one_line(cli: Cli, run: Path) -> None:
+    answer = cli("eval", "run", "--env", "CartPole-v1")
+    answer.refused(2, "'CartPole-v1' has other spaces than 'cli_envs:Sick'", "box (4,) float32, not box (1,) float32")
+    cli("eval", "run", "--env", "Pendulum-v1").refused(
+        2, "its actions are box (1,) float32 from -2 to 2, not discrete 2"
+    )
+    cli("eval", "run", "--env", "").refused(2, "--env is empty")
+    cli("eval", "run", "--set", "env=CartPole-v1").refused(2, "not 'env'; another environment is --env ENV")
+    cli("eval", "run", "--set", "seed=1").refused(2, "eval takes --set env_args.KEY=VALUE only, not 'seed'")
+
+
 def test_eval_with_a_seed_plays_the_same_episodes(cli: Cli) -> None:
     assert cli("train", "ppo", "CartPole-v1", *TINY, "--out", "cart").code == 0
 

@@ -303,6 +303,20 @@ def test_a_large_seed_is_taken_exactly(cli: Cli, seed: int) -> None:
     assert config(cli, "ppo", "CartPole-v1", "--seed", str(seed))["seed"] == seed
 
 
+@pytest.mark.parametrize("text", ["10k", "1e4", "10_000", "0.01M"])
+def test_counts_may_be_written_short(cli: Cli, tmp_path: Path, text: str) -> None:
+    (tmp_path / "short.yaml").write_text(f"steps: {text}\nalgorithm:\n  minibatch_size: {text}\n")
+    given = {
+        "option": ["--steps", text, "--set", f"algorithm.minibatch_size={text}"],
+        "set": ["--set", f"steps={text}", "--set", f"algorithm.minibatch_size={text}"],
+        "file": ["--config", "short.yaml"],
+    }
+    for words in given.values():
+        found = cli("train", "ppo", "CartPole-v1", "--print-config", *words).out.splitlines()
+        assert "steps: 10000" in found
+        assert "  minibatch_size: 10000" in found
+
+
 def test_a_negative_target_may_have_an_exponent(cli: Cli) -> None:
     assert config(cli, "ppo", "CartPole-v1", "--target", "-1e3")["target"] == -1000.0
 

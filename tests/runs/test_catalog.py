@@ -81,6 +81,18 @@ def test_the_return_is_that_of_the_last_report_and_the_step_that_of_the_last_lin
     assert (found.return_mean, found.steps) == (2.0, 25)
 
 
+def test_the_return_is_that_of_the_last_step_where_a_checkpoint_has_it(make: Make) -> None:
+    """The last report is up to `log_every` steps older; an evaluation's line tells the step that it began at."""
+    metrics = lines({"step": 90, "charts/episodic_return": 2.0}, {"step": 100, "eval/return": 7.0})
+    path = make("run", STARTED, metrics=metrics)
+    checkpoint.save(path / "checkpoints" / "step_100", {"run": {"metrics": {"charts/episodic_return": 4.5}}}, step=100)
+    checkpoint.point(path / "last", path / "checkpoints" / "step_100")
+    assert glance(path).return_mean == 4.5
+    later = lines({"step": 110, "charts/episodic_return": 5.5}, {"step": 95, "eval/return": 7.0})
+    (path / "metrics.jsonl").write_text(metrics + later)
+    assert (glance(path).return_mean, glance(path).steps) == (5.5, 110)
+
+
 def test_a_run_too_short_for_a_report_has_the_return_of_its_checkpoint(make: Make) -> None:
     path = make("run", STARTED, metrics=lines({"step": 25, "eval/return": 7.0}))
     checkpoint.save(path / "checkpoints" / "step_25", {"run": {"metrics": {"charts/episodic_return": 4.5}}}, step=25)

@@ -75,7 +75,7 @@ def test_an_environment_that_broke_is_one_short_line_and_evidence(run: RunDirect
         "trace": "Traceback\nValueError",
     }
     assert history.faults == 2
-    assert history.last == "an environment of sampler 2 raised, restarted"
+    assert history.last == "an environment of sampler 2 raised, restarted: step raised ValueError: seed 8"
 
 
 def test_a_role_that_died_leaves_the_fragment_to_sample_again(run: RunDirectory) -> None:
@@ -88,7 +88,15 @@ def test_a_role_that_died_leaves_the_fragment_to_sample_again(run: RunDirectory)
     ((number, evidence),) = evidence_of(run)
     assert (number, evidence["kind"], evidence["index"]) == (1, "fragment", 3)
     np.testing.assert_equal(checkpoint.load(run.path / "faults" / "0001"), parts())
-    assert history.last == "sampler 3 killed by SIGKILL, restarted"
+    assert history.last == "sampler 3 restarted: was killed by SIGKILL"
+
+
+def test_what_failed_last_is_not_cut_at_a_colon(run: RunDirectory) -> None:
+    """Names of environments and errors have some; a view cuts it to its width."""
+    history = FaultHistory(run)
+    cause = "sampler 0: env 'my_sims:make_arm' raised ValueError: joint 3, again; raise faults.restarts"
+    history.role_fault("sampler 0", "raised", cause, "restarted", 1, 50)
+    assert history.last == "sampler 0 restarted: env 'my_sims:make_arm' raised ValueError: joint 3, again"
 
 
 def test_a_role_that_failed_over_its_environment_leaves_the_episode(run: RunDirectory) -> None:

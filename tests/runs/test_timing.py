@@ -12,8 +12,8 @@ from raynforce import settings
 from raynforce.algos import algorithm_class
 from raynforce.cli.parser import parse
 from raynforce.config import Config
+from raynforce.engines.native.timing import Seen, TimeTree, verdict, wall_shares
 from raynforce.experiment import resolve
-from raynforce.runs.timing import Seen, TimeTree, verdict, wall_shares
 
 FLAGS = {"--samplers": "sampling.samplers", "--envs": "sampling.envs", "--runtime": "runtime", "--topology": "topology"}
 
@@ -100,13 +100,14 @@ def test_gradients_of_workers_count_as_such() -> None:
     expected = {"env": 0.1, "policy": 0.0, "learner": 0.0, "transport": 0.0, "waiting": 0.1, "gradients": 0.8}
     assert shares == pytest.approx(expected)
     said = verdict(Seen(shares, how, 4, tolerates_lag=True))
-    assert said.startswith("computing gradients bound this run: it took 80 % of the time")
+    assert said.startswith("computing gradients bound this run: it took 80 % of it")
     assert said.endswith("--samplers 4 computes more of them at once")
 
 
 # -- what to change ---------------------------------------------------------------------------------------
 
 ENV, POLICY, LEARNER, TRANSPORT, WAITING = ("env", "policy", "learner", "transport", "waiting")
+STARTUP, EVALUATION, SAVING = ("start-up", "evaluation", "saving")
 ELSEWHERE = {"runtime": "process", "topology": "overlap"}
 TABLE = {
     "inline, cores to spare": (ENV, {}, 4, "--runtime process --samplers 4 --envs 2 uses all 4 cores"),
@@ -119,7 +120,7 @@ TABLE = {
         "--runtime process --samplers 4 --set sampling.fragment=64",
     ),
     "one core": (ENV, {}, 1, "one core: --runtime ray uses others, or make the environment faster"),
-    "process, cores to spare": (ENV, ELSEWHERE, 8, "time. --samplers 8 --envs 1 uses all 8 cores"),
+    "process, cores to spare": (ENV, ELSEWHERE, 8, "it. --samplers 8 --envs 1 uses all 8 cores"),
     "process, no core to spare": (ENV, {**ELSEWHERE, "sampling__samplers": 2}, 2, "--runtime ray uses other machines"),
     "a cluster": (
         ENV,
@@ -159,6 +160,16 @@ TABLE = {
     "messages of many": (TRANSPORT, {**ELSEWHERE, "sampling__samplers": 2}, 2, "moves more at a time"),
     "uneven samplers": (WAITING, {**ELSEWHERE, "sampling__samplers": 2}, 2, "--topology async lets nobody wait"),
     "one slow sampler": (WAITING, ELSEWHERE, 2, "--set sampling.fragment=512 lets roles meet less often"),
+    "a short run": (STARTUP, {}, 2, "A longer run (--steps) makes up for it"),
+    "a short run of a cluster": (STARTUP, {"runtime": "ray"}, 2, "--runtime process starts sooner, and a longer run"),
+    "much to evaluate": (
+        EVALUATION,
+        {"steps": 1000},
+        2,
+        "--runtime process evaluates beside training; --set eval.every=100 or --set eval.episodes=10 plays less",
+    ),
+    "much to evaluate, one core": (EVALUATION, {"eval__every": 7}, 1, "it. --set eval.every=14 or"),
+    "a slow disk": (SAVING, ELSEWHERE, 2, "--set checkpoint.every=100000 saves less often"),
     "large async batches": (WAITING, {"runtime": "process", "topology": "async"}, 2, "--set stream.batch=1"),
 }
 NAMES = {
@@ -167,11 +178,14 @@ NAMES = {
     LEARNER: "the learner bound",
     TRANSPORT: "transport between roles bound",
     WAITING: "waiting for each other bound",
+    STARTUP: "start-up bound",
+    EVALUATION: "evaluation bound",
+    SAVING: "saving bound",
 }
 
 
 def seen(bound: str, how: dict[str, Any], cores: int, *, share: float = 0.8, tolerates_lag: bool = True) -> Seen:
-    rest = (1 - share) / 4
+    rest = (1 - share) / (len(NAMES) - 1)
     return Seen({name: share if name == bound else rest for name in NAMES}, config(**how), cores, tolerates_lag)
 
 
@@ -179,13 +193,13 @@ def seen(bound: str, how: dict[str, Any], cores: int, *, share: float = 0.8, tol
 def test_what_bound_a_run_and_what_to_change(case: str) -> None:
     bound, how, cores, advice = TABLE[case]
     said = verdict(seen(bound, how, cores))
-    assert said.startswith(f"{NAMES[bound]} this run: it took 80 % of the time. ")
+    assert said.startswith(f"{NAMES[bound]} this run: it took 80 % of it. ")
     assert advice in said
 
 
 def test_taking_turns() -> None:
     shares = {"env": 0.4, "policy": 0.1, "learner": 0.45, "transport": 0.03, "waiting": 0.02}
-    turns = "sampling and learning took turns, 50 % and 45 % of the time: "
+    turns = "sampling and learning took turns, 50 % and 45 % of the run: "
     inline, process = config(), config(runtime="process")
     assert verdict(Seen(shares, inline, 2, True)) == f"{turns}--runtime process --topology overlap does both at once"
     assert verdict(Seen(shares, process, 2, True)) == f"{turns}--topology overlap does both at once"
@@ -223,16 +237,60 @@ def test_all_advice_can_be_followed(case: str, tolerates_lag: bool) -> None:
 
 
 def test_the_report() -> None:
-    times = tree(
-        {"env": 7.0, "policy": 1.2, "other": 0.4, "waiting": 1.4}, {"learn": 1.0, "prepare": 0.4, "waiting": 8.6}
-    )
-    assert times.report(config(), cores=2, tolerates_lag=True).splitlines() == [
-        "where the time went, in percent:",
-        "  sampler  ████████▓▓··  env 70, policy 12, other 4, waiting 14",
-        "  learner  █▓··········  learn 10, prepare 4, waiting 86",
-        "the environment bound this run: it took 70 % of the time. --runtime process",
+    """Each line's shares are of one thing, which it names, and add up; what to change follows those of the run."""
+    times = tree({"env": 7.0, "policy": 1.2, "other": 0.3, "waiting": 1.5}, {"learn": 1.0, "prepare": 0.5})
+    run = {"start-up": 4.0, "training": 10.0, "evaluation": 4.0, "saving": 2.0}
+    assert times.report(config(), cores=2, tolerates_lag=True, run=run).splitlines() == [
+        "where the time went, in percent (it took 20.0 s):",
+        "  of the run       ▒▒█████▓▓▓▓░  start-up 20, env 35, policy 8, learner 8,",
+        "                                 evaluation 20, saving 10",
+        "  of the samplers  ████████▓▓··  env 70, policy 12, other 3, waiting 15",
+        "  of the learner   ████████▓▓▓▓  learn 67, prepare 33",
+        "the environment bound this run: it took 35 % of it. --runtime process",
         "--samplers 2 --envs 4 uses all 2 cores",
     ]
+
+
+def told(times: TimeTree, how: Config, run: dict[str, float], asked: list[float], options: str = "") -> str:
+    """What a report says to change, in one line; `asked` gets what was asked of environments."""
+
+    def side_by_side(seconds: float) -> str:
+        asked.append(seconds)
+        return options
+
+    report = times.report(how, cores=2, tolerates_lag=True, run=run, side_by_side=side_by_side)
+    return " ".join(report.partition("saving")[2].splitlines()[1:]).partition("of the learner")[2]
+
+
+def test_advice_follows_the_largest_share_of_the_run() -> None:
+    """A learner that took most of the training is not what bound a run that was mostly start-up."""
+    times, asked = tree({"env": 1.0}, {"learn": 9.0}), list[float]()
+    long = {"start-up": 2.0, "training": 10.0, "evaluation": 1.0, "saving": 1.0}
+    assert "the learner bound this run: it took 64 % of it" in told(times, config(), long, asked)
+    short = {**long, "training": 1.5}
+    assert "start-up bound this run: it took 36 % of it. A longer run" in told(times, config(), short, asked)
+    assert not asked, "environments were not what bound it"
+
+
+def test_environments_that_wait_are_stepped_side_by_side() -> None:
+    times, asked = tree({"env": 9.0}, {"learn": 1.0}), list[float]()
+    run = {"start-up": 1.0, "training": 10.0, "evaluation": 0.0, "saving": 1.0}
+    options = "--runtime process --topology central"
+    assert f"waiting. {options} steps" in told(times, config(), run, asked, options)
+    assert asked == [9.0]
+    assert "--runtime process --samplers 2" in told(times, config(), run, asked)
+
+
+def test_environments_that_go_their_own_pace_have_a_line_of_their_own() -> None:
+    times, how = tree({"policy": 1.0}, {"learn": 1.0}), config(runtime="process", topology="central")
+    times.add("env", {"busy": 8.0, "learner": 2.0})
+    run = {"start-up": 1.0, "training": 10.0, "evaluation": 0.0, "saving": 1.0}
+    lines = times.report(how, cores=2, tolerates_lag=True, run=run).splitlines()
+    assert lines[1] == "  of the run           ▒██████████░  start-up 8, training 83, saving 8"
+    assert lines[4] == "  of the environments  ██████████▒▒  busy 80, learner 20"
+    assert lines[5].startswith("environments were busy 80 % of their time;")
+    short = times.report(how, cores=2, tolerates_lag=True, run={**run, "start-up": 20.0}).splitlines()
+    assert short[5].startswith("start-up bound this run: it took 65 % of it.")
 
 
 @pytest.mark.parametrize("case", TABLE)
@@ -242,8 +300,10 @@ def test_a_report_fits_a_terminal(case: str) -> None:
     learner = dict.fromkeys(("learn", "prepare", "transport", "waiting"), 10.0)
     for parts in (sampler, learner):
         parts |= {name: 1e3 for name in parts if name == {"learner": "learn"}.get(bound, bound)}
-    lines = tree(sampler, learner).report(config(**how), cores=cores, tolerates_lag=True).splitlines()
-    assert 4 <= len(lines) <= 6
+    run = {"start-up": 1.0, "training": 1e3, "evaluation": 1.0, "saving": 1.0}
+    run |= {name: 1e4 for name in run if name == bound}
+    lines = tree(sampler, learner).report(config(**how), cores=cores, tolerates_lag=True, run=run).splitlines()
+    assert 5 <= len(lines) <= 9
     assert max(map(len, lines)) <= 80
 
 
@@ -251,4 +311,5 @@ def test_a_run_that_did_nothing_has_no_report() -> None:
     assert TimeTree().report(config(), cores=2, tolerates_lag=True) == ""
     times = TimeTree()
     times.add("sampler", {"env": 1.0})
-    assert times.report(config(), cores=2, tolerates_lag=True).splitlines()[1:] == ["  sampler  ████████████  env 100"]
+    (_, line) = times.report(config(), cores=2, tolerates_lag=True).splitlines()
+    assert line == "  of the samplers  ████████████  env 100"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,15 @@ def test_what_cannot_be_is_one_line_and_leaves_no_run(tmp_path: Path, settings: 
 
 def test_every_built_in_topology_is_declared_under_its_name() -> None:
     assert [topology(name).name for name in BUILT_IN] == list(BUILT_IN)
+
+
+def test_no_other_file_asks_for_the_name_of_a_topology() -> None:
+    package = Path(raynforce.__file__).parent
+    asks = re.compile(r"topology\s*(==|!=|in \(|not in \()|(==|!=)\s*topology\b")
+    found = [
+        f"{path.relative_to(package)}:{number}"
+        for path in sorted(package.rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if asks.search(line) and '"auto"' not in line
+    ]
+    assert found == []

@@ -6,14 +6,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from raynforce.algos import algorithm_class
 from raynforce.algos.contract import declared
+from raynforce.auto import side_by_side
 from raynforce.config import Config
 from raynforce.engines.base import Engine, Round, Supervisor, Totals
 from raynforce.engines.native.role_set import RoleSet
 from raynforce.engines.native.takeover import Takeover, require_same_buffers
+from raynforce.engines.native.timing import TimeTree
 from raynforce.errors import RaynforceError
 from raynforce.experience.ledger import Ledger
 from raynforce.policies.acting import PolicyVersion
-from raynforce.runs.timing import TimeTree
 from raynforce.runtimes.base import Runtime
 from raynforce.runtimes.member import Job
 from raynforce.runtimes.open import open_runtime
@@ -140,9 +141,14 @@ class NativeEngine(Engine):
         abandoned = 0 if self._takeover is None else self._takeover.abandoned
         return Totals(self._ledger.dropped, self._ledger.lost, abandoned)
 
-    def where_the_time_went(self, run: Mapping[str, float]) -> str:
-        tolerates_lag = self._algorithm.max_lag != 0
-        return self._times.report(self.config, cores=cores(), tolerates_lag=tolerates_lag, run=run)
+    def where_the_time_went(self, run: Mapping[str, float], steps: int) -> str:
+        return self._times.report(
+            self.config,
+            cores=cores(),
+            tolerates_lag=self._algorithm.max_lag != 0,
+            run=run,
+            side_by_side=lambda seconds: side_by_side(self.config, seconds / max(1, steps)),
+        )
 
     def close(self, *, now: bool = False) -> None:
         if self._runtime is not None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raynforce.config import Config
 from raynforce.runs.terminal import folded
+from raynforce.topologies import topology
 
 WIDTH = 80
 BAR = 12
 SHADES = {"env": "█", "learn": "█", "policy": "▓", "prepare": "▓", "other": "▒", "transport": "░", "waiting": "·"}
 SHADES |= {"training": "█", "evaluation": "▓", "start-up": "▒", "saving": "░"}
 SHADES |= {"gradients": "▓", "busy": "█", "wire": "░", "learner": "▒", "restart": "·"}
-STANDS_OUT = 0.4  # of the time; less, and no single change helps much
+STANDS_OUT = 1 / 3  # of the run; less, and no single change helps much
 SLIGHT = 0.05  # of the time; less is not worth a change
-SUBSTANTIAL = 0.25  # of the time; from here on it pays to do it beside something else
+SUBSTANTIAL = 0.25  # of the run; from here on it pays to do it beside something else
+OF_WHAT = {"run": "of the run", "sampler": "of the samplers", "learner": "of the learner", "env": "of the environments"}
+"""What the shares in a line are of."""
 
 
 class TimeTree:
@@ -52,24 +55,47 @@ class TimeTree:
             self._reported[role] = dict(total)
         return shares
 
-    def report(self, config: Config, *, cores: int, tolerates_lag: bool, run: Mapping[str, float] | None = None) -> str:
-        """A few lines for the end of a run: each role's time, what bound the run, and what to change.
+    def report(
+        self,
+        config: Config,
+        *,
+        cores: int,
+        tolerates_lag: bool,
+        run: Mapping[str, float] | None = None,
+        side_by_side: Callable[[float], str] = lambda seconds: "",
+    ) -> str:
+        """A few lines for the end of a run: where its time and each role's went, what bound it, and what to change.
 
         `config` is the resolved one, `cores` those of this machine; `tolerates_lag` says whether the algorithm learns
-        from policy versions older than the newest; `run` are the seconds of the run as a whole.
+        from policy versions older than the newest; `run` are the seconds of the run as a whole: of `training`, which
+        is divided among what held it up, and of what was done before, between and after. `side_by_side` is asked
+        where environments bound the run, with the seconds that all their steps took: the options by which they would
+        be stepped side by side, if that pays.
         """
-        total = ({"run": run} if run else {}) | self._total
+        own_pace = "env" in self._total
+        of_run = dict(run or {})
+        if {"sampler", "learner"} <= self._total.keys() and not own_pace:
+            training = of_run.pop("training", 1.0)
+            held = {name: share * training for name, share in wall_shares(self._total, config).items()}
+            before = {"start-up": of_run.pop("start-up")} if "start-up" in of_run else {}
+            of_run = before | held | of_run
+        total = ({"run": of_run} if run else {}) | self._total
         roles = {role: shares for role, spent in total.items() if (shares := _shares(spent))}
         if not roles.keys() - {"run"}:
             return ""
-        width = max(map(len, roles))
-        lines = ["where the time went, in percent:"]
+        width = max(len(OF_WHAT[role]) for role in roles)
+        whole = f" (it took {sum(run.values()):.1f} s)" if run else ""
+        lines = [f"where the time went, in percent{whole}:"]
         for role, shares in roles.items():
             parts = ", ".join(f"{name} {share * 100:.0f}" for name, share in shares.items() if share >= 0.005)
-            lines += folded(parts, WIDTH, f"  {role:<{width}}  {_bar(shares)}  ")
+            lines += folded(parts, WIDTH, f"  {OF_WHAT[role]:<{width}}  {_bar(shares)}  ")
         if {"sampler", "learner"} <= set(roles):
-            seen = Seen(roles.get("env") or wall_shares(self._total, config), config, cores, tolerates_lag)
-            told = _own_pace(seen) if "env" in roles else verdict(seen)
+            seen = Seen(_shares(of_run), config, cores, tolerates_lag)
+            in_env = self._total["sampler"].get("env", 0.0)
+            if own_pace and (not run or max(of_run, key=lambda part: of_run[part]) == "training"):
+                told = _own_pace(replace(seen, shares=roles["env"]))
+            else:
+                told = verdict(seen, lambda: side_by_side(in_env))
             lines += folded(told, WIDTH)
         return "\n".join(lines)
 
@@ -98,7 +124,7 @@ def wall_shares(total: Mapping[str, Mapping[str, float]], config: Config) -> dic
     transport = [side.get("transport", 0.0) for side in (sampler, learner)]
     if config.runtime == "inline":
         parts["transport"] = sum(transport)
-    elif config.topology == "sync":
+    elif not topology(config.topology).overlaps:
         parts["transport"] = sum(transport)
         wall = max(sum(sampler.values()), sum(learner.values()))
         parts["waiting"] = max(0.0, wall - sum(parts.values()))  # for the slowest sampler, and for the driver
@@ -116,35 +142,42 @@ class Seen:
     """What advice depends on."""
 
     shares: Mapping[str, float]
+    """Of the run, by what took it; or of its environments' time, where these go their own pace."""
     config: Config
     cores: int
     tolerates_lag: bool
 
     @property
     def sampling(self) -> float:
-        return self.shares["env"] + self.shares["policy"]
+        return self.shares.get("env", 0.0) + self.shares.get("policy", 0.0)
 
 
-def verdict(run: Seen) -> str:
-    """What bound the run, and which setting to change."""
-    took_turns = run.config.topology == "sync" and min(run.sampling, run.shares["learner"]) >= SUBSTANTIAL
+def verdict(run: Seen, side_by_side: Callable[[], str] = lambda: "") -> str:
+    """What took the largest share of the run, and which setting to change."""
+    name = max(run.shares, key=lambda part: run.shares[part])
+    turns = not topology(run.config.topology).overlaps
+    took_turns = turns and min(run.sampling, run.shares.get("learner", 0.0)) >= SUBSTANTIAL
+    if name == "env" and (options := side_by_side()):
+        return (
+            f"the environment bound this run: it took {_percent(run.shares[name])} of it, most of that waiting. "
+            f"{options} steps environments side by side"
+        )
     if took_turns and run.tolerates_lag and (run.cores > 1 or run.config.runtime == "ray"):
         where = "--runtime process " if run.config.runtime == "inline" else ""
         return (
             f"sampling and learning took turns, {_percent(run.sampling)} and {_percent(run.shares['learner'])} of the "
-            f"time: {where}--topology overlap does both at once"
+            f"run: {where}--topology overlap does both at once"
         )
-    name = max(run.shares, key=lambda part: run.shares[part])
     if run.shares[name] < STANDS_OUT:
         return "nothing stands out: this run was balanced"
     what, advice = _BOUNDS[name]
-    return f"{what} bound this run: it took {_percent(run.shares[name])} of the time. {advice(run)}"
+    return f"{what} bound this run: it took {_percent(run.shares[name])} of it. {advice(run)}"
 
 
 def _own_pace(run: Seen) -> str:
     """What environments that go their own pace waited for, and which setting to change."""
     sampling = run.config.sampling
-    told = f"environments were busy {_percent(run.shares['busy'])} of the time"
+    told = f"environments were busy {_percent(run.shares['busy'])} of their time"
     waits = {name: share for name, share in run.shares.items() if name != "busy"}
     name = max(waits, key=lambda part: waits[part])
     more = f"--envs {2 * sampling.envs} runs more of them side by side"
@@ -230,11 +263,29 @@ def _transport(run: Seen) -> str:
 
 
 def _waiting(run: Seen) -> str:
-    if run.config.topology == "async":
+    declared = topology(run.config.topology)
+    if not declared.exact:  # whoever is ready makes the next batch
         return "--set stream.batch=1 learns from each fragment as it comes"
-    if run.config.sampling.samplers > 1 and run.tolerates_lag and run.config.topology != "shared-agent":
+    if run.config.sampling.samplers > 1 and run.tolerates_lag and not declared.gathers_gradients:
         return "--topology async lets nobody wait for the slowest sampler"
     return f"--set sampling.fragment={2 * run.config.sampling.fragment} lets roles meet less often"
+
+
+def _startup(run: Seen) -> str:
+    sooner = "--runtime process starts sooner, and a" if run.config.runtime == "ray" else "A"
+    return f"{sooner} longer run (--steps) makes up for it"
+
+
+def _evaluation(run: Seen) -> str:
+    how = run.config.eval
+    every = how.every or max(1, run.config.steps // 20)
+    beside = "--runtime process evaluates beside training; " if run.config.runtime == "inline" and run.cores > 1 else ""
+    fewer = f" or --set eval.episodes={how.episodes // 2}" if how.episodes > 1 else ""
+    return f"{beside}--set eval.every={2 * every}{fewer} plays less"
+
+
+def _saving(run: Seen) -> str:
+    return f"--set checkpoint.every={2 * (run.config.checkpoint.every or 50_000)} saves less often"
 
 
 _BOUNDS: Mapping[str, tuple[str, Callable[[Seen], str]]] = {
@@ -244,6 +295,9 @@ _BOUNDS: Mapping[str, tuple[str, Callable[[Seen], str]]] = {
     "gradients": ("computing gradients", _gradients),
     "transport": ("transport between roles", _transport),
     "waiting": ("waiting for each other", _waiting),
+    "start-up": ("start-up", _startup),
+    "evaluation": ("evaluation", _evaluation),
+    "saving": ("saving", _saving),
 }
 
 
