@@ -17,7 +17,8 @@ from rays import needs
 from running import events
 
 import raynforce
-from raynforce import crew, training
+from raynforce.engines.native import engine
+from raynforce.engines.native.role_set import RoleSet
 from raynforce.errors import RaynforceError
 
 
@@ -35,20 +36,20 @@ class Kills(raynforce.Callback):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *who: str, rounds: tuple[int, ...] = (8,)) -> None:
         self.who, self.rounds, self.round = who, rounds, 0
-        made: list[crew.Crew] = []
-        self.crews = made
+        made: list[RoleSet] = []
+        self.role_sets = made
 
-        class Seen(crew.Crew):
+        class Seen(RoleSet):
             def __init__(self, *args: Any) -> None:
                 super().__init__(*args)
                 made.append(self)
 
-        monkeypatch.setattr(training, "Crew", Seen)
+        monkeypatch.setattr(engine, "RoleSet", Seen)
 
     def on_round(self, status: raynforce.Status) -> None:
         self.round += 1
         if self.round in self.rounds:
-            (found,) = self.crews
+            (found,) = self.role_sets
             members = {m.name: m for m in (*found.hosts, *found.samplers, found.learner)}
             for name in self.who:
                 if members[name].handle is not None:

@@ -15,9 +15,10 @@ import pytest
 from running import events
 
 import raynforce
-from raynforce import kernels, machines
+from raynforce import kernels
 from raynforce.cli.parser import kernels_asked_for, parse
 from raynforce.config import Config
+from raynforce.driver import machines
 from raynforce.kernels import Kind
 from raynforce.runs import checkpoint
 from raynforce.runtimes import open as opening

@@ -17,7 +17,7 @@ from running import metrics
 
 import raynforce
 from raynforce.driver.status import Callback, Status
-from raynforce.engines.native.role_set import Crew
+from raynforce.engines.native.role_set import RoleSet
 from raynforce.errors import UsageError
 from raynforce.runtimes import pool
 
@@ -114,13 +114,13 @@ class Kill(Callback):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, which: dict[int, str]) -> None:
         self.which, self.round, self.done = which, 0, 0
-        build = Crew.__init__
+        build = RoleSet.__init__
 
-        def keep(crew: Crew, *args: Any) -> None:
+        def keep(crew: RoleSet, *args: Any) -> None:
             build(crew, *args)
             self.crew = crew
 
-        monkeypatch.setattr(Crew, "__init__", keep)
+        monkeypatch.setattr(RoleSet, "__init__", keep)
 
     def on_round(self, status: Status) -> None:
         self.round += 1

@@ -10,8 +10,8 @@ import pytest
 from running import events, metrics
 
 import raynforce
-from raynforce.driver.driver import Training
-from raynforce.engines.native.role_set import Crew
+from raynforce.driver.driver import Driver
+from raynforce.engines.native.role_set import RoleSet
 from raynforce.engines.native.takeover import ATTEMPTS, Takeover
 from raynforce.errors import CheckpointError, RaynforceError, UsageError
 from raynforce.runs.checkpoint import load as load_checkpoint
@@ -172,15 +172,15 @@ def test_every_resume_and_every_attempt_has_episodes_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those of samplers that begin anew in between, and whatever the number of restarts."""
-    load, attempts = Crew.load, []
+    load, attempts = RoleSet.load, []
 
-    def watched(self: Crew, saved: Any, takeover: Any) -> list[str]:
+    def watched(self: RoleSet, saved: Any, takeover: Any) -> list[str]:
         attempts.append(takeover.anew[1])
         told = load(self, saved, takeover)
         assert [sampler.attempts for sampler in self.samplers] == [takeover.anew[1]] * 2
         return told
 
-    monkeypatch.setattr(Crew, "load", watched)
+    monkeypatch.setattr(RoleSet, "load", watched)
     run = train(tmp_path / "run", "impala", topology="async")
     for count in range(1, 4):
         run = resume(run, 640 + 64 * count)
@@ -199,13 +199,13 @@ def test_what_fails_right_after_a_resume_is_told_with_the_steps_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = train(tmp_path / "run")
-    loop, seen = Training._loop, []
+    loop, seen = Driver._loop, []
 
-    def watched(self: Training, rounds: Any) -> None:
+    def watched(self: Driver) -> None:
         seen.append(self._supervision.steps)
-        loop(self, rounds)
+        loop(self)
 
-    monkeypatch.setattr(Training, "_loop", watched)
+    monkeypatch.setattr(Driver, "_loop", watched)
     resume(run)
     assert seen == [run.result.steps]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raynforce import saving
+from raynforce.driver import saving
 from raynforce.driver.saving import Saver
 from raynforce.errors import RaynforceError
 

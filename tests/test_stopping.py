@@ -15,7 +15,7 @@ import pytest
 from commands import DEADLINE, Start, starting
 from running import events
 
-from raynforce import signals
+from raynforce.driver import signals
 from raynforce.runs import checkpoint
 
 RUNTIMES = ["process", pytest.param("ray", marks=pytest.mark.slow)]

@@ -17,7 +17,7 @@ from disks import Disk
 from running import events, metrics, without
 
 import raynforce
-from raynforce import saving
+from raynforce.driver import saving
 from raynforce.errors import RaynforceError
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory

@@ -16,7 +16,7 @@ from cli_helpers import PLAIN, SICK, TINY, Answer, contents
 from disks import Disk, fail_to_write_config
 
 import raynforce
-from raynforce import saving
+from raynforce.driver import saving
 from raynforce.runs import checkpoint
 
 Cli = Callable[..., Answer]

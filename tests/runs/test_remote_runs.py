@@ -17,7 +17,8 @@ from odd_store import OddStore, empty_stores
 from running import events, metrics, without
 
 import raynforce
-from raynforce import cli, saving
+from raynforce import cli
+from raynforce.driver import saving
 from raynforce.errors import RaynforceError, UsageError
 from raynforce.runs import mirrored, remote_lock
 from raynforce.runs.mirrored import MirroredRun, new_run, open_run
