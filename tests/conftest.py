@@ -22,8 +22,25 @@ from rays import TOKEN, Head, SharedRay
 from raynforce.config import Config
 from raynforce.runtimes.base import Runtime
 
+RAY_OF_ITS_OWN = {"no_ray", "head", "nodes"}
+RAY = {"shared_ray", "make_ray", *RAY_OF_ITS_OWN}
+
 settings.register_profile("quick", derandomize=True)  # what lets a change land draws the same examples every time
 settings.load_profile("quick")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on Ray are one group, for one process with one Ray; those about the life of a Ray come last of them."""
+
+    def order(item: pytest.Item) -> int:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if not fixtures & RAY and not any(isinstance(value, str) and value == "ray" for value in given):
+            return 2
+        item.add_marker(pytest.mark.xdist_group("ray"))
+        return 1 if fixtures & RAY_OF_ITS_OWN else 0
+
+    items.sort(key=order)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -99,7 +99,7 @@ def train(out: Path, algo: str = "ppo", env: str = ENV, *, settings: Any = None,
     small = (
         SMALL | ALGOS.get(algo, {}) | {"log_every": 1, "eval.every": 700, "eval.episodes": 7, "eval.final_episodes": 0}
     )
-    how: dict[str, Any] = {"steps": 2000, "seed": 3, "progress": "quiet"} | more
+    how: dict[str, Any] = {"steps": 2000, "seed": 3, "runtime": "inline", "progress": "quiet"} | more
     return raynforce.train(env, algo, out=out, settings=small | (settings or {}), **how)
 
 

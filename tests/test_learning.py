@@ -21,7 +21,7 @@ from running import solve
         ("ppo", "Pendulum-v1", -300, 400_000, 0),
         pytest.param("ppo", "Pendulum-v1", -300, 400_000, 1, marks=slow),
         pytest.param("ppo", "Pendulum-v1", -300, 400_000, 2, marks=slow),
-        ("ppo", "Acrobot-v1", -100, 300_000, 0),
+        pytest.param("ppo", "Acrobot-v1", -100, 300_000, 0, marks=slow),
         pytest.param("ppo", "Acrobot-v1", -100, 300_000, 1, marks=slow),
         pytest.param("ppo", "Acrobot-v1", -100, 300_000, 2, marks=slow),
         pytest.param("dqn", "Acrobot-v1", -100, 300_000, 0, marks=slow),

@@ -11,7 +11,7 @@ from running import metrics, solve
 
 CELLS = [("process", samplers, seed) for samplers in (1, 2, 4) for seed in (0, 1, 2)]
 CELLS += [("inline", 2, 0), ("ray", 2, 0)]
-QUICK = {("replay", "process", 2, 0), ("shared-agent", "process", 2, 0)}
+QUICK = {("replay", "inline", 2, 0)}
 
 
 @pytest.mark.parametrize(

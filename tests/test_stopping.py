@@ -120,7 +120,6 @@ def one_signal(start: Start, tmp_path: Path, runtime: str, topology: str, how: s
 
 def test_ctrl_c_in_a_terminal_on_ray(start: Start, tmp_path: Path) -> None:
     one_signal(start, tmp_path, "ray", "overlap", "terminal")
-    resume_works(start, tmp_path / "run", "process")
 
 
 # -- two signals --------------------------------------------------------------------------------------------
