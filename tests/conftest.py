@@ -29,6 +29,7 @@ settings.register_profile("quick", derandomize=True)  # what lets a change land 
 settings.load_profile("quick")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests on Ray are one group, for one process with one Ray; those about the life of a Ray come last of them."""
 
