@@ -130,7 +130,7 @@ def test_overlap_is_another_run_than_sync_and_one_version_behind(base: Path) -> 
     ("algo", "topology"),
     [("ppo", "overlap"), *slowly(("ppo", "sync"), ("dqn", "sync"), ("dqn", "overlap"))],
 )
-def test_a_run_goes_from_runtime_to_runtime_and_ends_as_one_that_never_moved(
+def test_a_run_goes_from_processes_to_ray_and_on_and_ends_as_one_that_never_moved(
     algo: str, topology: str, base: Path, tmp_path: Path, shared_ray: None
 ) -> None:
     expected = reference(base, algo, topology)

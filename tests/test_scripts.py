@@ -183,7 +183,7 @@ def test_an_algorithm_and_a_network_of_the_script_itself(script: Script) -> None
 
 
 @pytest.mark.slow
-def test_a_script_and_its_neighbour_go_to_a_cluster(
+def test_a_script_and_its_neighbour_go_to_a_ray_elsewhere(
     script: Script, head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where none of its files are: the class is sent, and the module that it imports is shipped."""
