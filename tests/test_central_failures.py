@@ -58,7 +58,7 @@ class Kills(raynforce.Callback):
 SLOWLY = {"env_args.slow": 0.002, "sampling.samplers": 2}
 
 
-@pytest.mark.parametrize("who", ["host 1", "policy", *slowly("host 0", "learner")])
+@pytest.mark.parametrize("who", ["policy", *slowly("host 0", "host 1", "learner")])
 def test_killing(who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kills = Kills(monkeypatch, who)
     run = train(tmp_path / "run", runtime="process", steps=3 * STEPS, settings=SLOWLY, callbacks=[kills])

@@ -282,7 +282,7 @@ def test_more_files_than_may_be_open_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("runtime", "seed"), [("inline", 0), *slowly(("process", 0), ("process", 1), ("process", 2), ("ray", 0))]
+    ("runtime", "seed"), slowly(("inline", 0), ("process", 0), ("process", 1), ("process", 2), ("ray", 0))
 )
 def test_ppo_solves_cartpole(runtime: str, seed: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     needs(runtime, request)

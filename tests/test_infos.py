@@ -108,10 +108,10 @@ def train(out: Path, algo: str = "ppo", env: str = ENV, *, settings: Any = None,
     [
         ("inline", "sync", "ppo", {}),
         ("inline", "shared-agent", "a3c", {}),
-        ("process", "central", "ppo", {"sampling.parallel": "threads"}),
+        ("inline", "central", "ppo", {}),
         *slowly(
+            ("process", "central", "ppo", {"sampling.parallel": "threads"}),
             ("process", "replay", "dqn", {"replay.shards": 2}),
-            ("inline", "central", "ppo", {}),
             ("process", "overlap", "ppo", {"sampling.parallel": "processes"}),
             ("process", "central", "ppo", {"sampling.parallel": "processes"}),
             ("ray", "async", "impala", {}),

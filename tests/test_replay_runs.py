@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import rays
 from failing import is_sound
-from marks import slowly
+from marks import slow, slowly
 from pools import kill
 from running import metrics
 
@@ -155,6 +155,7 @@ def test_whoever_is_killed_nothing_is_lost(shards: int, tmp_path: Path, monkeypa
     assert metrics(run.path)[-2]["health/lost_transitions"] == 0
 
 
+@slow
 def test_a_shard_too_large_to_be_kept_begins_empty_and_that_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
