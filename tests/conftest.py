@@ -12,18 +12,45 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pinned  # noqa: F401  # before numpy is loaded
 import pytest
 from disks import Disk, small_disk
 from hypothesis import settings
-from rays import TOKEN, Head, SharedRay
+from rays import TOKEN, Head, SharedRay, on_ray
+from xdist.scheduler import LoadScopeScheduling
 
 from raynforce.config import Config
 from raynforce.runtimes.base import Runtime
 
 settings.register_profile("quick", derandomize=True)  # what lets a change land draws the same examples every time
 settings.load_profile("quick")
+
+
+class OneProcessForRay(LoadScopeScheduling):
+    """Whoever of several processes is free takes the next test; those on Ray are all for the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "ray" if on_ray(nodeid) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneProcessForRay:
+    return OneProcessForRay(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on Ray come first, and of those the ones that share it."""
+
+    def order(item: pytest.Item) -> int:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        uses = bool(fixtures & {"one_ray", "head"})
+        if not on_ray(item.nodeid):
+            assert not uses, f"{item.nodeid} needs the word ray in its name"
+            return 2
+        return 1 if uses and "shared_ray" not in fixtures else 0
+
+    items.sort(key=order)
 
 
 @pytest.fixture(scope="session", autouse=True)

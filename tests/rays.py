@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,11 @@ from raynforce.runtimes.ray.cluster import Cluster
 from raynforce.runtimes.ray.connecting import connect
 
 TOKEN = "c0ffee" * 8
+
+
+def on_ray(nodeid: str) -> bool:
+    """Whether a test uses Ray: it, its file or an argument is named after it."""
+    return bool(re.search(r"(?<![a-z])ray(?![a-z])|/test_(cluster|nodes)\.py", nodeid))
 
 
 class SharedRay:

@@ -35,7 +35,8 @@ SMALL = {
 def small(out: Path, env: Any = "CartPole-v1", algo: Any = "ppo", **more: Any) -> raynforce.Run:
     settings = {k: v for k, v in SMALL.items() if algo == "ppo" or not k.startswith("algorithm")}
     settings |= more.pop("settings", {})
-    return raynforce.train(env, algo, **({"steps": 400} | more), settings=settings, out=out, progress="quiet")
+    more = {"steps": 400, "runtime": "inline"} | more
+    return raynforce.train(env, algo, **more, settings=settings, out=out, progress="quiet")
 
 
 @pytest.fixture(scope="module")

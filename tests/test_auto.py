@@ -559,6 +559,7 @@ def test_a_run_from_before_there_was_a_choice_goes_on_as_it_was(
     assert "changed" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_defaults_give_equal_weights_wherever_it_runs(tmp_path: Path) -> None:
     settings = SMALL | {"env_args.step": 0.5e-3}
     runs = [

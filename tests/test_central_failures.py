@@ -59,7 +59,7 @@ class Kills(raynforce.Callback):
 SLOWLY = {"env_args.slow": 0.002, "sampling.samplers": 2}
 
 
-@pytest.mark.parametrize("who", ["host 1", "policy", *slowly("host 0", "learner")])
+@pytest.mark.parametrize("who", ["policy", *slowly("host 0", "host 1", "learner")])
 def test_killing(who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kills = Kills(monkeypatch, who)
     run = train(tmp_path / "run", runtime="process", steps=3 * STEPS, settings=SLOWLY, callbacks=[kills])
@@ -132,7 +132,7 @@ def test_environments_that_raise_often(tmp_path: Path) -> None:
     assert (run.result.restarts, run.result.lost_steps) == (0, 0)
 
 
-@pytest.mark.parametrize("parallel", ["threads", *slowly("processes")])
+@pytest.mark.parametrize("parallel", slowly("threads", "processes"))
 def test_an_environment_that_hangs(parallel: str, tmp_path: Path) -> None:
     run = failing(tmp_path, "sleep", parallel, **{"faults.sample_seconds": 1.5, "env_args.slow": 0.008})
     is_sound(run)
@@ -141,7 +141,7 @@ def test_an_environment_that_hangs(parallel: str, tmp_path: Path) -> None:
     assert (run.result.env_restarts, run.result.restarts, run.result.lost_steps) == (1, 0, 0)
 
 
-@pytest.mark.parametrize("what", ["kill", *slowly("segfault", "exit")])
+@pytest.mark.parametrize("what", slowly("kill", "segfault", "exit"))
 def test_an_environment_that_dies_in_a_process_of_its_own(what: str, tmp_path: Path) -> None:
     run = failing(tmp_path, what, "processes")
     is_sound(run)
@@ -150,7 +150,7 @@ def test_an_environment_that_dies_in_a_process_of_its_own(what: str, tmp_path: P
     assert (run.result.env_restarts, run.result.restarts, run.result.lost_steps) == (1, 0, 0)
 
 
-@pytest.mark.parametrize("what", ["segfault", *slowly("exit", "kill")])
+@pytest.mark.parametrize("what", slowly("segfault", "exit", "kill"))
 def test_an_environment_that_takes_its_host_along(what: str, tmp_path: Path) -> None:
     run = failing(tmp_path, what, "threads", **{"sampling.samplers": 2})
     is_sound(run)
@@ -180,7 +180,7 @@ def test_an_environment_that_lets_nobody_else_in_its_process_run(
     assert run.result.restarts == 1
 
 
-@pytest.mark.parametrize("runtime", ["process", *slowly("ray")])
+@pytest.mark.parametrize("runtime", slowly("process", "ray"))
 def test_a_host_that_grows_is_replaced(runtime: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     needs(runtime, request)
     limit = 150 if runtime == "process" else 250
@@ -222,7 +222,7 @@ def test_an_environment_that_hangs_when_a_role_is_replaced(
     assert ("host", "hung") in {(fault["role"][:4], fault["kind"]) for fault in events(run.path, "fault")}
 
 
-@pytest.mark.parametrize("runtime", ["process", *slowly("inline", "ray")])
+@pytest.mark.parametrize("runtime", ["inline", *slowly("process", "ray")])
 def test_an_environment_that_never_works(runtime: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     needs(runtime, request)
     settings = {"env_args.what": "raise", "env_args.spared": os.getpid() if runtime != "inline" else 0}

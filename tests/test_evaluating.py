@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from marks import slow, slowly
 from pools import Witness, kill
 from running import metrics
 
@@ -420,6 +421,7 @@ def test_inline_every_version_that_is_due_is_evaluated(tmp_path: Path) -> None:
     assert first.result.weights_sha256 == second.result.weights_sha256
 
 
+@slow
 def test_a_stopped_evaluation_is_played_after_a_resume(tmp_path: Path) -> None:
     """The version that was being played is in the checkpoint, and is evaluated for the step it belongs to."""
 
@@ -467,7 +469,7 @@ class RaisesAtTheEnd(Slow):
         return found
 
 
-@pytest.mark.parametrize("runtime", ["inline", "process"])
+@pytest.mark.parametrize("runtime", ["inline", *slowly("process")])
 def test_an_env_that_breaks_whenever_an_episode_ends_ends_the_run(runtime: str, tmp_path: Path) -> None:
     own = {"env_args": {"seconds": 0.0}, "eval.episodes": 2, "eval.final_episodes": 10, "faults.restarts": 2}
     run = start(tmp_path / "run", runtime, 6400, env="RaisesAtTheEnd", **own)

@@ -81,8 +81,9 @@ def doomed(tmp_path: Path, quorum: float, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("runtime", "topology", "where"),
     [
-        ("process", "sync", "step"),
+        ("inline", "sync", "step"),
         *slowly(
+            ("process", "sync", "step"),
             ("process", "sync", "reset"),
             ("process", "overlap", "step"),
             ("process", "async", "step"),
@@ -108,15 +109,17 @@ def test_a_sampler_that_cannot_go_on_is_given_up(
     assert run.result.steps >= STEPS
 
 
-def test_too_few_samplers_stop_the_run_with_the_cause(tmp_path: Path, start: Start) -> None:
-    started = start(*words("Doomed", **doomed(tmp_path, 1.0)))
-    assert started.ended() == 1, started.said
-    line = started.said.splitlines()[-1]
-    assert line.startswith("raynforce: sampler 0 failed 3 times in a row"), started.said
+def test_too_few_samplers_stop_the_run_with_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words("Doomed", "inline", **doomed(tmp_path, 1.0))) == 1
+    said = "".join(capsys.readouterr())
+    line = said.splitlines()[-1]
+    assert line.startswith("raynforce: sampler 0 failed 3 times in a row"), said
     for word in ("faults.restarts", "1 of 2 samplers are left", "'fault_envs:Doomed'", "seed", "step", "licence"):
         assert word in line
-    assert "Traceback" not in started.said
-    started.nothing_left()
+    assert "Traceback" not in said
     run = tmp_path / "run"
     last = [fault for fault in events(run, "fault") if "attempt" in fault][-1]
     assert last["action"] in ("given up", "stopped")
@@ -136,6 +139,7 @@ def test_an_update_that_was_under_way_when_the_run_failed_is_counted(tmp_path: P
     assert saved["policy"]["version"]["number"] == saved["learner"]["number"]
 
 
+@slow
 def test_a_wrong_space_is_not_tried_again(tmp_path: Path) -> None:
     settings = {"env_args.spared": os.getpid(), "env_args.tries": str(tmp_path / "tries")}
     with pytest.raises(EnvError, match=r"sampler . *: env 'fault_envs:Misfit' broke .*\(3,\)"):

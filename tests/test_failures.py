@@ -75,7 +75,7 @@ def roles(kind: str) -> list[int]:
 class Kills(raynforce.Callback):
     """Kills a random role of a kind a moment after each of some rounds, when it is at work again."""
 
-    def __init__(self, kind: str, rounds: tuple[int, ...] = (6, 14, 15, 30)) -> None:
+    def __init__(self, kind: str, rounds: tuple[int, ...]) -> None:
         self.kind, self.rounds, self.round = kind, rounds, 0
         self.killed: set[int] = set()  # one that is dying may be met again
         self.random = random.Random(f"{kind} {rounds}")
@@ -119,11 +119,11 @@ def test_killing_changes_nothing_but_the_time(
     needs(runtime, request)
     if kind == "sampler":
         monkeypatch.setattr(pool, "BORDER_SECONDS", 0.05)  # so that some have a state to go back to
-    kills = Kills(kind)
+    kills = Kills(kind, (6, 14, 15, 30) if kind == "sampler" else (6, 14))  # a learner imports torch
     run = train(tmp_path / "run", algo=algo, runtime=runtime, topology=topology, callbacks=[kills])
     is_sound(run)
     faults, back = events(run.path, "fault"), events(run.path, "recovered")
-    assert run.result.restarts == len(faults) == len(kills.killed) >= 3
+    assert run.result.restarts == len(faults) == len(kills.killed) >= len(kills.rounds) - 1
     assert {(fault["kind"], fault["action"]) for fault in faults} == {("died", "restarted")}
     assert all(fault["role"].startswith(kind) and "SIGKILL" in fault["cause"] for fault in faults) or runtime == "ray"
     assert run.result.lost_steps == 0
@@ -171,7 +171,7 @@ def test_killing_by_the_clock(
         assert run.result.weights_sha256 == quiet(base, "ppo", topology, steps).result.weights_sha256
 
 
-@pytest.mark.parametrize("what", ["segfault", *slowly("exit", "kill")])
+@pytest.mark.parametrize("what", slowly("segfault", "exit", "kill"))
 def test_a_simulator_that_takes_its_process_along(what: str, base: Path, tmp_path: Path) -> None:
     args = {"env_args.what": what, "env_args.at": 100, "env_args.once": str(tmp_path / "once")}
     run = train(tmp_path / "run", "Sudden", runtime="process", topology="sync", settings=args)
@@ -183,6 +183,7 @@ def test_a_simulator_that_takes_its_process_along(what: str, base: Path, tmp_pat
     assert run.result.weights_sha256 == quiet(base).result.weights_sha256
 
 
+@slow
 def test_environments_without_seeds_go_on_too(tmp_path: Path) -> None:
     """What was lost cannot be done again exactly; the books balance all the same."""
     kills = Kills("sampler", (8, 20))

@@ -100,7 +100,7 @@ def train(out: Path, algo: str = "ppo", env: str = ENV, *, settings: Any = None,
     small = (
         SMALL | ALGOS.get(algo, {}) | {"log_every": 1, "eval.every": 700, "eval.episodes": 7, "eval.final_episodes": 0}
     )
-    how: dict[str, Any] = {"steps": 2000, "seed": 3, "progress": "quiet"} | more
+    how: dict[str, Any] = {"steps": 2000, "seed": 3, "runtime": "inline", "progress": "quiet"} | more
     return raynforce.train(env, algo, out=out, settings=small | (settings or {}), **how)
 
 
@@ -109,10 +109,10 @@ def train(out: Path, algo: str = "ppo", env: str = ENV, *, settings: Any = None,
     [
         ("inline", "sync", "ppo", {}),
         ("inline", "shared-agent", "a3c", {}),
-        ("process", "central", "ppo", {"sampling.parallel": "threads"}),
+        ("inline", "central", "ppo", {}),
         *slowly(
+            ("process", "central", "ppo", {"sampling.parallel": "threads"}),
             ("process", "replay", "dqn", {"replay.shards": 2}),
-            ("inline", "central", "ppo", {}),
             ("process", "overlap", "ppo", {"sampling.parallel": "processes"}),
             ("process", "central", "ppo", {"sampling.parallel": "processes"}),
             ("ray", "async", "impala", {}),

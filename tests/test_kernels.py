@@ -68,6 +68,7 @@ def test_the_command_line_pins_and_writes_it_down(tmp_path: Path) -> None:
     assert f"with {HELD} kernels" in " ".join(again.stdout.split())
 
 
+@pytest.mark.slow
 def test_native_pins_nothing_and_resume_says_what_changed(tmp_path: Path) -> None:
     trained(tmp_path / "run", "--set", "kernels=native")
     assert written(tmp_path / "run") == ("native", "native")

@@ -11,16 +11,12 @@ from running import metrics, solve
 
 CELLS = [("process", samplers, seed) for samplers in (1, 2, 4) for seed in (0, 1, 2)]
 CELLS += [("inline", 2, 0), ("ray", 2, 0)]
-QUICK = {("replay", "process", 2, 0), ("shared-agent", "process", 2, 0)}
 
 
+@slow
 @pytest.mark.parametrize(
     ("topology", "runtime", "samplers", "seed"),
-    [
-        pytest.param(topology, *cell, marks=[] if (topology, *cell) in QUICK else slow)
-        for topology in ("replay", "shared-agent")
-        for cell in CELLS
-    ],
+    [(topology, *cell) for topology in ("replay", "shared-agent") for cell in CELLS],
 )
 def test_cartpole_is_solved(
     topology: str, runtime: str, samplers: int, seed: int, tmp_path: Path, request: pytest.FixtureRequest

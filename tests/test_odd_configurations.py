@@ -65,6 +65,7 @@ def test_odd_configurations(seed: int, tmp_path: Path) -> None:
             algo,
             steps=STEPS,
             seed=seed,
+            runtime="inline",
             settings=settings,
             out=tmp_path / out,
             callbacks=callbacks,

@@ -24,6 +24,7 @@ ALGOS: dict[str, dict[str, Any]] = {
     "dqn": {"sampling.fragment": 8, "algorithm.learning_starts": 50, "algorithm.prioritized": True},
     "examples.own_algorithm:Reinforce": {"sampling.fragment": 16, "learner.scale_rewards": True},
 }
+RUNTIMES = ["process", "ray"]  # those that are not this process
 ENV, STEPS = "raynforce.envs.tiny:Identity", 900
 
 
@@ -48,7 +49,7 @@ def evaluations(run: raynforce.Run) -> list[dict[str, float]]:
 
 @cache
 def reference(base: Path, algo: str, topology: str) -> raynforce.Run:
-    return train(base / f"{algo.replace(':', '-')}-{topology}", algo, topology=topology)
+    return train(base / f"{algo.replace(':', '-')}-{topology}", algo, runtime="inline", topology=topology)
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +57,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("inline")
 
 
-@pytest.fixture(params=["process", "ray"])
-def runtime(request: pytest.FixtureRequest) -> str:
-    """Each runtime that is not this process; Ray is the one that all tests share."""
-    needs(request.param, request)
-    return str(request.param)
+CELLS = [(algo, topology, runtime) for algo in ALGOS for topology in ("sync", "overlap") for runtime in RUNTIMES]
+QUICK = [("ppo", "overlap", "process"), ("dqn", "sync", "process"), ("ppo", "sync", "ray"), ("dqn", "overlap", "ray")]
 
 
-@pytest.mark.parametrize("topology", ["sync", "overlap"])
-@pytest.mark.parametrize("algo", ALGOS)
-def test_every_runtime_gives_the_same_run(algo: str, topology: str, runtime: str, base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algo", "topology", "runtime"), [*QUICK, *slowly(*(cell for cell in CELLS if cell not in QUICK))]
+)
+def test_every_runtime_gives_the_same_run(
+    algo: str, topology: str, runtime: str, base: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    needs(runtime, request)
     expected = reference(base, algo, topology)
     run = train(tmp_path / "run", algo, runtime=runtime, topology=topology)
     assert run.result.weights_sha256 == expected.result.weights_sha256
@@ -128,7 +130,7 @@ def test_overlap_is_another_run_than_sync_and_one_version_behind(base: Path) -> 
     ("algo", "topology"),
     [("ppo", "overlap"), *slowly(("ppo", "sync"), ("dqn", "sync"), ("dqn", "overlap"))],
 )
-def test_a_run_goes_from_runtime_to_runtime_and_ends_as_one_that_never_moved(
+def test_a_run_goes_from_processes_to_ray_and_on_and_ends_as_one_that_never_moved(
     algo: str, topology: str, base: Path, tmp_path: Path, shared_ray: None
 ) -> None:
     expected = reference(base, algo, topology)
@@ -143,8 +145,11 @@ def stop_at(steps: int) -> Callable[[raynforce.Status], None]:
     return lambda status: status.stop() if status.steps >= steps else None
 
 
-@pytest.mark.parametrize("algo", ["ppo", *slowly("dqn")])
-def test_async_learns_on_every_runtime(algo: str, runtime: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algo", "runtime"), [("ppo", "process"), *slowly(("ppo", "ray"), ("dqn", "process"), ("dqn", "ray"))]
+)
+def test_async_learns_on_every_runtime(algo: str, runtime: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    needs(runtime, request)
     run = train(tmp_path / "run", algo, runtime=runtime, topology="async")
     assert run.result.steps >= STEPS
     assert run.result.dropped_steps == 0
@@ -156,8 +161,8 @@ def test_async_learns_on_every_runtime(algo: str, runtime: str, tmp_path: Path) 
     ("algo", "runtime", "topology", "samplers"),
     [
         ("ppo", "process", "overlap", 2),
-        ("ppo", "ray", "sync", 2),
         *slowly(
+            ("ppo", "ray", "sync", 2),
             ("ppo", "process", "sync", 2),
             ("ppo", "process", "async", 2),
             ("ppo", "ray", "overlap", 2),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from raynforce.cli import main
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -24,21 +26,43 @@ def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=200)
 
 
-@pytest.mark.parametrize(("word", "count"), [("raynforce eval", 6), ("--runtime process", 4)])
-def test_the_tour(word: str, count: int, tmp_path: Path) -> None:
-    tour = next(block for block in blocks("sh") if word in block)
-    commands = [line.split("#")[0].strip() for line in tour.splitlines()]
+def tour(word: str) -> list[list[str]]:
+    """The words of each command of the tour in which this occurs."""
+    lines = next(block for block in blocks("sh") if word in block).splitlines()
+    return [line.split("#")[0].split() for line in lines]
+
+
+TOURS = [("raynforce eval", 6), ("--runtime process", 4)]
+
+
+@pytest.mark.parametrize(("word", "count"), TOURS)
+def test_the_tour_in_a_few_steps(
+    word: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And in this process."""
+    monkeypatch.chdir(tmp_path)
+    commands, few = tour(word), {"train": "1200", "resume": "5000"}
     assert len(commands) >= count
-    for command in commands:
-        done = run(command.split(), tmp_path)
+    for name, *words in commands:
+        assert name == "raynforce"
+        if words[0] in few:
+            words += ["--steps", few[words[0]], "--runtime", "inline"]
+        assert main(words) == 0, capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("word", "count"), TOURS)
+def test_the_tour(word: str, count: int, tmp_path: Path) -> None:
+    for command in tour(word):
+        done = run(command, tmp_path)
         assert done.returncode == 0, f"{command}: {done.stderr}"
         assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("code", blocks("python"))
-def test_python_examples(code: str, tmp_path: Path) -> None:
-    done = run([sys.executable, "-c", code], tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_python_examples(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("steps=20_000", "steps=2_000"), {"__name__": "__main__"})
 
 
 def test_make_targets_exist() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import rays
 from failing import is_sound
+from marks import slow, slowly
 from pools import kill
 from running import metrics
 
@@ -75,7 +76,7 @@ def ratio(run: raynforce.Run) -> float:
     return float(last["replay/samples_per_insert"])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["in the learner", "prioritised shards", *slowly("two shards", "prioritised")])
 def test_same_seed_same_run_and_a_resumed_one_equals_it(case: str, tmp_path: Path) -> None:
     every = {"checkpoint.every": 500}  # at the same steps in both: a checkpoint brings all samplers to a border
     whole = train(tmp_path / "whole", CASES[case] | every)
@@ -97,7 +98,7 @@ def test_same_seed_same_run_and_a_resumed_one_equals_it(case: str, tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize("runtime", ["process", "ray"])
+@pytest.mark.parametrize("runtime", slowly("process", "ray"))
 def test_it_runs_in_processes_and_on_ray(runtime: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     rays.needs(runtime, request)
     run = train(tmp_path / "run", CASES["prioritised shards"], runtime=runtime)
@@ -140,7 +141,7 @@ class KillTooLarge(Kill):
             self.done += 1
 
 
-@pytest.mark.parametrize("shards", [0, 2])
+@pytest.mark.parametrize("shards", [2, *slowly(0)])
 def test_whoever_is_killed_nothing_is_lost(shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "BORDER_SECONDS", 0.1)
     kills = {8: "learner", 16: "sampler", 24: "shard" if shards else "learner"}
@@ -154,6 +155,7 @@ def test_whoever_is_killed_nothing_is_lost(shards: int, tmp_path: Path, monkeypa
     assert metrics(run.path)[-2]["health/lost_transitions"] == 0
 
 
+@slow
 def test_a_shard_too_large_to_be_kept_begins_empty_and_that_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from marks import slow, slowly
 from running import events, metrics
 
 import raynforce
@@ -99,6 +100,7 @@ def test_what_is_not_equal_any_more_is_said(tmp_path: Path, capsys: pytest.Captu
     assert "note: changed" not in told(capsys, run, "--steps", "900")
 
 
+@slow
 def test_another_runtime_is_said_to_change_nothing_and_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,7 +146,7 @@ def test_what_cannot_change_is_refused_and_nothing_happens(tmp_path: Path, chang
 # -- what a checkpoint of async holds -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("then", ["async", "sync"])
+@pytest.mark.parametrize("then", ["sync", *slowly("async")])
 def test_a_checkpoint_of_async_is_a_cut_and_what_was_in_flight_is_counted(tmp_path: Path, then: str) -> None:
     first = train(tmp_path / "run", "impala", topology="async", runtime="process")
     assert first.result.abandoned_episodes == 0

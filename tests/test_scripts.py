@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from marks import slowly
 from rays import TOKEN, Head
 
 import raynforce
@@ -93,7 +94,7 @@ def test_a_script_without_a_guard(script: Script, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "last" / "manifest.json").read_text())["step"] >= 64
 
 
-@pytest.mark.parametrize("runtime", ["inline", "process"])
+@pytest.mark.parametrize("runtime", ["process", *slowly("inline")])
 def test_a_script_that_names_its_own_functions_is_told(script: Script, tmp_path: Path, runtime: str) -> None:
     """To find `script:make` the script is imported, and would start itself again and again."""
     done = script(
@@ -182,7 +183,7 @@ def test_an_algorithm_and_a_network_of_the_script_itself(script: Script) -> None
 
 
 @pytest.mark.slow
-def test_a_script_and_its_neighbour_go_to_a_cluster(
+def test_a_script_and_its_neighbour_go_to_a_ray_elsewhere(
     script: Script, head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where none of its files are: the class is sent, and the module that it imports is shipped."""
@@ -221,6 +222,7 @@ def test_a_guarded_script_may_name_its_own_functions(script: Script) -> None:
     assert lines == ["5.0"]
 
 
+@pytest.mark.slow
 def test_two_runs_one_of_them_in_a_thread_and_the_directory_changed(script: Script, tmp_path: Path) -> None:
     """The script lives elsewhere than it runs, another directory joins the search path, and the run moves about."""
     elsewhere, more = tmp_path / "elsewhere", tmp_path / "more"
@@ -271,6 +273,7 @@ def test_resuming_in_other_processes(script: Script, tmp_path: Path) -> None:
     assert lines == ["process 128 True"]
 
 
+@pytest.mark.slow
 def test_what_a_neighbour_prints_or_breaks_is_said_once(script: Script) -> None:
     """An environment that breaks in a process: one error, with where it was raised."""
     broken = textwrap.dedent(ENV).replace("self.t += 1", "raise RuntimeError('no licence')")

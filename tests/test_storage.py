@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from disks import Disk
+from marks import slowly
 from running import events, metrics, without
 
 import raynforce
@@ -58,7 +59,7 @@ def train(out: Path, *callbacks: raynforce.Callback, runtime: str = "inline") ->
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("runtime", ["inline", "process"])
+@pytest.mark.parametrize("runtime", ["inline", *slowly("process")])
 def test_a_disk_that_is_full_for_a_while_changes_nothing(runtime: str, disk: Disk, tmp_path: Path) -> None:
     quiet = train(tmp_path / "quiet")
     trouble = Trouble(disk.fill, disk.free)

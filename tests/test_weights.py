@@ -27,7 +27,8 @@ NETWORK = {"network.hidden": [8], "network.activation": "tanh", "network.normali
 
 def train(out: Path, algo: str = "ppo", env: str = "CartPole-v1", **how: Any) -> raynforce.Run:
     given = SETTINGS | NETWORK | how.pop("settings", {})
-    return raynforce.train(env, algo, out=out, settings=given, **{"steps": 128, "progress": "quiet", **how})
+    small = {"steps": 128, "runtime": "inline", "progress": "quiet"}
+    return raynforce.train(env, algo, out=out, settings=given, **small | how)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,7 @@ def test_it_is_resumed_as_if_never_stopped_and_needs_the_old_one_no_more(old: Pa
         raynforce.resume(run.path, settings={"start_from": "elsewhere"}, progress="quiet")
 
 
+@pytest.mark.slow
 def test_on_processes_it_is_the_same(old: Path, tmp_path: Path) -> None:
     here, there = (train(tmp_path / r, start_from=old, runtime=r) for r in ("inline", "process"))
     assert here.result.weights_sha256 == there.result.weights_sha256

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -107,4 +109,18 @@ class Stumbling(Plain):
     def step(self, action: int) -> Any:
         if self.np_random.random() < 0.03:
             raise RuntimeError("it stumbled")
+        return super().step(action)
+
+
+class Interrupting(Plain):
+    """Sends its process a signal in its hundredth step, if the file `signal` is there, and removes it."""
+
+    count = 0
+
+    def step(self, action: int) -> Any:
+        self.count += 1
+        if self.count == 100 and (file := Path("signal")).exists():
+            number = int(file.read_text())
+            file.unlink()
+            os.kill(os.getpid(), number)
         return super().step(action)

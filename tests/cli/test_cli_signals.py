@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 import yaml
 from cli_helpers import KEYS, PLAIN, TINY, Answer
+from marks import slowly
 from running import events
 
 import raynforce
 from raynforce.runs import checkpoint
+from raynforce.runs.directory import RunDirectory
 
 PATH = [str(Path(raynforce.__file__).parents[1]), str(Path(__file__).parent)]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(PATH), "OMP_NUM_THREADS": "1"}
@@ -26,6 +28,7 @@ ENVIRONMENT.pop("PYTHONUNBUFFERED", None)  # few people set it, and it changes w
 ENDLESS = ["train", "ppo", "CartPole-v1", "--steps", "1e9", "--envs", "2", "--no-preset", "--set", "log_every=100"]
 DEADLINE = 60.0
 
+Cli = Callable[..., Answer]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -66,13 +69,10 @@ def trains(run: Path) -> Callable[[], bool]:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_run_with_a_checkpoint_and_resume_goes_on(
-    start: Start, tmp_path: Path, number: signal.Signals, code: int
+    cli: Cli, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     run = tmp_path / "run"
-    process = start(*ENDLESS, "--out", "run", "--json")
-    until(trains(run), process)
-    process.send_signal(number)
-    answer = ended(process)
+    answer = cli(*interrupted(tmp_path, number), "--out", "run", "--json")
     assert answer.code == code
     assert "Traceback" not in answer.err
     assert answer.out.count("\n") == 1
@@ -83,14 +83,21 @@ def test_a_signal_ends_the_run_with_a_checkpoint_and_resume_goes_on(
     assert [(e["event"], e.get("reason")) for e in events(run)] == [("started", None), ("stopped", number.name)]
 
     more = result["steps"] + 300
-    resumed = ended(start("resume", "run", "--steps", str(more), "--set", "eval.final_episodes=1", "--json"))
+    resumed = cli("resume", "run", "--steps", str(more), "--json")
     assert resumed.code == 0, resumed
     assert more <= resumed.json["steps"] < more + 2 * 128
     assert resumed.json["updates"] > result["updates"]
     assert resumed.json["episodes"] > result["episodes"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def interrupted(where: Path, number: signal.Signals) -> list[str]:
+    """A command that is sent a signal in the middle of a round."""
+    (where / "signal").write_text(str(int(number)))
+    here = ["--runtime", "inline", "--topology", "sync", "--steps", "1e9"]
+    return ["train", "ppo", "cli_envs:Interrupting", *TINY, *here]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), *slowly((signal.SIGTERM, 143))])
 def test_the_second_signal_ends_at_once(start: Start, tmp_path: Path, number: signal.Signals, code: int) -> None:
     """The environment hangs, so the round never ends: only the second one helps."""
     (tmp_path / "hang.py").write_text(
@@ -144,22 +151,17 @@ def test_ctrl_c_while_the_terminal_is_slow_still_saves(start: Start, tmp_path: P
     checkpoint.load(tmp_path / "run" / "last")
 
 
-def test_what_to_type_after_a_signal_finishes_the_run(start: Start, tmp_path: Path) -> None:
-    process = start(*ENDLESS, "--out", "run")
-    until(trains(tmp_path / "run"), process)
-    process.send_signal(signal.SIGINT)
-    answer = ended(process)
+def test_what_to_type_after_a_signal_finishes_the_run(cli: Cli, tmp_path: Path) -> None:
+    loud = [word for word in interrupted(tmp_path, signal.SIGINT) if word != "--quiet"]
+    answer = cli(*loud, "--out", "run")
     (line,) = (line for line in answer.out.splitlines() if " resume run" in line)
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["steps"] == 10**9
     assert "--steps" not in line or int(line.split("--steps")[1]) >= 10**9
 
 
-def test_a_run_in_use_is_not_resumed_by_another_process(start: Start, tmp_path: Path) -> None:
-    process = start(*ENDLESS, "--out", "run", "--set", "checkpoint.every=100")
-    until((tmp_path / "run" / "last").exists, process)
-    answer = ended(start("resume", "run"))
-    assert process.poll() is None
-    answer.refused(2, "run", "in use")
+def test_a_run_in_use_is_not_resumed_by_another_process(start: Start, cli: Cli, run: Path) -> None:
+    with RunDirectory(run).locked():
+        ended(start("resume", "run")).refused(2, "run", "in use")
 
 
 def test_a_pipe_that_closes_early_does_not_end_the_training(start: Start, tmp_path: Path) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
-import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli_helpers import PLAIN, SICK, TINY, Answer
+
+from raynforce.cli import main
 
 Cli = Callable[..., Answer]
 LOUD = [word for word in TINY if word != "--quiet"]
@@ -56,32 +59,37 @@ def test_no_line_of_a_log_comes_twice(cli: Cli) -> None:
     assert sorted(lines) == sorted(set(lines))
 
 
-def in_a_terminal(tmp_path: Path, *words: str, **environment: str) -> str:
+def in_a_terminal(monkeypatch: pytest.MonkeyPatch, *words: str, **environment: str) -> str:
     """What a command writes to a terminal of 80 columns."""
-    main, terminal = pty.openpty()
+    shown = []
+    main_end, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 80))
-    command = [sys.executable, "-m", "raynforce", *words]
-    inherited = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "CI")}
-    surroundings = {**inherited, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **environment}
-    with subprocess.Popen(
-        command, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal, env=surroundings
-    ):
-        os.close(terminal)
-        shown = b""
-        while True:
-            try:
-                shown += os.read(main, 65536)
-            except OSError:  # the other side was closed
-                break
-    os.close(main)
-    return shown.decode().replace("\r\n", "\n")
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the other side was closed
+            while True:
+                shown.append(os.read(main_end, 65536))
+
+    reader = threading.Thread(target=read)
+    with monkeypatch.context() as patch, os.fdopen(terminal, "w", encoding="utf-8") as stream:
+        for name in ("COLUMNS", "NO_COLOR", "CI"):
+            patch.delenv(name, raising=False)
+        for name, value in {"TERM": "xterm-256color", **environment}.items():
+            patch.setenv(name, value)
+        for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+            patch.setattr(sys, name, stream)
+        reader.start()
+        main(words)
+    reader.join()
+    os.close(main_end)
+    return b"".join(shown).decode().replace("\r\n", "\n")
 
 
 def test_an_error_ends_its_lines_between_words_on_a_terminal_and_is_one_line_elsewhere(
-    tmp_path: Path, cli: Cli
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["train", "ppo", "CartPole-v1", "--set", "train_batch_size=4000"]
-    shown = in_a_terminal(tmp_path, *words)
+    shown = in_a_terminal(monkeypatch, *words)
     (line,) = cli(*words).err.splitlines()
     assert len(line) > 80
     assert max(map(len, shown.splitlines())) <= 80
@@ -93,10 +101,11 @@ def test_an_error_ends_its_lines_between_words_on_a_terminal_and_is_one_line_els
     [({}, True, True), ({"NO_COLOR": "1"}, True, False), ({"TERM": "dumb"}, False, False)],
 )
 def test_a_terminal_gets_what_it_can_show(
-    tmp_path: Path, environment: dict[str, str], live: bool, colours: bool
+    environment: dict[str, str], live: bool, colours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     words = ["--no-preset", "--set", "eval.final_episodes=1", "--set", "eval.episodes=1", "--runtime", "inline"]
-    shown = in_a_terminal(tmp_path, "train", "ppo", "CartPole-v1", "--steps", "64", *words, **environment)
+    shown = in_a_terminal(monkeypatch, "train", "ppo", "CartPole-v1", "--steps", "64", *words, **environment)
     assert ("╭" in shown) == live
     assert bool(re.search("\x1b\\[[0-9;]*3[0-9][0-9;]*m", shown)) == colours
     assert ("\x1b" in shown) == live  # NO_COLOR is about colours: the panel is still drawn in place

@@ -103,6 +103,7 @@ def test_small_images_have_small_networks(side: int) -> None:
     assert spec.conv_products < 2_000_000
 
 
+@pytest.mark.slow
 def test_a_small_network_is_enough_for_small_images(tmp_path: Path) -> None:
     # A ball in 16x16 pixels, 3 frames: whatever is done on one of them gives 7.5, the best is 14.5.
     catch = {"env": "raynforce.envs.tiny:Catch", "frames": 3, "args": {"length": 15, "width": 16}}

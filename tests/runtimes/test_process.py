@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+from commands import shared_memory
 from marks import slowly
 from roles_for_tests import alive, descriptors
 from spawning import DEADLINE, PATH, spawn, until
@@ -26,10 +27,6 @@ from raynforce.runtimes.wire import Packed
 def gone(*pids: int) -> bool:
     """Whether none of them runs any more."""
     return not any(map(alive, pids))
-
-
-def shared_memory() -> list[str]:
-    return sorted(os.listdir("/dev/shm"))
 
 
 # -- death --------------------------------------------------------------------------------------------------
@@ -234,7 +231,7 @@ def test_nothing_is_left_after_close() -> None:
         del parts, unopened, roles
         gc.collect()
         assert gone(*pids)
-        assert (descriptors(), shared_memory(), Packed.held) == (fds, memory, held)
+        assert (descriptors(), shared_memory() - memory, Packed.held) == (fds, set(), held)
 
 
 def test_values_are_given_back_while_a_run_goes_on(runtime: Runtime) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from pools import Witness
-from stages import STEPS, FakeSampler, blank
+from stages import STEPS, FakeSampler, blank, role
 
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.ledger import Ledger
@@ -123,24 +123,24 @@ class ReplayStage:
         self.witness = Witness()
         self.pool = Pool(runtime, self.witness)
 
-        def role(kind: str, name: str, *args: Any) -> Handle:
-            return runtime.spawn(f"replay_stages:{kind}", *args, name=name)
+        def make(kind: str, name: str, *args: Any) -> Handle:
+            return role(runtime, f"replay_stages:{kind}", name, *args)
 
         rules = Rules(work="learn_drawn" if shards else "learn_some")
         (self.learner,) = self.pool.add(
-            "learner", lambda _: role("FakeReplayLearner", "learner", learner, 0, least), 1, rules
+            "learner", lambda _: make("FakeReplayLearner", "learner", learner, 0, least), 1, rules
         )
         self.shards = self.pool.add(
-            "shard", lambda i: role("FakeShard", f"shard {i}", i, shards[i], least), len(shards), Rules(work="insert")
+            "shard", lambda i: make("FakeShard", f"shard {i}", i, shards[i], least), len(shards), Rules(work="insert")
         )
         self.samplers = self.pool.add(
             "sampler",
-            lambda i: role("FakeSampler", f"sampler {i}", i, samplers[i]),
+            lambda i: make("FakeSampler", f"sampler {i}", i, samplers[i]),
             len(samplers),
             Rules(work="produce"),
         )
         version = self.pool.submit(self.learner, "publish")
-        self.pool.wait([version])
+        self.pool.wait([version, *(self.pool.submit(s, "state") for s in self.samplers)])  # everybody has started
         self.limiter = Limiter(ratio, BATCH, starts, slack=2 * len(samplers) * STEPS * ratio)
         self.ledger = Ledger()
         known = [f.record for f in held]

@@ -128,11 +128,11 @@ class Stage:
         seconds = samplers
 
         def make_learner(_: int) -> Handle:
-            return role(runtime, "FakeLearner", "learner", learner, number)
+            return role(runtime, "stages:FakeLearner", "learner", learner, number)
 
         def make_sampler(index: int) -> Handle:
             what = (index, seconds[index], fails_at if index == 0 else -1)
-            self.handles[index] = Watched(role(runtime, "FakeSampler", f"sampler {index}", *what), self)
+            self.handles[index] = Watched(role(runtime, "stages:FakeSampler", f"sampler {index}", *what), self)
             return self.handles[index]
 
         (self.learner,) = self.pool.add("learner", make_learner, 1, Rules(work="learn"))
@@ -195,6 +195,6 @@ def role(runtime: Runtime, kind: str, name: str, *args: Any) -> Handle:
     """A role as if it had just been built; its process is kept for the next test, as starting one takes long."""
     cast = _cast.setdefault(runtime, {})
     if name not in cast or not getattr(cast[name], "alive", True):
-        cast[name] = runtime.spawn(f"stages:{kind}", *args, name=name)
+        cast[name] = runtime.spawn(kind, *args, name=name)
     cast[name].call("__init__", *args)
     return cast[name]

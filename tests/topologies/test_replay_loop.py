@@ -17,7 +17,7 @@ from raynforce.runtimes.process import ProcessRuntime
 SHARDS = [(), (0.0, 0.0)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def processes() -> Iterator[Runtime]:
     with ProcessRuntime({}, print) as opened:
         yield opened

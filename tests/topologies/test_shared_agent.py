@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pools import Witness, kill
+from stages import role
 
 from raynforce.experience.ledger import Ledger
 from raynforce.experience.record import Receipt, Record
@@ -99,13 +100,13 @@ class Stage:
         here = f"{__name__}:"
         (self.agent,) = self.pool.add(
             "learner",
-            lambda _: runtime.spawn(here + "FakeAgent", agent, max_lag, name="learner"),
+            lambda _: role(runtime, here + "FakeAgent", "learner", agent, max_lag),
             1,
             Rules(work="apply_contributions"),
         )
         self.workers = self.pool.add(
             "sampler",
-            lambda i: runtime.spawn(here + "FakeWorker", i, workers[i], name=f"sampler {i}"),
+            lambda i: role(runtime, here + "FakeWorker", f"sampler {i}", i, workers[i]),
             len(workers),
             rules or Rules(work="work"),
         )
@@ -151,12 +152,11 @@ class Stage:
 
 
 @pytest.fixture(params=["inline", "process"])
-def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
-    with InlineRuntime({}) if request.param == "inline" else ProcessRuntime({}, print) as opened:
-        yield opened
+def runtime(request: pytest.FixtureRequest) -> Runtime:
+    return InlineRuntime({}) if request.param == "inline" else request.getfixturevalue("processes")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def processes() -> Iterator[Runtime]:
     with ProcessRuntime({}, print) as opened:
         yield opened
