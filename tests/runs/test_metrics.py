@@ -222,7 +222,7 @@ def test_without_a_position_steps_decide(tmp_path: Path, another: Callable[[], J
 
 def test_a_full_disk_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, told = tmp_path / "metrics.jsonl", list[str]()
-    journal = Journal(told.append, retry=(0.01, 0.01))
+    journal = Journal(told.append)
     metrics = Metrics([JsonlSink(path, journal)])
     with monkeypatch.context() as patch:
 
