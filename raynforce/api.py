@@ -21,7 +21,7 @@ from raynforce.auto import settle
 from raynforce.config import Config, EvalConfig
 from raynforce.envs.vector import probe
 from raynforce.errors import UsageError
-from raynforce.experiment import resolve
+from raynforce.experiment import resolve, settings_of
 from raynforce.given import Lender, lending
 from raynforce.imports import bare, importing, is_given, load_object
 from raynforce.infos import Values
@@ -182,20 +182,23 @@ def resume(
     """
     _not_while_imported()
     directory = open_run(run, all=True)
-    had, changes = _layer(directory.config), dict(settings or {})
+    had, notes = settings_of(directory.config)
+    changes = dict(settings or {})
     given = {"env": env, "algo": algo, "steps": steps, "target": target, "runtime": runtime, "topology": topology}
     changes |= {k: v for k, v in given.items() if v is not None}
     with lending() as lender:
-        had, changes = _how_stepped(had, _nested(_not_by_name(had, changes, lender), lender))
+        changes = _nested(_not_by_name(had, changes, lender), lender)
+        # With a new topology, how environments are stepped is chosen again.
+        again = {"sampling": {"parallel": "auto"}} if changes.get("topology") in ("auto", "central") else {}
         for name in ("algo", "env", "seed", "start_from"):
             if changes.get(name, had.get(name)) != had.get(name):
                 was = f"{name} of {directory.shown} is {had.get(name)!r}"
                 raise UsageError(f"{was} and cannot become {changes[name]!r}")
         before, _ = resolve({"preset": "none"}, had)
-        config, _ = resolve({"preset": "none"}, had, changes)
+        config, _ = resolve({"preset": "none"}, had, again, changes)
         config, spec, chosen = settle(config)
         stream = stream or sys.stdout
-        for note in directory.notes:
+        for note in [*directory.notes, *notes]:
             _say(f"note: {note}", stream, progress)
         _say(chosen, stream, progress)
         training = Training(
@@ -221,13 +224,6 @@ def _not_by_name(had: Mapping[str, Any], changes: dict[str, Any], lender: Lender
             thing = changes.pop(setting, name)
             lender.know(name, load_object(thing, setting) if isinstance(thing, str) else thing)
     return changes
-
-
-def _how_stepped(had: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Runs from before `sampling.parallel` was a setting had none of it; with a new topology it is chosen again."""
-    if changes.get("topology") in ("auto", "central"):
-        changes = settings.merge({"sampling": {"parallel": "auto"}}, changes)
-    return settings.merge({"sampling": {"parallel": "no"}}, had), changes
 
 
 def _say(line: str, stream: Any, progress: Mode | Progress) -> None:

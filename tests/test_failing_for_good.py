@@ -209,7 +209,7 @@ def broken(leaves: Any, heads: Mapping[str, int]) -> Any:
         "faults.start_seconds=-5",
         "faults.learn_seconds=.inf",
         "faults.backoff=-1",
-        "faults.absent_seconds=null",
+        "faults.absent_seconds=20",
         "faults.memory_mb=0",
         "faults.memory_mb=lots",
         "faults.retries=3",
