@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,11 +71,3 @@ class Receipt(NamedTuple):
     def arrival(self) -> Arrival:
         """What is counted of its fragment."""
         return Arrival(self.sampler, self.sequence, self.steps, self.returns, self.lengths, self.info)
-
-
-def resident_bytes() -> int:
-    """What this process has in memory; 0 where that cannot be read."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -19,9 +19,10 @@ from raynforce.envs.vector import derive_seed
 from raynforce.envs.workers import Doorbell
 from raynforce.errors import RaynforceError
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.receipt import Arrival, Receipt, resident_bytes
+from raynforce.experience.receipt import Arrival, Receipt
 from raynforce.experience.trajectories import Trajectories
 from raynforce.infos import NOTHING
+from raynforce.memory import resident_bytes
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.protocol.channel import Address, Link, Listener
 from raynforce.protocol.frame import Message

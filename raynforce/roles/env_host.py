@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from raynforce.envs.lanes import Lanes
-from raynforce.experience.receipt import resident_bytes
+from raynforce.memory import resident_bytes
 from raynforce.protocol.channel import Address, ChannelError, HostLink, Refused, connect
 from raynforce.protocol.codec import TERMINATED, TRUNCATED
 from raynforce.protocol.handshake import Hello

@@ -12,7 +12,8 @@ import numpy as np
 from raynforce import infos
 from raynforce.envs.vector import make_vector, require_finite
 from raynforce.experience.fragment import INFO, Fragment
-from raynforce.experience.receipt import Arrival, Receipt, resident_bytes
+from raynforce.experience.receipt import Arrival, Receipt
+from raynforce.memory import resident_bytes
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.trees import Tree, load_rng, rng_state
 

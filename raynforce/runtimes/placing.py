@@ -11,7 +11,7 @@ from typing import Literal
 
 from raynforce.config import Config
 from raynforce.errors import UsageError
-from raynforce.experience.memory import available_bytes
+from raynforce.memory import available_bytes
 from raynforce.runtimes.base import Place
 
 Resources = Mapping[str, float]

@@ -11,8 +11,8 @@ from raynforce.algos.base import Algorithm
 from raynforce.algos.off_policy import OffPolicyConfig, alone, least_buffer, limiter, replay_bytes, saved_limiter
 from raynforce.config import Config
 from raynforce.errors import UsageError
-from raynforce.experience.memory import require_memory
 from raynforce.experience.storage import observation_bytes
+from raynforce.memory import require_memory
 from raynforce.spaces import EnvSpec
 from raynforce.topologies.central import Central
 from raynforce.topologies.loop import Loop, Roles, Start

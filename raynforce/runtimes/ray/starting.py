@@ -16,7 +16,7 @@ from typing import Any
 
 from raynforce.config import Config
 from raynforce.errors import UsageError, summary
-from raynforce.experience.memory import available_bytes
+from raynforce.memory import available_bytes
 from raynforce.runtimes.placing import cores as machine_cores
 from raynforce.runtimes.placing import place_roles, require_room, total_needs
 from raynforce.runtimes.ray.cluster import Cluster, Say

@@ -1,10 +1,19 @@
-"""How much memory there is, asked before a large buffer is allocated."""
+"""How much memory this process has, how much it may still take, and what is refused for lack of it."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from raynforce.errors import UsageError
+
+
+def resident_bytes() -> int:
+    """What this process has in memory; 0 where that cannot be read."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def available_bytes() -> int | None:
