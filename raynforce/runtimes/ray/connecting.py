@@ -8,8 +8,9 @@ from raynforce.config import Config
 from raynforce.errors import UsageError
 from raynforce.runtimes.ray.cluster import Cluster, Say, placed
 from raynforce.runtimes.ray.joining import join
+from raynforce.runtimes.ray.private import ray_module
 from raynforce.runtimes.ray.starting import start
-from raynforce.runtimes.ray.state import own_signals, ray_module
+from raynforce.runtimes.ray.state import own_signals
 
 
 def connect(config: Config, say: Say, torch: bool = False) -> Cluster:
