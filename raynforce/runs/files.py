@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -86,21 +86,19 @@ def to_json(value: Any) -> bytes:
 
 def write(path: Path, chunks: Iterable[bytes | memoryview]) -> Stated:
     """Write a new file through to the disk; returns its size and hash."""
-    sha, size = hashlib.sha256(), 0
     with path.open("xb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-            sha.update(chunk)
-            size += len(chunk)
+        stated = state(chunks, file)
         file.flush()
         disk.sync(file.fileno())
-    return Stated(size, sha.hexdigest())
+    return stated
 
 
-def state(chunks: Iterable[bytes | memoryview]) -> Stated:
-    """The size and hash that a file of these bytes has."""
+def state(chunks: Iterable[bytes | memoryview], file: IO[bytes] | None = None) -> Stated:
+    """The size and hash that a file of these bytes has; they are written to `file`, if there is one."""
     sha, size = hashlib.sha256(), 0
     for chunk in chunks:
+        if file is not None:
+            file.write(chunk)
         sha.update(chunk)
         size += len(chunk)
     return Stated(size, sha.hexdigest())

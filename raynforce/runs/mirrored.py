@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shlex
 import shutil
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from raynforce.errors import RaynforceError, UsageError
-from raynforce.runs import lock, remote_lock
+from raynforce.runs import disk, lock, remote_lock
 from raynforce.runs.directory import RunDirectory, Saved
 from raynforce.runs.remote import Remote
 from raynforce.runs.store import is_url
@@ -171,10 +170,7 @@ def local_path(path: str | Path) -> Path:
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """One process of this machine at a time fetches into a working copy, or begins to write there."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a file system without locks: then it is up to the user
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            stack.callback(os.close, file)
-            fcntl.flock(file, fcntl.LOCK_EX)  # the kernel undoes it however that process ends
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with disk.alone(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT):
         yield
