@@ -10,7 +10,7 @@ from raynforce.errors import UsageError
 from raynforce.settings import Range
 
 CONFIG_VERSION = 1
-REMOVED: dict[str, Any] = {"faults.absent_seconds": 20.0}
+REMOVED: dict[str, Any] = {"faults.absent_seconds": 20.0, "faults.backoff": 0.5}
 """Settings that runs made before may have, which are constants now, and their values."""
 Positive = Annotated[int, Range(1, 1e12)]
 
@@ -184,7 +184,7 @@ class FaultsConfig:
 
     restarts: Annotated[int, Range(0, 1_000_000)] = 5
     """How often in a row a role is restarted without having got any further; then it is given up."""
-    backoff: Annotated[float, Range(0, 3600)] = 0.5
+    backoff: ClassVar[float] = 0.5
     """Seconds before the second restart in a row, doubled for each further one; the first one is immediate."""
     quorum: Annotated[float, Range(0.001, 1)] = 0.5
     """Share of the samplers without which the run stops; the others may be given up, or away."""

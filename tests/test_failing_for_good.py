@@ -208,7 +208,6 @@ def broken(leaves: Any, heads: Mapping[str, int]) -> Any:
         "faults.sample_seconds=soon",
         "faults.start_seconds=-5",
         "faults.learn_seconds=.inf",
-        "faults.backoff=-1",
         "faults.absent_seconds=20",
         "faults.memory_mb=0",
         "faults.memory_mb=lots",
