@@ -40,9 +40,9 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     return settings.build(Config, data, {"algorithm": kind.Settings}, hint), applied
 
 
-def settings_of(run: Path) -> tuple[dict[str, Any], list[str]]:
+def settings_of(file: Path) -> tuple[dict[str, Any], list[str]]:
     """The settings in a run's config.yaml, without those that there are no more, and what is to be told of these."""
-    found, notes = settings.read_yaml(str(run)), []
+    found, notes = settings.read_yaml(str(file)), []
     for dotted, now in REMOVED.items():
         section, _, name = dotted.rpartition(".")
         place = found.get(section) if section else found
