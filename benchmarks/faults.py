@@ -220,7 +220,7 @@ def nodes_come_and_go(topology: str, seconds: float = 15.0) -> Table:
     settings = SETTINGS | {"sampling.samplers": 5, "sampling.envs": 1, "sampling.fragment": 32, "log_every": 1}
     settings |= {"env_args.seconds": 0.002, "eval.every": 0, "eval.episodes": 1}
     settings |= {"eval.max_length": 1, "eval.final_episodes": 0}
-    settings |= {"preset": "none", "algorithm.epochs": 1, "algorithm.minibatch_size": 256, "faults.absent_seconds": 5}
+    settings |= {"preset": "none", "algorithm.epochs": 1, "algorithm.minibatch_size": 256}
     with cluster() as (nodes, leaving, environment):
         where = ["--runtime", "ray", "--topology", topology, "--address", nodes.address, "--steps", "1e9"]
         with training("benchmarks.envs:Sleeping", environment, settings, *where) as run:

@@ -4,7 +4,7 @@
 encoded, decoded and checked by the host's session, its slots gathered into a RESULT, and that checked by the policy's
 session. Times are of CPU, one thread; environments and sockets are left out. `over a Unix socket` is the same between
 two processes, as `raynforce.protocol.channel` joins them: CPU of each, and how long both take. With `--fuzz N`, N
-hostile messages are played instead (`raynforce.protocol.fuzz`), and a table shows what became of them.
+hostile messages are played instead (`tests/protocol/protocol_fuzz.py`), and a table shows what became of them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 from benchmarks.measure import Row, Table, command, pinned, row
 from raynforce.protocol.channel import Address, Listener, connect
 from raynforce.protocol.frame import Message
-from raynforce.protocol.fuzz import Fuzzer
 from raynforce.protocol.handshake import Hello, Offer
 from raynforce.protocol.host import HostSession, Step
 from raynforce.protocol.policy import PolicySession, Results
 from raynforce.protocol.session import Closing, Ended, Note
 from raynforce.protocol.spaces import Spaces
 from raynforce.spaces import ActionSpec, ObsLeaf
+from tests.protocol.protocol_fuzz import Fuzzer
 
 ACTION = ActionSpec("discrete", (), "int64", sizes=(4,), start=(0,))
 WORLDS = {

@@ -23,7 +23,7 @@ from raynforce.driver.driver import Driver
 from raynforce.driver.status import Callback, Result, Status
 from raynforce.envs.vector import probe
 from raynforce.errors import UsageError
-from raynforce.experiment import resolve
+from raynforce.experiment import resolve, settings_of
 from raynforce.given import Lender, lending
 from raynforce.imports import bare, importing, is_given, load_object
 from raynforce.infos import Values
@@ -182,20 +182,23 @@ def resume(
     """
     _not_while_imported()
     directory = open_run(run, all=True)
-    had, changes = _layer(directory.config), dict(settings or {})
+    had, notes = settings_of(directory.config)
+    changes = dict(settings or {})
     given = {"env": env, "algo": algo, "steps": steps, "target": target, "runtime": runtime, "topology": topology}
     changes |= {k: v for k, v in given.items() if v is not None}
     with lending() as lender:
-        had, changes = _how_stepped(had, _nested(_not_by_name(had, changes, lender), lender))
+        changes = _nested(_not_by_name(had, changes, lender), lender)
+        # With a new topology, how environments are stepped is chosen again.
+        again = {"sampling": {"parallel": "auto"}} if _paced_by_envs(str(changes.get("topology", "sync"))) else {}
         for name in ("algo", "env", "seed", "start_from"):
             if changes.get(name, had.get(name)) != had.get(name):
                 was = f"{name} of {directory.shown} is {had.get(name)!r}"
                 raise UsageError(f"{was} and cannot become {changes[name]!r}")
         before, _ = resolve({"preset": "none"}, had)
-        config, _ = resolve({"preset": "none"}, had, changes)
+        config, _ = resolve({"preset": "none"}, had, again, changes)
         config, spec, chosen = settle(config)
         stream = stream or sys.stdout
-        for note in directory.notes:
+        for note in [*directory.notes, *notes]:
             _say(f"note: {note}", stream, progress)
         _say(chosen, stream, progress)
         driver = Driver(
@@ -223,12 +226,9 @@ def _not_by_name(had: Mapping[str, Any], changes: dict[str, Any], lender: Lender
     return changes
 
 
-def _how_stepped(had: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Runs from before `sampling.parallel` was a setting had none of it; with a new topology it is chosen again."""
-    new = changes.get("topology")
-    if new is not None and (new == "auto" or topologies.topology(str(new)).paced_by_envs):
-        changes = settings.merge({"sampling": {"parallel": "auto"}}, changes)
-    return settings.merge({"sampling": {"parallel": "no"}}, had), changes
+def _paced_by_envs(topology: str) -> bool:
+    """Whether environments go their own pace in it, or may."""
+    return topology == "auto" or topologies.topology(topology).paced_by_envs
 
 
 def _say(line: str, stream: Any, progress: Mode | Progress) -> None:

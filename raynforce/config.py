@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from raynforce import settings
 from raynforce.errors import UsageError
 from raynforce.settings import Range
 
 CONFIG_VERSION = 1
+REMOVED: dict[str, Any] = {"faults.absent_seconds": 20.0, "faults.backoff": 0.5}
+"""Settings that runs made before may have, which are constants now, and their values."""
 Positive = Annotated[int, Range(1, 1e12)]
 
 
@@ -182,7 +184,7 @@ class FaultsConfig:
 
     restarts: Annotated[int, Range(0, 1_000_000)] = 5
     """How often in a row a role is restarted without having got any further; then it is given up."""
-    backoff: Annotated[float, Range(0, 3600)] = 0.5
+    backoff: ClassVar[float] = 0.5
     """Seconds before the second restart in a row, doubled for each further one; the first one is immediate."""
     quorum: Annotated[float, Range(0.001, 1)] = 0.5
     """Share of the samplers without which the run stops; the others may be given up, or away."""
@@ -192,7 +194,7 @@ class FaultsConfig:
     """A sampler that takes longer for one fragment hangs: it is killed and replaced."""
     learn_seconds: Annotated[float, Range(0.1, 1e9)] = 1800.0
     """A learner that takes longer for one batch hangs: it is killed and replaced."""
-    absent_seconds: Annotated[float, Range(0, 1e9)] = 20.0
+    absent_seconds: ClassVar[float] = 20.0
     """How long sync and overlap wait for a sampler that is being replaced before they go on without it."""
     memory_mb: Annotated[float, Range(1, 1e9)] | None = None
     """A sampler's own process (not inline) that grows beyond this is replaced between two fragments, losing nothing;

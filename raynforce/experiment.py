@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from raynforce import engines, settings, topologies
 from raynforce.algos import algorithm_class
 from raynforce.algos.presets import preset_for
-from raynforce.config import CONFIG_VERSION, Config
+from raynforce.config import CONFIG_VERSION, REMOVED, Config
 from raynforce.errors import UsageError
 
 
@@ -41,6 +42,17 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     if config.topology != "auto":
         topologies.require_name(config.topology)
     return config, applied
+
+
+def settings_of(file: Path) -> tuple[dict[str, Any], list[str]]:
+    """The settings in a run's config.yaml, without those that there are no more, and what is to be told of these."""
+    found, notes = settings.read_yaml(str(file)), []
+    for dotted, now in REMOVED.items():
+        section, _, name = dotted.rpartition(".")
+        place = found.get(section) if section else found
+        if isinstance(place, dict) and name in place and (had := place.pop(name)) != now:
+            notes.append(f"{dotted} = {had!r} is no setting any more: it is {now!r} from here on")
+    return found, notes
 
 
 def _has(tree: Mapping[str, Any], dotted: str) -> bool:

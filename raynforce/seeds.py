@@ -25,7 +25,7 @@ from raynforce.config import Config
 from raynforce.driver.signals import StopRequest
 from raynforce.driver.status import Result
 from raynforce.errors import RaynforceError, UsageError, how_it_ended
-from raynforce.experiment import resolve
+from raynforce.experiment import resolve, settings_of
 from raynforce.given import lending
 from raynforce.given import pack as pack_given
 from raynforce.imports import bare
@@ -38,7 +38,7 @@ from raynforce.runs.seeds_view import SeedsView, make_view
 from raynforce.runs.store import is_url
 from raynforce.runtimes.placing import cores
 from raynforce.runtimes.process import first_on_path
-from raynforce.settings import Range, coerce, nested, read_yaml
+from raynforce.settings import Range, coerce, nested
 from raynforce.topologies.declaration import stepping
 
 COUNT = Annotated[int, Range(1, 1000)]
@@ -221,7 +221,7 @@ def resume_seeds(
 ) -> Seeds:
     """Go on with all runs of a folder, side by side; `changes` as in `resume`, dotted."""
     runs = seeds_in(folder)
-    config, _ = resolve({"preset": "none"}, read_yaml(str(runs[0] / "config.yaml")), nested(changes))
+    config, _ = resolve({"preset": "none"}, settings_of(runs[0] / "config.yaml")[0], nested(changes))
     jobs = {int(run.name.removeprefix("seed")): Job(str(run), None, dict(changes), tuple(log)) for run in runs}
     view = make_view(stream or sys.stdout, progress)
     return _side_by_side(f"resuming {folder}", str(folder), config, jobs, b"", view)

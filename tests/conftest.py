@@ -21,7 +21,7 @@ from hypothesis import settings
 from rays import TOKEN, Head, SharedRay, on_ray
 from xdist.scheduler import LoadScopeScheduling
 
-from raynforce.config import Config
+from raynforce.config import Config, FaultsConfig
 from raynforce.runtimes.base import Runtime
 
 settings.register_profile("quick", derandomize=True)  # what lets a change land draws the same examples every time
@@ -58,6 +58,13 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """What a run remembers of this machine is not the user's, nor that of an earlier test run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_restarts() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FaultsConfig, "backoff", 0.05)
         yield
 
 

@@ -11,7 +11,7 @@ from running import events, metrics
 import raynforce
 
 SMALL: dict[str, Any] = {"eval.episodes": 2, "eval.final_episodes": 0, "eval.every": 0, "checkpoint.every": 0}
-SMALL |= {"log_every": 96, "sampling.samplers": 2, "sampling.envs": 3, "preset": "none", "faults.backoff": 0.05}
+SMALL |= {"log_every": 96, "sampling.samplers": 2, "sampling.envs": 3, "preset": "none"}
 ALGOS: dict[str, dict[str, Any]] = {
     "ppo": {"sampling.fragment": 16, "algorithm.minibatch_size": 32},
     "dqn": {"sampling.fragment": 16, "algorithm.learning_starts": 100, "algorithm.prioritized": True},

@@ -234,7 +234,7 @@ def test_what_cannot_be_is_refused_in_one_line(algo: str, settings: Any, told: s
 @pytest.mark.parametrize(
     ("where", "free", "settings"),
     [
-        ("raynforce.experience.memory", 1_000, {}),
+        ("raynforce.memory", 1_000, {}),
         ("raynforce.runtimes.placing", 2e9, {"sampling.parallel": "processes", "sampling.envs": 300}),
     ],
 )

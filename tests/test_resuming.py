@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from marks import slow, slowly
 from running import events, metrics
 
@@ -260,3 +261,20 @@ def test_resuming_is_an_event(tmp_path: Path) -> None:
     run = train(tmp_path / "run")
     resume(run)
     assert [event["steps"] for event in events(run.path, "started")] == [0, run.result.steps]
+
+
+@pytest.mark.parametrize(("had", "told"), [(20.0, False), (5.0, True)])
+def test_a_setting_that_there_is_no_more_does_not_stop_a_run(
+    had: float, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path / "run", steps=128)
+    path = run.path / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["faults"]["absent_seconds"] = had
+    path.write_text(yaml.safe_dump(config))
+    raynforce.resume(run.path, steps=256, progress="plain")
+    note = "note: faults.absent_seconds = 5.0 is no setting any more: it is 20.0 from here on"
+    assert (note in capsys.readouterr().out) == told
+    assert "absent_seconds" not in path.read_text()
+    with pytest.raises(UsageError, match=r"unknown setting 'faults\.absent_seconds'"):
+        raynforce.resume(run.path, settings={"faults.absent_seconds": 5.0}, progress="quiet")

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import statistics
-import sys
 import textwrap
 import time
 from collections import Counter
@@ -16,14 +15,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raynforce import settings
-from raynforce.cli import text
-from raynforce.cli.text import BOLD, DIM, GREEN, RED, YELLOW, Paint, say, titled, wrapped
+from raynforce.cli.text import BOLD, DIM, GREEN, RED, YELLOW, Page, count, times
 from raynforce.errors import RaynforceError
 from raynforce.runs.catalog import last_lines, whole
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import ENV_RESTARTED, FaultGroup, History, each_event, summarise
-from raynforce.runs.terminal import command, folded
+from raynforce.runs.terminal import folded
 
+LABEL = 8  # columns
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)(?:,)? in (\S+)')
 
@@ -40,37 +39,29 @@ def tell(run: RunDirectory, *, me: str = "raynforce", as_json: bool = False) -> 
             row["advice"] = advice(group, _config(run))
         print(json.dumps({"run": run.shown, "running": running, **rows}))
         return 0
-    paint = Paint(sys.stdout)
-    width = min(text.width(), 100)
-    for line in lines(run, history, running, me, width, paint):
-        say(line)
+    _show(run, history, running, me, Page(LABEL, 100))
     return 0
 
 
-def lines(run: RunDirectory, history: History, running: bool, me: str, width: int, paint: Paint) -> Iterator[str]:
-    """The whole report, line by line."""
+def _show(run: RunDirectory, history: History, running: bool, me: str, page: Page) -> None:
     config = _config(run)
     if history.began is None:
-        yield f"{run.shown}: nothing has happened yet" + (", it is starting" if running else "")
-        return
+        return page.lines(f"{run.shown}: nothing has happened yet" + (", it is starting" if running else ""))
     state, end = _end(history, running)
     lasted = f"{_steps(history, config)} in {_duration(_lasted(run, history, running))}"
     if not history.faults and not history.absences and state in ("running", "stopped"):
-        yield from folded(f"{run.shown}: no faults in {lasted.replace(' in ', ' and ')} ({end})", width, further="  ")
-        return
-    what = " on ".join(str(config[k]) for k in ("algo", "env") if k in config)
-    yield from titled(run.shown, what, width, paint)
-    day = time.strftime("%Y-%m-%d", time.localtime(history.began))
-    resumed = history.starts - 1
-    more = f", resumed {_times(resumed)}" if resumed > 0 else ""
-    yield f"began   {day} {_clock(history.began)}{more}"
-    colour = RED if state in ("failed", "killed") else GREEN
-    yield from wrapped(("now" if running else "ended").ljust(8), f"{lasted}: {end}", width, paint, colour)
+        told = f"{run.shown}: no faults in {lasted.replace(' in ', ' and ')} ({end})"
+        return page.lines(*folded(told, page.columns, further="  "))
+    page.title(run.shown, " on ".join(str(config[k]) for k in ("algo", "env") if k in config))
+    resumed = f", resumed {times(history.starts - 1)}" if history.starts > 1 else ""
+    page.lines(f"began   {time.strftime('%Y-%m-%d', time.localtime(history.began))} {_clock(history.began)}{resumed}")
+    page.row("now" if running else "ended", f"{lasted}: {end}", RED if state in ("failed", "killed") else GREEN)
     for word, sentence in _overview(history):
-        yield from wrapped(word.ljust(8), sentence, width, paint)
+        page.row(word, sentence)
     for group in history.groups:
-        yield ""
-        yield from _group(group, history, config, f"{me} doctor {shlex.quote(run.shown)}", width, paint)
+        page.lines("")
+        _group(group, history, config, f"{me} doctor {shlex.quote(run.shown)}", page)
+    return None
 
 
 def _end(history: History, running: bool) -> tuple[str, str]:
@@ -89,7 +80,7 @@ def _overview(history: History) -> Iterator[tuple[str, str]]:
     """What is known beyond how it ended, as a word and a sentence each."""
     done: Counter[str] = sum((group.actions for group in history.groups), Counter())
     restarts = [(ENV_RESTARTED, "environments"), ("restarted", "roles")]
-    parts = [f"{_count(done[action], 'restart')} of {things}" for action, things in restarts if done[action]]
+    parts = [f"{count(done[action], 'restart')} of {things}" for action, things in restarts if done[action]]
     yield "faults", ": ".join([f"{history.faults:,}", ", ".join(parts)] if parts else [f"{history.faults:,}"])
     back = []
     for role, seconds in history.recoveries.items():
@@ -98,38 +89,37 @@ def _overview(history: History) -> Iterator[tuple[str, str]]:
     if back:
         yield "back", ", ".join(back)
     if history.lost is not None:
-        yield "lost", _count(history.lost, "step")
+        yield "lost", count(history.lost, "step")
     away = [role for role in history.absent if role not in history.given_up]
     absent = [f"given up: {_roles(sorted(history.given_up, key=_natural))}"] if history.given_up else []
     absent += [f"away at the end: {_roles(sorted(away, key=_natural))}"] if away else []
-    absent += [f"the run went on without a role {_times(history.absences)}"] if history.absences else []
+    absent += [f"the run went on without a role {times(history.absences)}"] if history.absences else []
     if absent:
         yield "absent", "; ".join(absent)
 
 
-def _group(
-    group: FaultGroup, history: History, config: Mapping[str, Any], doctor: str, width: int, paint: Paint
-) -> Iterator[str]:
-    count = f"{group.count:,} ×"
-    yield f"{paint(count, BOLD, RED if group.grave else YELLOW)} {paint(_what(group), BOLD)}"
-    pad = " " * 4
-    yield from wrapped(pad, _clean(group), width, paint)
+def _group(group: FaultGroup, history: History, config: Mapping[str, Any], doctor: str, page: Page) -> None:
+    head = page.paint(f"{group.count:,} ×", BOLD, RED if group.grave else YELLOW)
+    page.lines(f"{head} {page.paint(_what(group), BOLD)}")
+    page.label = 4
+    page.row("", _clean(group))
     if place := _place(group.trace or group.said):
-        yield from wrapped(pad, f"at {place}", width, paint, DIM)
+        page.row("", f"at {place}", DIM)
     elif group.kind in ("died", "hung", "failed") and group.said.strip():
         for line in group.said.strip().splitlines()[-3:]:
-            yield pad + paint(textwrap.shorten(f"| {line}", width - len(pad), placeholder=" …"), DIM)
+            short = textwrap.shorten(f"| {line}", page.columns - 4, placeholder=" …")
+            page.lines(f"    {page.paint(short, DIM)}")
     (began, first), (ended, last) = group.first, group.last
     day = history.began or began
     when = f"{_clock(began, day)} at step {first:,}"
     if group.count > 1:
         when = f"from {when} to {_clock(ended, day)} at step {last:,}"
-    done = [a if len(group.actions) == 1 else f"{a} {_times(n)}" for a, n in group.actions.most_common() if a]
-    yield from wrapped(pad, f"{when}; {', '.join(done)}" if done else when, width, paint, DIM)
-    yield from wrapped("  → ", advice(group, config), width, paint)
-    if again := replay(group, doctor):
-        head = f"{pad}to see it here: "
-        yield from (line[: len(head)] + paint(line[len(head) :], BOLD) for line in command(again, width, head))
+    done = [a if len(group.actions) == 1 else f"{a} {times(n)}" for a, n in group.actions.most_common() if a]
+    page.row("", f"{when}; {', '.join(done)}" if done else when, DIM)
+    page.row("  →", advice(group, config))
+    if group.evidence:
+        page.command("    to see it here: ", f"{doctor} --replay {group.evidence[-1]}")
+    page.label = LABEL
 
 
 def _what(group: FaultGroup) -> str:
@@ -150,11 +140,6 @@ def _clean(group: FaultGroup) -> str:
     if group.kind == "hung":
         cause = cause.partition("; if ")[0]
     return textwrap.shorten(cause, 300, placeholder="…")
-
-
-def replay(group: FaultGroup, doctor: str) -> str:
-    """The command that shows it again, if there is evidence; `doctor` is how this one was called."""
-    return f"{doctor} --replay {group.evidence[-1]}" if group.evidence else ""
 
 
 def advice(group: FaultGroup, config: Mapping[str, Any]) -> str:
@@ -224,14 +209,6 @@ def _roles(names: list[str]) -> str:
 def _natural(name: str) -> tuple[str, int]:
     kind, _, number = name.partition(" ")
     return kind, int(number) if number.isdecimal() else 0
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
-def _times(number: int) -> str:
-    return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
 
 
 def _steps(history: History, config: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import sys
 from importlib import metadata
 
 from raynforce.envs.doctor import Finding, Report
-from raynforce.experience.memory import available_bytes
+from raynforce.memory import available_bytes
 from raynforce.runtimes.placing import cores
 from raynforce.runtimes.ray.starting import SHARED_MEMORY, SMALLEST_STORE, shared_memory_bytes
 

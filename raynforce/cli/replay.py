@@ -23,7 +23,6 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from raynforce import settings
 from raynforce.config import Config
 from raynforce.envs.describe import describe, flatten_obs, misfit, wrong_reset, wrong_step
 from raynforce.envs.faults import MOST_BYTES
@@ -345,11 +344,11 @@ def _sampler(
     """The sampler of the run's config in the state of the evidence, and the policy versions it was given since."""
     from raynforce.algos import algorithm_class
     from raynforce.algos.contract import declared
-    from raynforce.experiment import resolve
+    from raynforce.experiment import resolve, settings_of
     from raynforce.policies.acting import PolicyVersion
     from raynforce.roles.sampler import Sampler
 
-    config: Config = resolve({"preset": "none"}, settings.read_yaml(str(run.config)))[0]
+    config: Config = resolve({"preset": "none"}, settings_of(run.config)[0])[0]
     parts = checkpoint.load(run.path / FOLDER / f"{number:04d}")
     acting = declared(config, probe(config.env, config.env_args), algorithm_class(config.algo))
     envs = EnvArgs(config.env, config.sampling.envs, config.seed, config.env_args, config.sampling.exact_resume)

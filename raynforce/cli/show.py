@@ -6,15 +6,14 @@ import contextlib
 import json
 import os
 import shlex
-import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from raynforce import settings
-from raynforce.cli.text import BOLD, DIM, GREEN, RED, STATES, Paint, age, plain, say, size, titled, width, wrapped
+from raynforce.cli.text import DIM, GREEN, RED, STATES, Page, age, count, plain, size, times
 from raynforce.errors import RaynforceError, UsageError
 from raynforce.imports import is_given
 from raynforce.runs import catalog
@@ -24,7 +23,7 @@ from raynforce.runs.faults import History, each_event, summarise
 from raynforce.runs.mirrored import open_run
 from raynforce.runs.progress import clock_time, number
 from raynforce.runs.store import is_url
-from raynforce.runs.terminal import LOG, TIED, command
+from raynforce.runs.terminal import TIED
 
 LABEL = 12  # columns
 FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "tensorboard", "faults", "checkpoints")
@@ -36,17 +35,17 @@ def tell(text: str, *, me: str = "raynforce", verify: bool = False, as_json: boo
     path = Path(text)
     if (path / "manifest.json").exists() and not (path / "config.yaml").exists():
         kept = look_at(path, verify=verify)
-        data, lines = kept.to_json(), _checkpoint(kept, me, verify)
+        found: Kept | _Run = kept
         wrong = bool(kept.wrong)
     else:
-        run = _Run.read(_open(text), me, verify)
-        data, lines = run.to_json(), run.lines(Paint(sys.stdout))
-        wrong = any(kept.wrong for kept in run.kept)
+        found = _Run.read(_open(text), me, verify)
+        wrong = any(kept.wrong for kept in found.kept)
     if as_json:
-        print(json.dumps(data))
+        print(json.dumps(found.to_json()))
+    elif isinstance(found, Kept):
+        _checkpoint(found, me, verify, Page(LABEL))
     else:
-        for line in lines:
-            say(line)
+        found.show(Page(LABEL))
     return 1 if verify and wrong else 0
 
 
@@ -176,33 +175,29 @@ class _Run:
             "versions": self.versions,
         }
 
-    # -- as lines -------------------------------------------------------------------------------------
-
-    def lines(self, paint: Paint) -> Iterator[str]:
+    def show(self, page: Page) -> None:
         run, config = self.glance, self.config
         what = " on ".join(plain(str(config[k])) for k in ("algo", "env") if k in config)
-        what += f", seed {plain(str(config.get('seed', 0)))}" if what else ""
-        yield from titled(self.run.shown, what, _columns(), paint)
-        yield from _wrapped("status", self._status(), paint, STATES[run.state])
-        yield from _wrapped("runs on", ", ".join(self._where()), paint)
-        yield from _wrapped("steps", self._steps(), paint)
-        yield from _wrapped("return", self._returns(), paint)
-        yield from _wrapped("time", self._time(), paint)
+        page.title(self.run.shown, f"{what}, seed {plain(str(config.get('seed', 0)))}" if what else "")
+        page.row("status", self._status(), STATES[run.state])
+        page.row("runs on", ", ".join(self._where()))
+        page.row("steps", self._steps())
+        page.row("return", self._returns())
+        page.row("time", self._time())
         doctor = f"{self.me} doctor {shlex.quote(self.run.shown)}"
-        faults = f"{self.history.faults:,}; `{doctor}` tells more" if self.history.faults else "none"
-        yield from _wrapped("faults", faults, paint)
+        page.row("faults", f"{self.history.faults:,}; `{doctor}` tells more" if self.history.faults else "none")
         if self._start_from:
-            yield from _wrapped("began from", plain(self._start_from), paint)
-        yield from _wrapped("next", self.next.sentence, paint)
+            page.row("began from", plain(self._start_from))
+        page.row("next", self.next.sentence)
         if self.next.command:
-            yield from (paint(line, BOLD) for line in command(self.next.command, _columns(), " " * LABEL))
-        yield ""
-        yield from self._checkpoints(paint)
-        yield ""
-        files = [f"{name} {size(count)}".replace(" ", TIED) for name, count in self.files.items()]
-        yield from _wrapped("files", f"{', '.join(files)}; {size(run.size).replace(' ', TIED)} in all", paint)
+            page.command("", self.next.command)
+        page.lines("")
+        self._checkpoints(page)
+        files = [f"{name} {size(found)}".replace(" ", TIED) for name, found in self.files.items()]
+        page.lines("")
+        page.row("files", f"{', '.join(files)}; {size(run.size).replace(' ', TIED)} in all")
         if self.versions:
-            yield from _wrapped("written by", _written_by(self.versions), paint)
+            page.row("written by", _written_by(self.versions))
 
     def _status(self) -> str:
         run = self.glance
@@ -211,11 +206,7 @@ class _Run:
             holder = run.holder
             who = f" on {holder.host}, process {holder.pid}" if holder is not None and holder.pid else ""
             return f"running{who}; last wrote {ago}"
-        words = {
-            "killed": "it left no word of its end",
-            "steps done": "all steps are done",
-            "SIGINT": "Ctrl-C",
-        }
+        words = {"killed": "it left no word of its end", "steps done": "all steps are done", "SIGINT": "Ctrl-C"}
         why = words.get(run.reason or run.state, plain(run.reason))
         return f"{run.state} {ago}: {why}" if why else f"{run.state} {ago}"
 
@@ -224,12 +215,12 @@ class _Run:
         sampling = config.get("sampling")
         if isinstance(sampling, dict):
             counts = (("sampler", sampling.get("samplers")), ("environment", sampling.get("envs")))
-            found += [f"{n:,} {what}{'' if n == 1 else 's'}" for what, n in counts if isinstance(n, int)]
+            found += [count(n, what) for what, n in counts if isinstance(n, int)]
             found[-1] += " in each" if sampling.get("samplers") != 1 else ""
         replay = config.get("replay")
         shards = replay.get("shards") if isinstance(replay, dict) else None
         if isinstance(shards, int) and shards:
-            found.append(f"{shards:,} replay shard{'' if shards == 1 else 's'}")
+            found.append(count(shards, "replay shard"))
         return found
 
     def _steps(self) -> str:
@@ -258,41 +249,30 @@ class _Run:
             if history.began is not None:
                 parts.append(f"began {time.strftime('%Y-%m-%d %H:%M', time.localtime(history.began))}")
         if history.starts > 1:
-            parts.append("resumed once" if history.starts == 2 else f"resumed {history.starts - 1:,} times")
+            parts.append(f"resumed {times(history.starts - 1)}")
         return ", ".join(parts) or "not known"
 
-    def _checkpoints(self, paint: Paint) -> Iterator[str]:
+    def _checkpoints(self, page: Page) -> None:
         if not self.kept:
-            yield from _wrapped("checkpoints", "none", paint)
-            return
-        now = time.time()
-        rows = [("", "step", "number", "written", "size", "files")]
+            return page.row("checkpoints", "none")
+        rows = [("checkpoints", "step", "number", "written", "size", "files")]
         for kept in self.kept:
-            rows.append(
-                (
-                    " ".join(kept.marks),
-                    f"{kept.step:,}" if kept.manifest else kept.path.name,
-                    "–" if kept.number is None else f"{kept.number:,}",
-                    age(now - kept.time),
-                    size(sum(kept.files.values())),
-                    _files(kept, self.verify),
-                )
-            )
-        widths = [LABEL - 2, *(max(len(row[i]) for row in rows) for i in range(1, 5))]
+            step = f"{kept.step:,}" if kept.manifest else kept.path.name
+            which, bytes_of = "–" if kept.number is None else f"{kept.number:,}", size(sum(kept.files.values()))
+            when, files = age(time.time() - kept.time), _files(kept, self.verify)
+            rows.append((" ".join(kept.marks), step, which, when, bytes_of, files))
+        wide = [max(len(row[i]) for row in rows) for i in range(5)]
         for index, row in enumerate(rows):
-            cells = [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2])]
-            line = "  ".join([*cells, row[3].ljust(widths[3]), row[4].rjust(widths[4])])
+            cells = [row[1].rjust(wide[1]), row[2].rjust(wide[2]), row[3].ljust(wide[3]), row[4].rjust(wide[4])]
             if index == 0:
-                yield f"checkpoints {paint(f'{line[LABEL:]}  {row[5]}', DIM)}"
+                line = page.paint("  ".join([*cells, row[5]]), DIM)
             else:
-                yield f"{line}  {paint(row[5], RED if self.kept[index - 1].wrong else GREEN)}"
+                line = "  ".join([*cells, page.paint(row[5], RED if self.kept[index - 1].wrong else GREEN)])
+            page.lines(f"{row[0].ljust(LABEL)}{line}")
         if self.segments:
-            total = size(sum(self.segments.values()))
-            yield from _wrapped("replay", f"{_segments(self.segments)} that they share, {total}", paint)
-
-
-def _segments(found: Collection[str]) -> str:
-    return f"{len(found):,} segment{'s' * (len(found) != 1)}"
+            shared = f"{count(len(self.segments), 'segment')} that they share"
+            page.row("replay", f"{shared}, {size(sum(self.segments.values()))}")
+        return None
 
 
 def _files(kept: Kept, verify: bool) -> str:
@@ -300,35 +280,32 @@ def _files(kept: Kept, verify: bool) -> str:
         more = f", and {len(kept.wrong) - 1} more" if len(kept.wrong) > 1 else ""
         return f"torn: {plain(kept.wrong[0])}{more}"
     policy = "the policy alone, " if set(kept.parts) == {"policy"} else ""
-    shared = f"{_segments(kept.segments)}, " if kept.segments else ""
+    shared = f"{count(len(kept.segments), 'segment')}, " if kept.segments else ""
     return f"{policy}{shared}{'verified' if verify else 'all there'}"
 
 
-def _checkpoint(kept: Kept, me: str, verify: bool) -> Iterator[str]:
+def _checkpoint(kept: Kept, me: str, verify: bool, page: Page) -> None:
     """A checkpoint, by its manifest."""
-    paint = Paint(sys.stdout)
     leads = f"→{TIED}{os.path.relpath(os.path.realpath(kept.path))}" if kept.path.is_symlink() else ""
-    yield from titled(str(kept.path), leads, _columns(), paint)
+    page.title(str(kept.path), leads)
     if kept.manifest:
         which = "" if kept.number is None else f", number {kept.number:,} of its run"
-        yield from _wrapped("step", f"{kept.step:,}{which}, written {age(time.time() - kept.time)}", paint)
+        page.row("step", f"{kept.step:,}{which}, written {age(time.time() - kept.time)}")
         score = kept.manifest.get("eval_return")
         if isinstance(score, int | float):
-            yield from _wrapped("evaluation", number(score), paint)
-        yield from _wrapped("format", str(kept.manifest.get("format_version")), paint)
-    yield from _wrapped("files", _files(kept, verify), paint, RED if kept.wrong else GREEN)
+            page.row("evaluation", number(score))
+        page.row("format", str(kept.manifest.get("format_version")))
+    page.row("files", _files(kept, verify), RED if kept.wrong else GREEN)
     for fault in kept.wrong[1:]:
-        yield from _wrapped("", plain(fault), paint, RED)
-    for index, (name, count) in enumerate(kept.parts.items()):
-        yield f"{('' if index else 'parts').ljust(LABEL)}{plain(name).ljust(LABEL)}{size(count).rjust(7)}"
+        page.row("", plain(fault), RED)
+    for index, (name, bytes_of) in enumerate(kept.parts.items()):
+        page.lines(f"{('' if index else 'parts').ljust(LABEL)}{plain(name).ljust(LABEL)}{size(bytes_of).rjust(7)}")
     if kept.segments:
-        total = size(sum(kept.segments.values()))
-        yield from _wrapped("replay", f"{_segments(kept.segments)}, {total}", paint)
+        page.row("replay", f"{count(len(kept.segments), 'segment')}, {size(sum(kept.segments.values()))}")
     if kept.versions:
-        yield from _wrapped("written by", _written_by(kept.versions), paint)
+        page.row("written by", _written_by(kept.versions))
     if "policy" in kept.parts and not kept.wrong:
-        head, typed = "next".ljust(LABEL), f"{me} eval {shlex.quote(str(kept.path))}"
-        yield from (f"{line[:LABEL]}{paint(line[LABEL:], BOLD)}" for line in command(typed, _columns(), head))
+        page.command("next", f"{me} eval {shlex.quote(str(kept.path))}")
 
 
 def _written_by(versions: Mapping[str, str]) -> str:
@@ -337,11 +314,3 @@ def _written_by(versions: Mapping[str, str]) -> str:
     where += [f"({plain(versions['cpu'])})"] if "cpu" in versions else []
     where += [f"with {plain(versions['kernels'])} kernels"] if "kernels" in versions else []
     return " ".join([names, *where]).strip()
-
-
-def _wrapped(label: str, text: str, paint: Paint, *codes: str) -> Iterator[str]:
-    return wrapped(label.ljust(LABEL), text, _columns(), paint, *codes)
-
-
-def _columns() -> int:
-    return min(width(), LOG)  # longer lines are hard to read

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
-from raynforce.runs.terminal import TIED, columns, folded
+from raynforce.runs.terminal import LOG, TIED, columns, command, folded
 from raynforce.runs.terminal import shortened as shortened
 
 BOLD, DIM, RED, YELLOW, GREEN, CYAN = "1", "2", "31", "33", "32", "36"
@@ -25,16 +24,33 @@ class Paint:
         return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if self._on and codes else text
 
 
-def wrapped(head: str, text: str, columns: int, paint: Paint, *codes: str) -> Iterator[str]:
-    """`head` and then `text`, whose further lines are indented as far; commands and paths are not broken."""
-    for line in folded(text, columns, head):
-        yield line[: len(head)] + paint(line[len(head) :], *codes)
+class Page:
+    """Prints a report: labels in a column of their own, and beside them what they say, in lines that fit."""
 
+    def __init__(self, label: int, widest: int = LOG) -> None:
+        self.label, self.columns = label, min(width(), widest)  # longer lines are hard to read
+        self.paint = Paint(sys.stdout)
 
-def titled(name: str, text: str, columns: int, paint: Paint) -> Iterator[str]:
-    """A name, and what it is beside it, or below it where there is no room."""
-    for index, line in enumerate(folded(f"{name.replace(' ', TIED)}  {text}", columns, further="  ")):
-        yield line if index else paint(line[: len(name)], BOLD) + line[len(name) :]
+    def title(self, name: str, text: str) -> None:
+        """A name, and what it is beside it, or below it where there is no room."""
+        first, *more = folded(f"{name.replace(' ', TIED)}  {text}", self.columns, further="  ")
+        self.lines(self.paint(first[: len(name)], BOLD) + first[len(name) :], *more)
+
+    def row(self, label: str, text: str, *codes: str) -> None:
+        """Commands and paths in `text` are not broken."""
+        self._beside(label, folded(text, self.columns, label.ljust(self.label)), *codes)
+
+    def command(self, label: str, text: str) -> None:
+        """What to type."""
+        self._beside(label, command(text, self.columns, label.ljust(self.label)), BOLD)
+
+    def _beside(self, label: str, lines: list[str], *codes: str) -> None:
+        at = max(self.label, len(label))
+        self.lines(*(line[:at] + self.paint(line[at:], *codes) for line in lines))
+
+    def lines(self, *lines: str) -> None:
+        for line in lines:
+            say(line)
 
 
 def say(line: str) -> None:
@@ -78,6 +94,15 @@ def short(count: int) -> str:
         if value < 999.5 or unit == "G":
             break
     return f"{f'{value:.1f}'.removesuffix('.0') if value < 99.95 else f'{value:,.0f}'}{unit}"
+
+
+def count(number: int, thing: str) -> str:
+    """`1 step`, `2,000 steps`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
 
 
 def cut(text: str, most: int) -> str:

@@ -8,12 +8,12 @@ import numpy as np
 
 from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.memory import require_memory
 from raynforce.experience.restoring import restore
 from raynforce.experience.ring import Ring
 from raynforce.experience.saved_replay import SavedReplay
 from raynforce.experience.storage import Layout, estimate_bytes, has_images, require_images
 from raynforce.experience.sumtree import SumTree, importance_weights
+from raynforce.memory import require_memory
 from raynforce.spaces import ActionSpec, ObsLeaf
 from raynforce.trees import Tree
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from raynforce.errors import UsageError
 from raynforce.experience.compressed import OBJECT
-from raynforce.experience.memory import require_memory
 from raynforce.experience.sumtree import tree_bytes
+from raynforce.memory import require_memory
 from raynforce.spaces import ActionSpec, ObsLeaf
 
 POINTER = 8  # bytes

@@ -15,7 +15,7 @@ import numpy as np
 
 from raynforce.envs.lanes import Lanes
 from raynforce.envs.vector import EnvArgs
-from raynforce.experience.memory import resident_bytes
+from raynforce.memory import resident_bytes
 from raynforce.protocol.channel import Address, ChannelError, HostLink, Refused, connect
 from raynforce.protocol.codec import TERMINATED, TRUNCATED
 from raynforce.protocol.handshake import Hello

@@ -19,10 +19,10 @@ from raynforce.doorbell import Doorbell
 from raynforce.envs.vector import derive_seed
 from raynforce.errors import RaynforceError
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.memory import resident_bytes
 from raynforce.experience.record import Receipt, Record
 from raynforce.experience.trajectories import Trajectories
 from raynforce.infos import NOTHING
+from raynforce.memory import resident_bytes
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.protocol.channel import Address, Link, Listener
 from raynforce.protocol.frame import Message

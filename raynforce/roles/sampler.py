@@ -10,9 +10,9 @@ import numpy as np
 from raynforce.envs.vector import EnvArgs, make_vector, require_finite
 from raynforce.experience.builder import MASK, InFlight, allocate, final_columns, finish
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.memory import resident_bytes
 from raynforce.experience.record import Receipt
 from raynforce.infos import NOTHING, Info
+from raynforce.memory import resident_bytes
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.trees import Tree, load_rng, rng_state
 

@@ -220,10 +220,7 @@ def last_lines(path: Path, head: bytes) -> Iterator[dict[str, Any]]:
         return
     with file:
         for line in _lines_backwards(file):
-            found = _object(line)
-            if found is None:
-                found = _object(line[max(0, line.rfind(head)) :])
-            if found is not None:
+            if found := _object(line) or _object(line[max(0, line.rfind(head)) :]):
                 yield found
 
 
@@ -341,7 +338,7 @@ class Kept:
 
     @property
     def number(self) -> int | None:
-        """Which of its run it is, the first is 0; old formats do not say."""
+        """Which of its run it is, the first is 0; a policy alone has none."""
         found = self.manifest.get("number")
         return found if isinstance(found, int) else None
 

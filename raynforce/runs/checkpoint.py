@@ -17,7 +17,6 @@ from raynforce.errors import CheckpointError, RaynforceError, summary
 from raynforce.runs import disk, files
 from raynforce.runs.files import Stated, Unavailable, Unreadable
 from raynforce.runs.metrics import cannot_write
-from raynforce.runs.migrations import MIGRATIONS
 from raynforce.trees import SEGMENTS, Tree, join, split
 
 FORMAT_VERSION = 2
@@ -171,7 +170,7 @@ def point(link: Path, target: Path) -> None:
 def load(path: Path, only: Iterable[str] | None = None, *, damaged: dict[str, str] | None = None) -> dict[str, Tree]:
     """Read a checkpoint's state trees, all or `only` those named, each file verified against the manifest.
 
-    Older formats are brought up to this one. If a dict is given for `damaged`, segments that cannot be read are left
+    If a dict is given for `damaged`, segments that cannot be read are left
     out of their trees and told in it (by file, why), instead of an error.
     """
     found = manifest(path)
@@ -192,18 +191,12 @@ def load(path: Path, only: Iterable[str] | None = None, *, damaged: dict[str, st
             raise CheckpointError(f"checkpoint {path} is torn: {file} {error}") from None
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"checkpoint {path}: {name} cannot be read ({summary(error)[:200]})") from None
-    for version in range(found["format_version"], FORMAT_VERSION):
-        try:
-            parts = MIGRATIONS[version](parts)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            reason = summary(error)[:200]
-            raise CheckpointError(f"checkpoint {path} of format {version} cannot be understood ({reason})") from None
     return parts
 
 
 def _with_segments(path: Path, found: Mapping[str, Any], part: str, tree: Tree, damaged: dict[str, str] | None) -> Tree:
     """A part's tree with its segments read into it."""
-    wanted = trees.segments(tree) if found["format_version"] >= 2 else {}
+    wanted = trees.segments(tree)
     if not wanted:
         return tree
     stated = stated_in(found, SEGMENTS)
@@ -241,16 +234,15 @@ def manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} {error}") from error
     except KeyError:
         raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} is not one") from None
-    if type(version) is not int or not min(MIGRATIONS) <= version <= FORMAT_VERSION:
-        known = f"{min(MIGRATIONS)} to {FORMAT_VERSION}"
-        raise CheckpointError(f"checkpoint {path} has format {str(version)[:80]}; this release reads {known}")
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise CheckpointError(f"checkpoint {path} has format {str(version)[:80]}; this release reads {FORMAT_VERSION}")
     try:
         segments = [(SEGMENT.fullmatch(name), stated) for name, stated in stated_in(data, SEGMENTS).items()]
         whole = (
             all(_FILE.fullmatch(name) for name in stated_in(data, "files"))
             and all(match and stated.sha256.startswith(match[3]) for match, stated in segments)
             and all(type(data.get(name, 0)) is int for name in ("step", "number"))
-            and (version < 2 or data["sha256"] == sealed(data)["sha256"])
+            and data["sha256"] == sealed(data)["sha256"]
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         whole = False
@@ -262,8 +254,7 @@ def manifest(path: Path) -> dict[str, Any]:
 def stated_in(manifest: Mapping[str, Any], kind: str) -> dict[str, Stated]:
     """What a manifest says of its `files` or its `segments`, by name."""
     found = {}
-    entries = {} if kind == SEGMENTS and manifest["format_version"] < 2 else manifest[kind]
-    for name, entry in entries.items():
+    for name, entry in manifest[kind].items():
         size, sha256 = entry["size"], entry["sha256"]
         if type(size) is not int or type(sha256) is not str or size < 0:
             raise ValueError(f"{name} has no size or hash")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -135,11 +134,7 @@ class RunDirectory:
                     break
                 number += 1
                 self._be_at(first.with_name(f"{first.name}-{number}"))
-        with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):  # a file system without locks: then it is up to the user
-                folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                stack.callback(os.close, folder)
-                fcntl.flock(folder, fcntl.LOCK_EX)  # the kernel undoes it however this process ends
+        with disk.alone(self.path, os.O_RDONLY | os.O_DIRECTORY):
             self.must_be_new()  # another process may have had it until now
             yield
 

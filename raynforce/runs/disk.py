@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 _NONE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # what file systems say that have no such thing, or not for folders
@@ -25,6 +28,17 @@ def flush(path: Path) -> None:
         sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone(path: Path, flags: int) -> Iterator[None]:
+    """One process of this machine at a time; on a file system without locks it is up to the user."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, flags, 0o666)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # the kernel undoes it however this process ends
+        yield
 
 
 def cache_folder() -> Path:

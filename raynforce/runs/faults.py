@@ -240,10 +240,7 @@ def each_event(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
-                event = _parse(line)
-                if event is None:
-                    event = _parse(line[max(0, line.rfind('{"time":')) :])
-                if event is not None:
+                if event := _parse(line) or _parse(line[max(0, line.rfind('{"time":')) :]):
                     yield event
     except FileNotFoundError:
         return

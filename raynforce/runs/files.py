@@ -7,15 +7,16 @@ import errno
 import hashlib
 import io
 import json
-import math
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
+import safetensors
 
+from raynforce.errors import summary
 from raynforce.runs import disk
 
 CHUNK = 8 << 20  # large, since each one waits for Python's lock while another thread trains
@@ -85,21 +86,19 @@ def to_json(value: Any) -> bytes:
 
 def write(path: Path, chunks: Iterable[bytes | memoryview]) -> Stated:
     """Write a new file through to the disk; returns its size and hash."""
-    sha, size = hashlib.sha256(), 0
     with path.open("xb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-            sha.update(chunk)
-            size += len(chunk)
+        stated = state(chunks, file)
         file.flush()
         disk.sync(file.fileno())
-    return Stated(size, sha.hexdigest())
+    return stated
 
 
-def state(chunks: Iterable[bytes | memoryview]) -> Stated:
-    """The size and hash that a file of these bytes has."""
+def state(chunks: Iterable[bytes | memoryview], file: IO[bytes] | None = None) -> Stated:
+    """The size and hash that a file of these bytes has; they are written to `file`, if there is one."""
     sha, size = hashlib.sha256(), 0
     for chunk in chunks:
+        if file is not None:
+            file.write(chunk)
         sha.update(chunk)
         size += len(chunk)
     return Stated(size, sha.hexdigest())
@@ -171,56 +170,16 @@ def read_json(path: Path, stated: Stated | None) -> dict[str, Any]:
 
 
 def read_arrays(path: Path, stated: Stated) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file that is as stated: read once, and allocated once its header is found true."""
+    """The arrays of a safetensors file that is as stated."""
     with _opened(path, stated, _MEMORY) as file:
-        sha = hashlib.sha256()
-
-        def take(count: int) -> np.ndarray:
-            taken = np.empty(count, np.uint8)
-            if file.readinto(taken.data) != count:
-                raise Unreadable("ends too early")
-            sha.update(taken.data)
-            return taken
-
-        if stated.size < 8:
-            raise Unreadable("has no header")
-        length = int.from_bytes(take(8).tobytes(), "little")
-        if length > min(LARGEST_HEADER, stated.size - 8):
-            raise Unreadable(f"has a header that says to be {length} bytes long")
-        arrays: dict[str, np.ndarray] = {}
-        for name, dtype, shape, size in _layout(take(length).tobytes(), stated.size - 8 - length):
-            raw = take(size)
-            if dtype == np.bool_ and size and raw.max() > 1:
-                raise Unreadable(f"has truth values in {name[:80]!r} that are none")
-            arrays[name] = _shaped(raw, dtype, shape)
-        _require(sha.hexdigest(), stated)
-        return arrays
-
-
-def _shaped(raw: np.ndarray, dtype: np.dtype, shape: list[int]) -> np.ndarray:
+        data = file.read()
+    _require(hashlib.sha256(data).hexdigest(), stated)
     try:
-        return raw.view(dtype).reshape(shape)
-    except (ValueError, OverflowError):  # more dimensions, or larger empty ones, than there can be
-        raise Unreadable(f"has an array of the shape {str(shape)[:80]}") from None
-
-
-def _layout(header: bytes, total: int) -> list[tuple[str, np.dtype, list[int], int]]:
-    """Name, dtype, shape and bytes of each array in the order of the file, which they fill without gaps."""
-    try:
-        entries: dict[str, dict[str, Any]] = json.loads(header.decode())
-        entries.pop("__metadata__", None)
-        found = []
-        for name, entry in entries.items():
-            dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-            if not all(type(x) is int and x >= 0 for x in (*shape, begin, end)):
-                raise ValueError
-            if len(shape) > 32 or end - begin != math.prod(shape) * dtype.itemsize:
-                raise ValueError
-            found.append((begin, end, name, dtype, shape))
-        found.sort(key=lambda entry: entry[:2])
-        edges = [0, *(end for _, end, *_ in found)]
-        if [begin for begin, *_ in found] != edges[:-1] or edges[-1] != total:
-            raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise Unreadable("has a header that is not one of safetensors") from None
-    return [(name, dtype, shape, end - begin) for begin, end, name, dtype, shape in found]
+        found = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        arrays = {n: np.frombuffer(e["data"], _DTYPES[e["dtype"]]).reshape(e["shape"]) for n, e in found}
+    except (safetensors.SafetensorError, KeyError, ValueError, OverflowError) as error:
+        raise Unreadable(f"is not a safetensors file ({summary(error)[:200]})") from None
+    for name, array in arrays.items():
+        if array.dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
+            raise Unreadable(f"has truth values in {name[:80]!r} that are none")
+    return arrays

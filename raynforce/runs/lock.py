@@ -8,35 +8,36 @@ of another host takes a lock only if that has stopped.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
-import stat
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 from raynforce.errors import RaynforceError, UsageError
 from raynforce.runs import disk
 
 NAME = "run.lock"
 BEAT, STALE = 10.0, 60.0  # seconds from touch to touch, and without one until a holder of another host counts as gone
-SETTLE = 1.0  # seconds in which another host that breaks the same stale lock would have written its name
+SETTLE = 1.0  # seconds in which another host that takes the same lock would have written its name
 LONGEST = 4096  # bytes of the content
 
-_held: set[int] = set()  # descriptors
+_files: set[int] = set()  # descriptors of locks that are held
+_live: set[str] = set()  # tokens of locks that this process holds
 
 
 def _forget() -> None:
     """In a forked child: a lock lasts as long as any copy of its descriptor, and the child may outlive its parent."""
-    for descriptor in _held:
+    for descriptor in _files:
         with contextlib.suppress(OSError):
             os.close(descriptor)
-    _held.clear()
+    _files.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -50,7 +51,7 @@ class Holder:
     pid: int = 0
     """In that host. 0 if the holder cannot be named."""
     boot: str = ""
-    """Differs from host to host, and from one start of a host to the next."""
+    """Which start of which kernel, and which of its containers: a process id says nothing elsewhere."""
     started: float = 0.0
     """When it took the lock: seconds since 1970, by the clock of its host."""
     token: str = ""
@@ -61,47 +62,140 @@ class Holder:
         since = time.strftime("%H:%M (%Y-%m-%d)", time.localtime(self.started))
         return f"process {self.pid} on host {self.host} since {since}"
 
+    @staticmethod
+    def me() -> Holder:
+        return Holder(os.uname().nodename, os.getpid(), _boot(), time.time(), uuid.uuid4().hex)
+
+    @staticmethod
+    def parse(text: bytes) -> Holder | None:
+        """Who is named; None if the lock was released, a `Holder()` if nobody can make sense of it."""
+        if not text:
+            return None
+        try:
+            facts = json.loads(text)
+            return Holder(**{name: type(value)(facts[name]) for name, value in asdict(Holder()).items()})
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return Holder()
+
+    def has_ended(self) -> bool:
+        """Whether it was a process of this machine that is gone, or this one when it could not say that it was done."""
+        if not self.boot or (self.host, self.boot) != (os.uname().nodename, _boot()):
+            return False
+        if self.pid == os.getpid():
+            return self.token not in _live
+        try:
+            os.kill(self.pid, 0)
+        except (OSError, OverflowError) as error:
+            return isinstance(error, ProcessLookupError)
+        return False
+
+    def same_kernel(self) -> bool:
+        return self.boot.partition(" ")[0] == _boot().partition(" ")[0]
+
+
+def _boot() -> str:
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return os.uname().nodename
+
+
+class Place(Protocol):
+    """Where a holder is named."""
+
+    def read(self) -> Holder | None: ...
+
+    def touch(self, own: Holder) -> None:
+        """Show that the holder lives."""
+
+    def free(self, own: Holder | None) -> None:
+        """Name nobody any more, where `own` is still the one who is named; let go of what was opened."""
+
 
 class Lock:
-    """A lock that is held."""
+    """A lock that is held: a thread shows every `BEAT` seconds that its holder lives, and sees if it was taken over."""
 
-    def __init__(self, path: Path, descriptor: int, own: Holder) -> None:
-        self.path, self.own = path, own
+    def __init__(self, run: str, own: Holder, place: Place, within: Lock | None = None) -> None:
+        self.run, self.own, self._place, self._within = run, own, place, within
         self.lost: Holder | None = None
         """Who has taken it over because this process seemed gone (stopped, or cut off from the disk) for too long."""
-        self._descriptor = descriptor
+        _live.add(own.token)
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="raynforce-lock", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="raynforce-lock", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
         """Raise if this process is not the run's one writer any more. Does not touch the disk."""
+        if self._within is not None:
+            self._within.check()
         if self.lost is not None:
-            raise RaynforceError(f"run {self.path} was taken over by {self.lost}: nothing more is written to it here")
+            raise RaynforceError(f"run {self.run} was taken over by {self.lost}: nothing more is written to it here")
 
-    def _beat(self) -> None:
-        wait = min(SETTLE, BEAT)  # soon, in case another host took it in the same moment
-        while not self._end.wait(wait):
-            wait = BEAT
-            with contextlib.suppress(OSError):  # a disk that fails may come back
-                if self._is_own():
-                    os.utime(self._descriptor)
-        with contextlib.suppress(OSError):
-            if self._is_own():
-                os.ftruncate(self._descriptor, 0)
-        _held.discard(self._descriptor)
-        os.close(self._descriptor)
-
-    def _is_own(self) -> bool:
-        now = _read(self.path / NAME)
+    def beat(self) -> None:
+        """Show life now, and raise if another has taken it over."""
+        now = self._place.read()
         if now is not None and now.token not in ("", self.own.token):
             self.lost = now
-        return self.lost is None
+        self.check()
+        if not self._end.is_set():  # a thread that comes too late must not take it again
+            self._place.touch(self.own)
+
+    def _work(self) -> None:
+        while not self._end.wait(BEAT):
+            with contextlib.suppress(OSError, RaynforceError):  # a disk that fails may come back
+                self.beat()
+        with contextlib.suppress(OSError, RaynforceError):
+            self._place.free(None if self.lost else self.own)
 
     def release(self, timeout: float = 5.0) -> None:
         """Let others have it. The disk is not waited for any longer than `timeout`."""
+        _live.discard(self.own.token)
         self._end.set()
         self._thread.join(timeout)
+
+
+def in_use(run: str | Path, by: Holder) -> UsageError:
+    return UsageError(f"run {run} is in use by {by}: wait, or end it first")
+
+
+# -- a run in a directory -----------------------------------------------------------------------------------
+
+
+class _File:
+    """`run.lock`, open and locked."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path, self._descriptor = path, descriptor
+
+    def read(self) -> Holder | None:
+        """The content, as other hosts see it: a file system asks again when a file is opened."""
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            return Holder.parse(os.pread(descriptor, LONGEST, 0))
+        finally:
+            os.close(descriptor)
+
+    def write(self, own: Holder) -> None:
+        """In one write, so that nobody sees half of it."""
+        text = json.dumps(asdict(own)).encode() + b"\n"
+        os.pwrite(self._descriptor, text, 0)
+        os.ftruncate(self._descriptor, len(text))
+        disk.sync(self._descriptor)  # other hosts see nothing of it before
+
+    def touch(self, own: Holder) -> None:
+        os.utime(self._descriptor)
+
+    def free(self, own: Holder | None) -> None:
+        try:
+            if own is not None and self.read() == own:
+                os.ftruncate(self._descriptor, 0)
+        finally:
+            _close(self._descriptor)
+
+
+def _close(descriptor: int) -> None:
+    _files.discard(descriptor)
+    os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -117,58 +211,55 @@ def locked(path: Path) -> Iterator[Lock]:
 def holder(path: Path) -> Holder | None:
     """Who writes to the run at `path`; None if nobody does. Changes nothing."""
     try:
-        descriptor = os.open(path / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        found = _parse(descriptor)
+        found = Holder.parse(os.pread(descriptor, LONGEST, 0))
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            flock = True
         except BlockingIOError:
             return found or Holder()
         except OSError:  # there is none on this file system
-            return found if _alive(found, time.time() - status.st_mtime, flock=False) else None
-        return found if _alive(found, time.time() - status.st_mtime, flock=True) else None
+            flock = False
+        return found if _is_alive(found, time.time() - os.fstat(descriptor).st_mtime, flock) else None
+    except OSError:  # not a file
+        return None
     finally:
         os.close(descriptor)
 
 
 def _take(path: Path) -> Lock:
-    own = Holder(os.uname().nodename, os.getpid(), _boot(), time.time(), uuid.uuid4().hex)
+    own = Holder.me()
     try:
         with contextlib.ExitStack() as stack:
-            file = path / NAME
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(file, flags, 0o666)
-            stack.callback(os.close, descriptor)
-            _held.add(descriptor)
-            stack.callback(_held.discard, descriptor)
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, f"{NAME} is not a regular file")
-            flock = _flock(descriptor, path)
-            before = _parse(descriptor)
-            if before is not None and _alive(before, _clock(path) - os.fstat(descriptor).st_mtime, flock):
-                raise _in_use(path, before)
-            _write(descriptor, own)
+            descriptor = os.open(path / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+            _files.add(descriptor)
+            stack.callback(_close, descriptor)
+            file = _File(path / NAME, descriptor)
+            before = Holder.parse(os.pread(descriptor, LONGEST, 0))
+            flock = _flock(descriptor)
+            if flock is None:
+                raise in_use(path, before or Holder())
+            if before is not None and _is_alive(before, _clock(path) - os.fstat(descriptor).st_mtime, flock):
+                raise in_use(path, before)
+            file.write(own)
             # On a file system without a shared flock another host may break the same lock in this very moment.
-            if not flock or (before is not None and before.boot != own.boot):
+            if not flock or (before is not None and not before.same_kernel()):
                 time.sleep(SETTLE)
-                now = _read(file)
-                if now is not None and now.token != own.token:
-                    raise _in_use(path, now)
+                if (now := file.read()) is not None and now.token != own.token:
+                    raise in_use(path, now)
             stack.pop_all()
-            return Lock(path, descriptor, own)
+            return Lock(str(path), own, file)
     except OSError as error:
         raise RaynforceError(
             f"cannot lock run {path}: {error.strerror or error}; make it writable (is there space?), or copy it"
         ) from error
 
 
-def _flock(descriptor: int, path: Path) -> bool:
-    """Lock it; returns whether the file system can."""
+def _flock(descriptor: int) -> bool | None:
+    """Lock it: True if it is locked, None if another has it, False if the file system cannot."""
     for _ in range(5):  # once is not enough: somebody may just be looking who holds it
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,85 +268,17 @@ def _flock(descriptor: int, path: Path) -> bool:
             time.sleep(0.05)
         except OSError:
             return False
-    raise _in_use(path, _parse(descriptor) or Holder())
+    return None
 
 
-def _in_use(path: Path, holder: Holder) -> UsageError:
-    return UsageError(f"run {path} is in use by {holder}: wait, or end it first")
-
-
-def _alive(holder: Holder | None, idle: float, flock: bool) -> bool:
+def _is_alive(holder: Holder | None, idle: float, flock: bool) -> bool:
     """Whether a holder that has not touched its lock for `idle` seconds is there although we can lock the file."""
-    if holder is None or not holder.pid:
-        return False
-    if holder.boot == _boot():
-        if flock:
-            return False  # the kernel knows
-        if holder.host == os.uname().nodename and not _exists(holder.pid):
-            return False
+    if holder is None or not holder.pid or holder.has_ended() or (flock and holder.same_kernel()):
+        return False  # if we could lock it, the kernel knows of no holder
     return abs(idle) < STALE  # a clock that was set back leaves times of the future
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it is another user's
-        return True
-    return True
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return os.uname().nodename
 
 
 def _clock(path: Path) -> float:
     """The time by the file system's own clock, which need not be that of this host."""
-    file = path / f".{NAME}.clock"
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    try:
-        os.utime(descriptor)
-        return os.fstat(descriptor).st_mtime
-    finally:
-        os.close(descriptor)
-        with contextlib.suppress(OSError):
-            file.unlink()
-
-
-def _read(file: Path) -> Holder | None:
-    """The content, as other hosts see it: a file system asks again when a file is opened."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        return _parse(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _parse(descriptor: int) -> Holder | None:
-    """Who is named; None if the lock was released, a `Holder()` if nobody can make sense of it."""
-    try:
-        text = os.pread(descriptor, LONGEST, 0)
-    except OSError:  # some file systems let nobody read what another has locked
-        return Holder()
-    if not text:
-        return None
-    try:
-        facts = json.loads(text)
-        return Holder(
-            str(facts["host"]), int(facts["pid"]), str(facts["boot"]), float(facts["started"]), str(facts["token"])
-        )
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return Holder()
-
-
-def _write(descriptor: int, own: Holder) -> None:
-    """In one write, so that nobody sees half of it."""
-    text = json.dumps(asdict(own)).encode() + b"\n"
-    if os.pwrite(descriptor, text, 0) != len(text):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.ftruncate(descriptor, len(text))
-    disk.sync(descriptor)  # other hosts see nothing of it before
+    with tempfile.TemporaryFile(dir=path) as file:
+        return os.fstat(file.fileno()).st_mtime

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
@@ -94,9 +94,8 @@ class JsonlSink:
     `time` is seconds since the run began: the metric `time/seconds` if there is one, else counted from when the sink
     was opened (and on from the last line, in a resumed run). NaN and infinities become `null`.
 
-    With `resume`, the `position()` that a checkpoint holds, the file is continued from exactly there, so that a
-    resumed run has neither gaps nor doubles. Without one (a checkpoint of an older release), `resume_step` drops the
-    lines of later steps and torn ones.
+    A resumed run continues the file from `resume`, the `position()` that its checkpoint holds, without gaps and
+    doubles; without a checkpoint it begins anew.
     """
 
     def __init__(
@@ -108,14 +107,11 @@ class JsonlSink:
         resume: Tree | None = None,
     ) -> None:
         self.path, self._journal = Path(path), journal
-        position = (resume or {}).get("bytes")
         elapsed = 0.0
         try:
             if self.path.exists():
-                if isinstance(position, int):
-                    elapsed = _cut(self.path, max(0, position))
-                elif resume_step is not None:
-                    elapsed = _truncate(self.path, resume_step)
+                if resume is not None or resume_step is not None:
+                    elapsed = _cut(self.path, (resume or {}).get("bytes", 0))
                 elif self.path.stat().st_size > 0:
                     raise UsageError(
                         f"metrics file {self.path} already holds a run: resume that run, or choose another directory"
@@ -173,7 +169,10 @@ def _cut(path: Path, position: int) -> float:
         disk.sync(file.fileno())
         begin = _line_end(file, end - 1) if end else 0
         file.seek(begin)
-        return max((at for _, _, at in _lines(file)), default=0.0)
+        try:
+            return float(json.loads(file.read())["time"] or 0.0)
+        except (ValueError, TypeError, KeyError):  # no line is left, or a torn one
+            return 0.0
 
 
 def _line_end(file: BinaryIO, position: int) -> int:
@@ -186,29 +185,3 @@ def _line_end(file: BinaryIO, position: int) -> int:
             return begin + found + 1
         position = begin
     return 0
-
-
-def _truncate(path: Path, resume_step: int) -> float:
-    """Rewrite the file without what came after `resume_step`; return the time of its last line."""
-    seconds = 0.0
-    temporary = path.with_name(path.name + ".tmp")
-    with open(path, "rb") as old, open(temporary, "wb") as new:
-        for line, step, at in _lines(old):
-            if step <= resume_step:
-                new.write(line.rstrip(b"\n") + b"\n")
-                seconds = max(seconds, at)
-        new.flush()
-        disk.sync(new.fileno())
-    os.replace(temporary, path)
-    disk.flush(path.parent)  # the rename itself must survive a power cut too
-    return seconds
-
-
-def _lines(file: Iterable[bytes]) -> Iterator[tuple[bytes, int, float]]:
-    """Each whole line with its step and time. Torn lines (a crash, a full disk) are no JSON and are skipped."""
-    for line in file:
-        try:
-            record = json.loads(line)
-            yield line, int(record["step"]), float(record.get("time") or 0.0)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            continue

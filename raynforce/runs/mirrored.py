@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shlex
 import shutil
@@ -13,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from raynforce.errors import RaynforceError, UsageError
-from raynforce.runs import lock, remote_lock
+from raynforce.runs import disk, lock, remote_lock
 from raynforce.runs.directory import RunDirectory, Saved
 from raynforce.runs.remote import Remote
-from raynforce.runs.remote_lock import TakenOver
 from raynforce.runs.store import is_url
 from raynforce.runs.working_copy import WorkingCopy
 from raynforce.trees import Tree
@@ -55,7 +53,7 @@ class MirroredRun(RunDirectory):
         if others := self.remote.strangers():
             raise UsageError(f"{self.shown} holds {others[0]!r} already: choose another with --out")
         if (holder := lock.holder(self.path)) is not None:
-            raise self._in_use(holder)
+            raise lock.in_use(self.shown, holder)
         if WorkingCopy(self.path).sent:  # it was there
             shutil.rmtree(self.path, ignore_errors=True)
             self.notes.append(f"the run that was at {self.shown} is gone: what this machine had of it was removed")
@@ -79,10 +77,7 @@ class MirroredRun(RunDirectory):
             if (holder := lock.holder(self.path)) is None:
                 self.notes += self.remote.fetch(self.path, all=all).notes
             elif all:
-                raise self._in_use(holder)
-
-    def _in_use(self, holder: lock.Holder) -> UsageError:
-        return UsageError(f"run {self.shown} is in use by {holder}: wait, or end it first")
+                raise lock.in_use(self.shown, holder)
 
     # -- one writer ---------------------------------------------------------------------------------------
 
@@ -93,46 +88,18 @@ class MirroredRun(RunDirectory):
             with _alone(self.path):
                 held = stack.enter_context(super().locked())
             try:
-                self.remote.lock.claim()
-                stack.enter_context(self._beating(held))
+                self._held = remote_lock.claim(self.remote.store, held)
+                stack.callback(self._held.release, RELEASE_SECONDS)  # a store that hangs for good is not waited for
                 self.remote.begin_writing(self.path)
             except RaynforceError:
                 if self._created:  # so that the same command can be tried again
                     shutil.rmtree(self.path, ignore_errors=True)
                 raise
-            yield held
-
-    @contextlib.contextmanager
-    def _beating(self, held: lock.Lock) -> Iterator[None]:
-        """Say in a thread that the writer is alive, whatever a push is doing; at the end, give the run back."""
-        end = threading.Event()
-
-        def beat() -> None:
-            while held.lost is None and not end.wait(remote_lock.BEAT_SECONDS):
-                with contextlib.suppress(RaynforceError):  # a store that fails may come back
-                    self._beat(held)
-            with contextlib.suppress(RaynforceError):
-                self.remote.lock.release()
-
-        thread = threading.Thread(target=beat, name="raynforce-remote-lock", daemon=True)
-        thread.start()
-        self._held = held
-        try:
-            yield
-        finally:
-            end.set()
-            thread.join(RELEASE_SECONDS)  # a store that hangs for good is not waited for
-
-    def _beat(self, held: lock.Lock) -> None:
-        try:
-            self.remote.lock.beat()
-        except TakenOver as error:
-            held.lost = error.by
-            raise
+            yield self._held
 
     def holder(self) -> lock.Holder | None:
         """Who writes to it, on this machine or another."""
-        return super().holder() or self.remote.lock.holder()
+        return super().holder() or remote_lock.holder(self.remote.store)
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -159,7 +126,7 @@ class MirroredRun(RunDirectory):
         try:
             with self._pushing:
                 if self._held is not None:
-                    self._beat(self._held)  # nothing is pushed to a run that is another's by now
+                    self._held.beat()  # nothing is pushed to a run that is another's by now
                 self.remote.push(self.path)
         except RaynforceError as error:
             raise NotMirrored(f"{what} is safe in {self.path}, but not at {self.shown}: {error}") from error
@@ -203,10 +170,7 @@ def local_path(path: str | Path) -> Path:
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """One process of this machine at a time fetches into a working copy, or begins to write there."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a file system without locks: then it is up to the user
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            stack.callback(os.close, file)
-            fcntl.flock(file, fcntl.LOCK_EX)  # the kernel undoes it however that process ends
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with disk.alone(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT):
         yield

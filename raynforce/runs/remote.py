@@ -12,7 +12,6 @@ from pathlib import Path
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
 from raynforce.runs.checkpoint import MANIFEST, point
 from raynforce.runs.disk import cache_folder
-from raynforce.runs.remote_lock import RemoteLock
 from raynforce.runs.store import Missing, Store
 from raynforce.runs.working_copy import (
     CHECKPOINTS,
@@ -59,7 +58,7 @@ class Remote:
     """
 
     def __init__(self, store: Store) -> None:
-        self.store, self.lock = store, RemoteLock(store)
+        self.store = store
         self.url = store.url
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The store that a run at a URL is in: any file system that fsspec or pyarrow knows; what fails there is one line."""
+"""The store that a run at a URL is in: any file system that fsspec knows; what fails there is one line."""
 
 from __future__ import annotations
 
@@ -48,17 +48,13 @@ class Store:
 
     @staticmethod
     def open(url: str) -> Store:
-        """Find the file system for a URL: fsspec's, or pyarrow's where fsspec's needs a package that is not there."""
+        """Find the file system for a URL."""
         try:
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
             fs, root = url_to_fs(url)
         except Exception as error:
-            try:
-                found, root = importlib.import_module("pyarrow.fs").FileSystem.from_uri(url)
-                fs = importlib.import_module("fsspec.implementations.arrow").ArrowFSWrapper(found)
-            except Exception:
-                raise UsageError(f"cannot use {_shown(url)}: {_lacks(url.partition('://')[0], error)}") from error
+            raise UsageError(f"cannot use {_shown(url)}: {_lacks(url.partition('://')[0], error)}") from error
         if not root.strip("/"):
             raise UsageError(f"{url} names no directory: add one, such as {url.rstrip('/')}/run")
         return Store(url, fs, root)

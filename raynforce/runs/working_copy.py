@@ -158,7 +158,7 @@ def files_of(name: str, data: bytes) -> Contents:
     found: Contents = {}
     try:
         manifest = json.loads(data)
-        for folder, files in ((name, manifest["files"]), ("segments", manifest.get("segments", {}))):
+        for folder, files in ((name, manifest["files"]), ("segments", manifest["segments"])):
             for file, stated in files.items():
                 if not is_plain(file) or is_hidden(file) or file == MANIFEST:
                     raise CheckpointError(f"checkpoint {name}: its {MANIFEST} names {file!r}, which is no file of it")

@@ -10,7 +10,7 @@ from itertools import chain, repeat
 
 from raynforce.config import Config
 from raynforce.errors import UsageError
-from raynforce.experience.memory import available_bytes
+from raynforce.memory import available_bytes
 from raynforce.runtimes.base import Place
 
 Resources = Mapping[str, float]

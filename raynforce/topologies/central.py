@@ -12,9 +12,9 @@ from typing import Any
 from raynforce.algos.base import Algorithm
 from raynforce.config import Config
 from raynforce.errors import UsageError
-from raynforce.experience.memory import require_memory
 from raynforce.experience.record import Receipt
 from raynforce.experience.storage import observation_bytes
+from raynforce.memory import require_memory
 from raynforce.roles.served import Outcome
 from raynforce.runtimes.base import Pending, RoleDied
 from raynforce.runtimes.member import Fault, Job, Member

@@ -19,10 +19,10 @@ from raynforce.algos.base import Algorithm
 from raynforce.config import Config
 from raynforce.errors import UsageError
 from raynforce.experience.limiter import Limiter
-from raynforce.experience.memory import require_memory
 from raynforce.experience.replay_spec import ReplaySpec, load_limiter, make_limiter, replay_bytes, with_limiter
 from raynforce.experience.sharding import joint_metrics, portions
 from raynforce.experience.storage import observation_bytes
+from raynforce.memory import require_memory
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.member import Job, Member
 from raynforce.spaces import EnvSpec

@@ -15,8 +15,8 @@ from typing import Any
 from raynforce.algos.base import Algorithm
 from raynforce.config import Config
 from raynforce.errors import UsageError
-from raynforce.experience.memory import require_memory
 from raynforce.experience.replay_spec import least_buffer, replay_bytes
+from raynforce.memory import require_memory
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.member import Job, Member
 from raynforce.spaces import EnvSpec

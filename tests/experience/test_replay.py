@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from replay_sources import ACTION, DISCRETE, GAMMA, OBS, Reference, Source, check, fill
 
+from raynforce import memory as memory_module
 from raynforce.errors import UsageError
-from raynforce.experience import memory as memory_module
 from raynforce.experience.replay import Replay
 from raynforce.experience.storage import estimate_bytes
 from raynforce.spaces import ObsLeaf

@@ -11,8 +11,8 @@ from frame_sources import PLAIN, STACKED, FrameSource, assert_same, fragments
 from replay_sources import DISCRETE, GAMMA
 from saved_replays import written
 
+from raynforce import memory as memory_module
 from raynforce.errors import CheckpointError, UsageError
-from raynforce.experience import memory as memory_module
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.replay import Replay
 from raynforce.experience.storage import estimate_bytes

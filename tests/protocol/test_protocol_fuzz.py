@@ -5,9 +5,9 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
+from protocol_fuzz import Crack, Fuzzer
 
 from raynforce.protocol import policy
-from raynforce.protocol.fuzz import Crack, Fuzzer
 
 MEMORY = 8 << 20
 CODES = ("magic", "version", "type", "flags", "size", "meta", "field", "env", "state")

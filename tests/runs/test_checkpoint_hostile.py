@@ -134,7 +134,7 @@ def test_a_hostile_manifest_is_refused_in_one_line(saved: Path, name: str) -> No
 
 def test_another_format_says_which_are_read(saved: Path) -> None:
     edit(saved, lambda m: {**m, "format_version": 3})
-    assert "format 3; this release reads 1 to 2" in complaint(saved)
+    assert "format 3; this release reads 2" in complaint(saved)
 
 
 def test_a_manifest_that_was_changed_by_hand_is_refused(saved: Path) -> None:

@@ -287,7 +287,7 @@ def test_what_cannot_be_locked_is_one_line(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / name).mkdir()
         make(tmp_path / name / NAME)
     refused(tmp_path / "directory", "Is a directory")
-    refused(tmp_path / "pipe", "run.lock is not a regular file")
+    refused(tmp_path / "pipe", "Illegal seek")
     refused(tmp_path / "link", "Too many levels of symbolic links")
     assert not (tmp_path / "elsewhere").exists()
     refused(tmp_path / "missing", "No such file or directory")

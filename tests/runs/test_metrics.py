@@ -109,34 +109,6 @@ def test_wrong_metrics_are_named(tmp_path: Path, metrics: dict[str, float], says
     assert read(tmp_path / "metrics.jsonl") == []
 
 
-def test_resume_drops_later_steps_and_a_torn_line(tmp_path: Path, another: Callable[[], Journal]) -> None:
-    path = tmp_path / "metrics.jsonl"
-    sink = JsonlSink(path, another())
-    for step in (10, 20, 30, 40):
-        sink.write(step, {"charts/SPS": step, "time/seconds": step * 10.0})
-    sink.close()
-    with open(path, "ab") as file:
-        file.write(b'{"step": 15, "time": 1')  # the process was killed here
-
-    sink = JsonlSink(path, another(), resume_step=20)
-    assert [line["step"] for line in read(path)] == [10, 20]
-    sink.write(30, {"charts/SPS": 31})
-    sink.close()
-    lines = read(path)
-    assert [line["step"] for line in lines] == [10, 20, 30]
-    assert 200.0 <= (lines[2]["time"] or 0.0) < 260.0  # goes on from the last line that was kept
-    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
-def test_resume_keeps_a_whole_last_line_without_its_newline(tmp_path: Path, journal: Journal) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1, "time": 0.1}\n\x00\x00\x00\n[1]\n{"step": 2, "time": 0.2}')
-    sink = JsonlSink(path, journal, resume_step=2)
-    sink.write(3, {})
-    sink.close()
-    assert [line["step"] for line in read(path)] == [1, 2, 3]
-
-
 def test_resume_without_a_file_begins_one(tmp_path: Path, journal: Journal) -> None:
     sink = JsonlSink(tmp_path / "metrics.jsonl", journal, resume_step=5)
     sink.write(6, {})
@@ -167,7 +139,7 @@ def test_resume_cuts_at_the_position_of_the_checkpoint(tmp_path: Path, another: 
     path = tmp_path / "metrics.jsonl"
     positions = written(path, another())
     # An evaluation of step 2 that ended after the checkpoint: it comes again, although its step is an early one.
-    JsonlSink(path, another(), resume_step=5).write(2, {"eval/return": 1.0})
+    JsonlSink(path, another(), resume_step=5, resume=positions[5]).write(2, {"eval/return": 1.0})
     with open(path, "ab") as file:
         file.write(b'{"step": 7, "ti')  # torn
     assert path.read_bytes().count(b"step") == 7
@@ -212,17 +184,16 @@ def test_a_very_long_line_is_found_whole(tmp_path: Path, journal: Journal) -> No
     assert 7.0 <= (read(path)[1]["time"] or 0.0) < 12.0
 
 
-@pytest.mark.parametrize("position", [{}, {"bytes": None}, {"bytes": "12"}])
-def test_without_a_position_steps_decide(tmp_path: Path, another: Callable[[], Journal], position: Tree) -> None:
+def test_without_a_checkpoint_the_file_begins_anew(tmp_path: Path, another: Callable[[], Journal]) -> None:
     path = tmp_path / "metrics.jsonl"
     written(path, another())
-    JsonlSink(path, another(), resume_step=3, resume=position)
-    assert [line["step"] for line in read(path)] == [1, 2, 3]
+    JsonlSink(path, another(), resume_step=0)
+    assert read(path) == []
 
 
 def test_a_full_disk_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, told = tmp_path / "metrics.jsonl", list[str]()
-    journal = Journal(told.append, retry=(0.01, 0.01))
+    journal = Journal(told.append)
     metrics = Metrics([JsonlSink(path, journal)])
     with monkeypatch.context() as patch:
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fsspec.registry import known_implementations
@@ -42,20 +39,6 @@ def test_what_cannot_be_opened_is_refused_in_one_line(monkeypatch: pytest.Monkey
         Remote.open("nonsense://x/y")
     with pytest.raises(UsageError, match="names no directory"):
         Remote.open("memory://")
-
-
-def test_pyarrow_opens_what_fsspec_lacks_a_package_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    class FileSystem:
-        type_name = "lacking"
-
-        @staticmethod
-        def from_uri(url: str) -> tuple[Any, str]:
-            return FileSystem(), url.partition("://")[2]
-
-    known = {"class": "no_such_package_s3.FileSystem", "err": "Install it"}
-    monkeypatch.setitem(known_implementations, "lacking", known)
-    monkeypatch.setitem(sys.modules, "pyarrow.fs", types.SimpleNamespace(FileSystem=FileSystem))
-    assert Store.open("lacking://bucket/run").fs.fs.type_name == "lacking"
 
 
 def test_the_working_copy_is_stable_and_of_one_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

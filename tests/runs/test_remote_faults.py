@@ -17,6 +17,7 @@ from odd_store import Killed, OddStore
 from pushed_runs import DOWN, facts, save, stored, tree, verified
 
 from raynforce.errors import CheckpointError, RaynforceError
+from raynforce.runs import remote_lock
 from raynforce.runs.checkpoint import point
 from raynforce.runs.remote import Remote
 
@@ -329,8 +330,12 @@ def test_failures_of_the_store_are_one_line(local: Path, tmp_path: Path) -> None
     save(local, 1000)
     OddStore.wrong, OddStore.left = KeyError("no\ncredentials"), 0
     there = Remote.open("odd://bucket/run")
-    lock = there.lock
-    for call in (lambda: there.push(local), lambda: there.fetch(tmp_path / "copy"), lock.holder, lock.claim):
+    for call in (
+        lambda: there.push(local),
+        lambda: there.fetch(tmp_path / "copy"),
+        lambda: remote_lock.holder(there.store),
+        lambda: remote_lock.claim(there.store),
+    ):
         with pytest.raises(RaynforceError, match=r"^cannot (list|read) odd://bucket/run/[a-z.]*: KeyError: ") as error:
             call()
         assert "\n" not in str(error.value)

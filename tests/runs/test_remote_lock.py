@@ -15,13 +15,15 @@ from odd_store import OddStore, empty_stores
 from pushed_runs import stored
 
 from raynforce.errors import RaynforceError, UsageError
-from raynforce.runs import remote_lock
+from raynforce.runs import lock
 from raynforce.runs.lock import Holder
 from raynforce.runs.remote import Remote
+from raynforce.runs.remote_lock import InStore, claim, holder
 
 
 @pytest.fixture(autouse=True)
-def _empty_stores() -> Iterator[None]:
+def _empty_stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(lock, "SETTLE", 0.0)
     yield
     empty_stores()
 
@@ -36,76 +38,87 @@ def elsewhere(there: Remote, **changes: Any) -> None:
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_one_holds_it_and_another_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store/run" if kind == "file" else "memory://bucket/run"
-    first, second = Remote.open(url), Remote.open(url)
-    assert first.lock.holder() is None
-    first.lock.claim(moment=0)
-    holder = second.lock.holder()
-    assert isinstance(holder, Holder)
-    assert holder.pid == os.getpid()
-    with pytest.raises(
-        UsageError, match=rf"in use by process {os.getpid()} on host .* since .*: wait, or end it first"
-    ):
-        second.lock.claim(moment=0)
-    second.lock.release()  # is not its own
-    first.lock.beat()
-    first.lock.release()
-    assert stored(first) == set()
-    second.lock.claim(moment=0)
+    there = Remote.open(url)
+    store = there.store
+    assert holder(store) is None
+    first = claim(store)
+    found = holder(Remote.open(url).store)
+    assert isinstance(found, Holder)
+    assert found.pid == os.getpid()
+    says = rf"in use by process {os.getpid()} on host .* since .*: wait, or end it first"
+    with pytest.raises(UsageError, match=says):
+        claim(Remote.open(url).store)
+    first.beat()
+    first.release()
+    assert stored(there) == set()
+    first.beat()  # too late: it must not come back
+    assert stored(there) == set()
+    second = claim(store)
     with pytest.raises(RaynforceError, match="was taken over by process"):
-        first.lock.beat()
+        first.beat()
+    first.release()  # is not its own
+    assert stored(there) == {"run.lock"}
+    second.release()
 
 
 def test_a_process_of_this_machine_that_has_ended_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    second = Remote.open("memory://bucket/run")
+    there = Remote.open("memory://bucket/run")
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: child)
-        Remote.open("memory://bucket/run").lock.claim(moment=0)
-    assert second.lock.holder() is None
-    second.lock.claim(moment=0)
-    assert stored(second) == {"run.lock"}
+        InStore(there.store).touch(Holder.me())
+    assert holder(there.store) is None
+    held = claim(there.store)
+    assert stored(there) == {"run.lock"}
+    held.release()
+
+
+def test_what_this_process_could_not_give_back_is_free() -> None:
+    store = Remote.open("memory://bucket/run").store
+    InStore(store).touch(Holder.me())
+    assert holder(store) is None
+    claim(store).release()
 
 
 def test_the_clock_of_the_store_decides_not_the_one_that_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Remote.open("odd://bucket/run")
     elsewhere(there, beat=time.time() - 5000)  # its clock is slow, but it was written just now
     with pytest.raises(UsageError, match="in use by process 7 on host far"):
-        there.lock.claim(moment=0)
-    monkeypatch.setattr(remote_lock, "FRESH_SECONDS", 0.0)
+        claim(there.store)
+    monkeypatch.setattr(lock, "STALE", 0.0)
     elsewhere(there, beat=time.time() + 5000)
-    there.lock.claim(moment=0)
+    held = claim(there.store)
     assert stored(there) == {"run.lock"}
+    held.release()
 
 
-def test_without_a_clock_a_lock_that_looks_old_is_watched() -> None:
+def test_without_a_clock_a_lock_is_watched() -> None:
     OddStore.dated = False
     there = Remote.open("odd://bucket/run")
-    elsewhere(there)
-    assert str(there.lock.holder()).startswith("process 7 on host far")
-    with pytest.raises(UsageError, match="in use by process 7"):
-        there.lock.claim(moment=0, watch=60)  # no need to watch
     elsewhere(there, beat=5.0)
-    assert there.lock.holder() is None
+    assert str(holder(there.store)).startswith("process 7 on host far")
     beating = threading.Timer(0.1, lambda: elsewhere(there, beat=6.0))
     beating.start()
     with pytest.raises(UsageError, match="in use by process 7"):
-        there.lock.claim(moment=0, watch=0.3)
+        claim(there.store, watch=0.3)
     beating.join()
-    there.lock.claim(moment=0, watch=0.05)
-    assert there.lock.holder() is not None
+    held = claim(there.store, watch=0.05)
+    held.release()
 
 
-def test_of_two_that_claim_at_once_the_first_to_write_gives_way() -> None:
-    first, second = Remote.open("odd://bucket/run"), Remote.open("odd://bucket/run")
-    late = threading.Timer(0.1, second.lock.write)  # it has looked before the first wrote
+def test_of_two_that_claim_at_once_the_first_to_write_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "SETTLE", 0.4)
+    store = Remote.open("odd://bucket/run").store
+    second = Holder.me()
+    late = threading.Timer(0.1, InStore(store).touch, [second])  # it has looked before the first wrote
     late.start()
     with pytest.raises(UsageError, match="at the same moment"):
-        first.lock.claim(moment=0.4)
+        claim(store)
     late.join()
-    second.lock.beat()
+    assert InStore(store).read() == second
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"pid": [', b'{"pid": 1e999}', b"null"])
@@ -113,4 +126,4 @@ def test_a_torn_lock_is_someones(data: bytes) -> None:
     there = Remote.open("odd://bucket/run")
     there.store.fs.pipe_file("/bucket/run/run.lock", data)
     with pytest.raises(UsageError, match="in use by another process: wait"):
-        there.lock.claim(moment=0)
+        claim(there.store)

@@ -20,7 +20,7 @@ import raynforce
 from raynforce import cli
 from raynforce.driver import saving
 from raynforce.errors import RaynforceError, UsageError
-from raynforce.runs import mirrored, remote_lock
+from raynforce.runs import lock, mirrored, remote_lock
 from raynforce.runs.mirrored import MirroredRun, new_run, open_run
 from raynforce.runs.remote import Remote
 
@@ -37,7 +37,7 @@ class Crash(BaseException):
 @pytest.fixture(autouse=True)
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote_lock, "MOMENT_SECONDS", 0.0)
+    monkeypatch.setattr(lock, "SETTLE", 0.0)
     yield
     empty_stores()
 
@@ -101,7 +101,7 @@ def test_a_run_whose_machine_is_lost_goes_on_from_the_url_to_the_same_weights(
     assert run.result.run == url
     assert run.path == copy
     assert measured(copy) == measured(whole.path)
-    assert Remote.open(url).lock.holder() is None
+    assert remote_lock.holder(Remote.open(url).store) is None
 
     shutil.rmtree(copy)  # all of it is there, to the last event
     read = open_run(url)
@@ -243,18 +243,19 @@ def test_a_second_process_is_refused_by_name_on_this_machine_and_on_another(
 
 
 def test_a_run_that_another_has_taken_over_writes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_lock, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(lock, "BEAT", 0.01)
     run = MirroredRun(Remote.open("memory://bucket/run"))
     run.create("env: CartPole-v1\n")
-    other = Remote.open("memory://bucket/run")
+    store = Remote.open("memory://bucket/run").store
+    far = lock.Holder("far", 4321, "another boot", 1_800_000_000.0, "token of far")
     with run.locked() as held:
         run.remote.push(run.path)
-        other.lock.write()
+        remote_lock.InStore(store).touch(far)
         with pytest.raises(RaynforceError, match="was taken over by process"):
             run.finish()
         with pytest.raises(RaynforceError, match="was taken over by process"):
             held.check()
-    assert other.lock.holder() is not None
+    assert remote_lock.holder(store) == far
 
 
 def test_a_run_that_was_continued_elsewhere_in_between_is_not_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,12 +299,12 @@ def test_a_run_that_never_came_there_is_kept() -> None:
 
 
 def test_a_new_run_that_is_refused_leaves_nothing_here() -> None:
-    other = Remote.open("memory://bucket/run")
     run = MirroredRun(Remote.open("memory://bucket/run"))
     run.create("env: CartPole-v1\n")
-    other.lock.claim()
+    other = remote_lock.claim(Remote.open("memory://bucket/run").store)
     with pytest.raises(UsageError, match="in use by process"), run.locked():
         pass
+    other.release()
     assert not run.path.exists()
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from raynforce.config import Config
 from raynforce.runtimes.base import Place
 from raynforce.runtimes.placing import Demands, count, needs, place_roles
+from raynforce.runtimes.ray.private import ray_module
 from raynforce.runtimes.ray.processes import kill, workers
-from raynforce.runtimes.ray.state import ray_module
 
 Say = Callable[[str], None]
 

@@ -9,8 +9,9 @@ from raynforce.errors import UsageError
 from raynforce.runtimes.placing import PLAIN, Demands
 from raynforce.runtimes.ray.cluster import Cluster, Say, placed
 from raynforce.runtimes.ray.joining import join
+from raynforce.runtimes.ray.private import ray_module
 from raynforce.runtimes.ray.starting import start
-from raynforce.runtimes.ray.state import own_signals, ray_module
+from raynforce.runtimes.ray.state import own_signals
 
 
 def connect(config: Config, say: Say, demands: Demands = PLAIN) -> Cluster:

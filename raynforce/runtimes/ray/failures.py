@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from raynforce.errors import RaynforceError, summary
 from raynforce.runtimes.base import RoleDied, RoleError
 from raynforce.runtimes.host import hung, with_cause
-from raynforce.runtimes.ray.state import ray_module
+from raynforce.runtimes.ray.private import ray_module
 from raynforce.runtimes.ray.watching import Voices
 
 _Error = TypeVar("_Error", bound=RaynforceError)

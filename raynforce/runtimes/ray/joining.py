@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
 import socket
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 
 from raynforce.config import Config
 from raynforce.errors import UsageError, summary
 from raynforce.runtimes.placing import Demands
+from raynforce.runtimes.ray import private
 from raynforce.runtimes.ray.cluster import Cluster, Say, placed
+from raynforce.runtimes.ray.private import About, ray_module
 from raynforce.runtimes.ray.shipping import shipment
-from raynforce.runtimes.ray.state import AUTH, DRIVER, environment, job, ray_module, silent, token_file, unchanged
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What a running cluster says of itself."""
-
-    ray: str
-    python: str
-    nodes: list[dict[str, float]]
-    hosts: set[str]
+from raynforce.runtimes.ray.state import AUTH, DRIVER, PACKAGE, environment, silent, token_file, unchanged
 
 
 def join(config: Config, address: str, say: Say, demands: Demands) -> Cluster:
@@ -40,7 +30,7 @@ def join(config: Config, address: str, say: Say, demands: Demands) -> Cluster:
         sent_already = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ  # by `ray job submit`
         elsewhere = bool(found.hosts - {socket.gethostname()}) and not sent_already
         shipped = {"always": True, "never": False, "auto": elsewhere}[config.ray.ship_code]
-        code = {"runtime_env": shipment(config, stack)} if shipped else {"job_config": job()}
+        code = {"runtime_env": shipment(config, stack)} if shipped else {"job_config": private.job(PACKAGE.parent)}
         stack.callback(ray.shutdown)
         try:
             ray.init(address, log_to_driver=True, logging_level=logging.CRITICAL, **code)
@@ -84,9 +74,8 @@ def _located(address: str) -> str:
 
 
 def _local_address() -> str:
-    with suppress(Exception):
-        if address := ray_module("_private.services").canonicalize_bootstrap_address("auto"):
-            return str(address)
+    if address := private.local_address():
+        return address
     raise UsageError(
         "ray.address = 'auto': no Ray runs on this machine; start one with `ray start --head`, "
         "or leave the address out to start one for this run"
@@ -111,8 +100,8 @@ def _stranger(address: str, why: str = "") -> UsageError:
     )
 
 
-def _probe(address: str, stack: ExitStack) -> _Found:
-    """Ask the cluster's control store what it is: a cheap call that fails at once where tokens do not match."""
+def _probe(address: str, stack: ExitStack) -> About:
+    """What the cluster is; where tokens do not match, that fails at once."""
     refused = ray_module("exceptions").AuthenticationError
     _require_readable_token(address)
     with suppress(refused):
@@ -124,23 +113,14 @@ def _probe(address: str, stack: ExitStack) -> _Found:
     raise _refused(address, "the token here is not the cluster's" if has_token() else "it wants a token")
 
 
-def _ask(address: str) -> _Found:
+def _ask(address: str) -> About:
     with environment({"RAY_py_gcs_connect_timeout_s": "5"}), silent():
         try:
-            client = ray_module("_raylet").GcsClient(address=address)
-            about = json.loads(client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=5) or b"{}")
-            nodes = client.get_all_node_info(timeout=5).values()
-        except ray_module("exceptions").AuthenticationError:
+            return private.ask(address)
+        except (ray_module("exceptions").AuthenticationError, UsageError):
             raise
         except Exception as error:
             raise _stranger(address, f": {summary(error)}") from error
-    alive = [node for node in nodes if node.state == ray_module("core.generated.gcs_pb2").GcsNodeInfo.ALIVE]
-    return _Found(
-        about.get("ray_version", ""),
-        about.get("python_version", ""),
-        [dict(node.resources_total) for node in alive],
-        {node.node_manager_hostname for node in alive},
-    )
 
 
 def has_token() -> bool:
@@ -164,7 +144,7 @@ def _refused(address: str, why: str) -> UsageError:
     )
 
 
-def _require_same_versions(address: str, found: _Found) -> None:
+def _require_same_versions(address: str, found: About) -> None:
     here, python = ray_module().__version__, platform.python_version()
     if found.ray and (here != found.ray or python.split(".")[:2] != found.python.split(".")[:2]):
         raise UsageError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raynforce.runtimes.ray.state import ray_module
+from raynforce.runtimes.ray import private
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,8 @@ def _began(pid: int) -> str:
 
 def workers(node: Any = None) -> list[Process]:
     """What our own Ray has started: its workers and agents."""
-    node = node or ray_module("_private.worker")._global_node
-    started = [info.process.pid for infos in getattr(node, "all_processes", {}).values() for info in infos]
     children: list[int] = []
-    for pid in started:
+    for pid in private.started_processes(node):
         with suppress(OSError):
             for task in Path(f"/proc/{pid}/task").iterdir():
                 children += map(int, (task / "children").read_text().split())

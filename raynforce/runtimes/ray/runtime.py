@@ -17,11 +17,12 @@ from raynforce.runtimes.placing import PLAIN, Demands, needs
 from raynforce.runtimes.ray.actor import RayHost
 from raynforce.runtimes.ray.connecting import connect
 from raynforce.runtimes.ray.failures import Failures
-from raynforce.runtimes.ray.state import ray_module
-from raynforce.runtimes.ray.watching import Raylet, Tail, Voices, hear
+from raynforce.runtimes.ray.private import Raylet, actor_id, ray_module, room_near, take_output
+from raynforce.runtimes.ray.watching import Tail, Voices
 
 RESERVE_AFTER = 10.0  # seconds until a worker is started ahead, for a role that fails: not while all others start
 RESERVING = 3  # seconds for the learner to get its room before samplers ask for theirs
+HEALTH_EVERY = 1.0  # seconds between looks at the object store
 CLOSING = 3.0  # seconds for roles to close what they have opened
 
 
@@ -107,7 +108,7 @@ class RayRuntime(Runtime):
             self.places = self._cluster.places
             self._actor: Any = ray_module().remote(RayHost)
             self._node = str(ray_module().get_runtime_context().get_node_id())
-            hear(self._hearing, voices)
+            take_output(self._hearing, voices.hear)
             if self._cluster.folder is not None:
                 Tail(self._cluster.folder, voices).follow(self._reading)
             undo.pop_all()
@@ -115,6 +116,8 @@ class RayRuntime(Runtime):
         self._handles: dict[RayHandle, None] = {}
         self._starting: list[RayPending] = []  # answers that tell on what a role lives
         self._kinds: set[Kind] = set()
+        self._looked = -math.inf  # at the object store
+        self._used: int | None = None  # its bytes
         self._spawned: set[str] = set()
         self._reserve_at = time.monotonic() + RESERVE_AFTER if self._cluster.started else math.inf
         self._room: Any = None  # of the one at home, on a cluster that is shared with others
@@ -132,7 +135,7 @@ class RayRuntime(Runtime):
         path: list[str] | None = [] if self._cluster.shipped else None
         built = actor.build.remote(pack(role, args, name, place, path=path, given=self._given))
         self._starting.append(RayPending(built, name, self.failures))
-        self.failures.begin(actor._actor_id.hex(), name)
+        self.failures.begin(actor_id(actor), name)
         self._handles[handle] = None
         if place.home:
             self._home = handle
@@ -152,16 +155,16 @@ class RayRuntime(Runtime):
 
         Without that, a sampler that waits for room would take the learner's.
         """
-        groups, strategies = ray_module("util.placement_group"), ray_module("util.scheduling_strategies")
+        strategies = ray_module("util.scheduling_strategies")
         if self._room is None:
             node = self._node if self._cluster.has(self._node, asked) else None
-            self._room = groups.placement_group([asked], strategy="STRICT_PACK", _soft_target_node_id=node)
+            self._room = room_near(asked, node)
             self._room.wait(RESERVING)
         return strategies.PlacementGroupSchedulingStrategy(self._room, placement_group_bundle_index=0)
 
     def forget(self, handle: RayHandle) -> None:
         """It was ended."""
-        self.failures.end(handle.actor._actor_id.hex())
+        self.failures.end(actor_id(handle.actor))
         self._handles.pop(handle, None)
 
     def wait(
@@ -221,8 +224,9 @@ class RayRuntime(Runtime):
         return frozenset(self._kinds)
 
     def health(self) -> dict[str, float]:
-        used = self._raylet.used_bytes()
-        return {} if used is None else {"health/object_store_mb": used / 1e6}
+        if time.monotonic() - self._looked >= HEALTH_EVERY:
+            self._looked, self._used = time.monotonic(), self._raylet.used_bytes()
+        return {} if self._used is None else {"health/object_store_mb": self._used / 1e6}
 
     def excuse(self) -> str:
         if self._cluster.started or not self._without_room():  # our own has room for all

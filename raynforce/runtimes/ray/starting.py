@@ -9,22 +9,22 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from raynforce.config import Config
 from raynforce.errors import UsageError, summary
-from raynforce.experience.memory import available_bytes
+from raynforce.memory import available_bytes
 from raynforce.runtimes.placing import Demands, place_roles, require_room, total_needs
 from raynforce.runtimes.placing import cores as machine_cores
+from raynforce.runtimes.ray import private
 from raynforce.runtimes.ray.cluster import Cluster, Say
+from raynforce.runtimes.ray.private import ray_module
 from raynforce.runtimes.ray.processes import kill, kill_marked, workers
-from raynforce.runtimes.ray.state import AUTH, DRIVER, environment, job, ray_module, token_file, unchanged
+from raynforce.runtimes.ray.state import AUTH, DRIVER, PACKAGE, environment, token_file, unchanged
 from raynforce.threads import VARIABLES
 
-TRIED = "2.60."  # the Ray whose insides are known well enough to leave parts of it out
 SMALLEST_STORE = 200_000_000
 BYTES_PER_STEP = 32_768  # of one environment, generous: most observations are far smaller
 SHARED_MEMORY = "/dev/shm"
@@ -68,7 +68,7 @@ def start(config: Config, say: Say, demands: Demands) -> Cluster:
     with ExitStack() as stack:
         folder = _own_folder(stack)
         stack.enter_context(environment({**unchanged(), **DRIVER, **LOCAL, **_own_token(), MARK: str(folder)}))
-        with environment(dict.fromkeys(VARIABLES, "1")), _few_processes(stack):
+        with environment(dict.fromkeys(VARIABLES, "1")), private.few_processes(stack, _end_own):
             try:
                 ray.init(
                     "local",
@@ -78,7 +78,7 @@ def start(config: Config, say: Say, demands: Demands) -> Cluster:
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.CRITICAL,
-                    job_config=job(),
+                    job_config=private.job(PACKAGE.parent),
                     _temp_dir=str(folder / "r"),
                     _skip_env_hook=True,
                 )
@@ -144,59 +144,12 @@ def _own_folder(stack: ExitStack) -> Path:
     return folder
 
 
-@contextmanager
-def _few_processes(stack: ExitStack) -> Iterator[None]:
-    """Start Ray without what a run on one machine has no use for: autoscaler, dashboard, its agent, log monitor.
-
-    Each is a Python process of its own, and Ray waits for them: 8 s instead of 2. This needs Ray's private parts, so a
-    Ray that was not tried starts in full.
-    """
-    if not ray_module().__version__.startswith(TRIED):
-        stack.callback(ray_module().shutdown)
-        yield
-        return
-    node, constants, utils = (
-        ray_module("_private.node"),
-        ray_module("_private.ray_constants"),
-        ray_module("_private.utils"),
-    )
-
-    class Node(node.Node):  # type: ignore[misc, name-defined]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            stack.callback(_end_own, self)  # also if it is interrupted in the middle of starting
-            super().__init__(*args, **kwargs)
-
-        def start_monitor(self) -> None: ...
-
-        def start_log_monitor(self) -> None: ...
-
-        def start_api_server(self, **_: Any) -> None:
-            self._webui_url = ""
-
-    def missing() -> ImportError:
-        return ImportError("the dashboard is not wanted")
-
-    patches = [
-        (node, "Node", Node),
-        (utils, "get_dashboard_dependency_error", missing),
-        (constants, "ENABLE_RAY_CLUSTER", False),  # Ray may have been imported before its variable was set
-    ]
-    before = [(module, name, getattr(module, name)) for module, name, _ in patches]
-    for module, name, value in patches:
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for module, name, value in before:
-            setattr(module, name, value)
-
-
 def _end_own(node: Any) -> None:
     """End Ray and wait until its processes are gone."""
     started = workers(node)
     ray_module().shutdown()
-    if getattr(node, "all_processes", None):  # it was not up yet
-        node.kill_all_processes(check_alive=False, allow_graceful=False)
+    if private.started_processes(node):  # it was not up yet
+        private.end_node(node)
         kill(started)
     deadline = time.monotonic() + 1.0
     while (left := [process for process in started if process.alive()]) and time.monotonic() < deadline:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
@@ -12,15 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from raynforce.runtimes.ray import private
+
 PACKAGE = Path(__file__).parents[2]
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 CHANGED = ("RAY_ADDRESS", "PYTHONBREAKPOINT")  # what Ray sets in this process, to be put back
 DRIVER = {"RAY_get_check_signal_interval_milliseconds": "100"}  # how soon Ctrl-C is noticed while waiting
-
-
-def ray_module(module: str = "") -> Any:
-    """Ray, or a module of it, imported when it is needed; most of it has no types."""
-    return importlib.import_module(f"ray.{module}" if module else "ray")
 
 
 @contextmanager
@@ -40,10 +36,8 @@ def _set(values: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    if any(name.startswith("RAY_") for name in values):  # Ray's C++ side keeps copies: read them anew
-        raylet = ray_module("_raylet")
-        raylet.Config.initialize("")
-        raylet.AuthenticationTokenLoader.instance().reset_cache()
+    if any(name.startswith("RAY_") for name in values):
+        private.reread_environment()
 
 
 def unchanged() -> dict[str, str | None]:
@@ -68,7 +62,7 @@ def silent() -> Iterator[None]:
 def own_signals() -> Iterator[list[int]]:
     """Keep Ctrl-C and SIGTERM from `ray.init`, which they crash, until it is over; a second one is urgent.
 
-    Gives the signals that came. Ray also takes SIGTERM over, to exit in its own way; that is kept from it too.
+    Gives the signals that came.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -80,21 +74,13 @@ def own_signals() -> Iterator[list[int]]:
         if len(received) > 1:
             raise KeyboardInterrupt(number)
 
-    utils = ray_module("_private.utils")
-    taking_over = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda handler: None
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield received
+        with private.own_sigterm():
+            yield received
     finally:
-        utils.set_sigterm_handler = taking_over
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
-
-
-def job() -> Any:
-    """Workers find this package where the driver has it."""
-    return ray_module("job_config").JobConfig(_py_driver_sys_path=[str(PACKAGE.parent)])
 
 
 def token_file() -> Path:

@@ -1,4 +1,4 @@
-"""What a run wants to know of the Ray it is on: what workers print, and how full the object store is."""
+"""What workers print, line by line, and their last lines."""
 
 from __future__ import annotations
 
@@ -6,67 +6,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 from raynforce.runtimes.host import LastLines
-from raynforce.runtimes.ray.state import ray_module
 
-HEALTH_EVERY = 1.0  # seconds between looks at the object store
-KEPT = 1 << 30  # seconds that a worker in reserve is kept
 LATE = 0.5  # seconds that the last lines of a process may take from its node to here
 LOG = re.compile(r"(?P<kind>worker|python-core-worker)-.*[-_](?P<pid>\d+)\.(out|err|log)")
-
-
-class Raylet:
-    """Ray's own process on this node: how full its object store is, and a worker in reserve."""
-
-    def __init__(self) -> None:
-        self._looked = -HEALTH_EVERY
-        self._used: int | None = None
-        self._stub: Any = None
-        self._channel: Any = None
-
-    def used_bytes(self) -> int | None:
-        """Bytes in the object store, asked for at most once a second."""
-        if time.monotonic() - self._looked >= HEALTH_EVERY:
-            self._looked = time.monotonic()
-            try:
-                request = ray_module("core.generated.node_manager_pb2").GetNodeStatsRequest(include_memory_info=False)
-                stats = self._open().GetNodeStats(request, timeout=0.5).store_stats
-                self._used = int(stats.object_store_bytes_used)
-            except Exception:  # a figure for the log is never worth a run
-                self._used = None
-        return self._used
-
-    def start_worker(self) -> None:
-        """Have a worker started ahead, for a role that may have to be restarted. Does not wait."""
-        messages, worker = ray_module("core.generated.node_manager_pb2"), ray_module("_private.worker").global_worker
-        with suppress(Exception):  # without it, a restart takes somewhat longer
-            request = messages.PrestartWorkersRequest(
-                language=ray_module("core.generated.common_pb2").Language.PYTHON,
-                job_id=worker.current_job_id.binary(),
-                keep_alive_duration_secs=KEPT,
-                num_workers=1,
-            )
-            request.runtime_env_info.serialized_runtime_env = "{}"
-            self._open().PrestartWorkers.future(request, timeout=5)
-
-    def _open(self) -> Any:
-        if self._stub is None:
-            node = ray_module("_private.worker")._global_node
-            self._channel = ray_module("_private.grpc_utils").init_grpc_channel(
-                f"{node.node_ip_address}:{node.node_manager_port}"
-            )
-            self._stub = ray_module("core.generated.node_manager_pb2_grpc").NodeManagerServiceStub(self._channel)
-        return self._stub
-
-    def close(self) -> None:
-        """Before Ray ends: an open channel would complain on stderr."""
-        if self._channel is not None:
-            self._channel.close()
 
 
 class Voices:
@@ -101,42 +48,8 @@ class Voices:
             seen = now
 
 
-def hear(stack: ExitStack, voices: Voices) -> None:
-    """Take what workers print; Ray's own printer writes to stdout, which carries the result.
-
-    What Ray itself has to say stays unsaid: a worker's death is reported by the call that it did not answer.
-    """
-    worker, dispatcher = (
-        ray_module("_private.worker"),
-        ray_module("_private.ray_logging").global_worker_stdstream_dispatcher,
-    )
-
-    def pass_on(batch: Mapping[str, Any], **_: Any) -> None:
-        name = batch.get("actor_name")
-        if name:
-            for line in batch["lines"]:
-                voices.hear(name, line)
-            return
-        for handler in handlers if batch.get("task_name") else ():  # a task of the user's own
-            handler(batch)
-
-    printer = worker.print_to_stdstream
-    handlers = [handler for name, handler in dispatcher.handlers if name == "ray_print_logs"]
-    worker.print_to_stdstream = pass_on  # for those who print without the dispatcher
-    dispatcher.remove_handler("ray_print_logs")
-    dispatcher.add_handler("raynforce", pass_on)
-
-    def undo() -> None:
-        worker.print_to_stdstream = printer
-        dispatcher.remove_handler("raynforce")
-        for handler in handlers if ray_module().is_initialized() else ():
-            dispatcher.add_handler("ray_print_logs", handler)
-
-    stack.callback(undo)
-
-
 class Tail:
-    """The same on our own Ray, which has no log monitor: follow the files that workers write into."""
+    """What workers of our own Ray print, which has no log monitor: follows the files that they write into."""
 
     def __init__(self, folder: Path, voices: Voices) -> None:
         self._folder = folder / "r/session_latest/logs"
