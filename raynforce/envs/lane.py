@@ -96,7 +96,7 @@ class Lane:
         replays = plan.record and not self.saves
         self._actions: np.ndarray | None = None  # [T, ...], of the running episode: the first `_steps`
         if replays:
-            self._actions = np.empty((64, *self.spec.action.shape), self.spec.action.dtype)
+            self.keep_actions()
         self.way_back = f"through {self._pair}" if self.saves else REPLAY if replays else "not at all: they begin anew"
         self._keeps = next(iter(keepers(self.env)), None) if replays else None
         self.note = ""
@@ -105,6 +105,10 @@ class Lane:
             self.note = f"running episodes of env {plan.env!r} start over at resume: {what}; {fix}"
         elif replays and reason:
             self.note = f"running episodes of env {plan.env!r} come back {self.way_back}, {reason}"
+
+    def keep_actions(self) -> None:
+        """Save the actions of the running episode, not the env's own state."""
+        self.saves, self._actions = False, np.empty((64, *self.spec.action.shape), self.spec.action.dtype)
 
     def write_to(self, row: Rows) -> None:
         """Use this row from now on; it begins with what the present one holds."""
