@@ -21,9 +21,9 @@ class Doorbell:
         if self._rung:  # a system call less for most
             return
         with self._open:
-            if self._fd >= 0:
-                self._rung = True
+            if self._fd >= 0 and not self._rung:
                 os.eventfd_write(self._fd, 1)
+                self._rung = True  # last: what is cleared must have been written
 
     def clear(self) -> None:
         """What is looked at after this either is there already or will ring again."""

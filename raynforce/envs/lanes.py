@@ -202,7 +202,8 @@ class Lanes:
             self.wait()
             for report in self.executor.collect()[1]:
                 if report.what == "error":
-                    raise self._for_user(report.value)
+                    self._require_fit(summary(report.value))
+                    raise report.value
                 if report.what == "died":
                     raise EnvError(f"env {self.executor.plan.env!r} could not be made: {report.value}")
                 made.append(report.value)
@@ -215,8 +216,7 @@ class Lanes:
         self._faults += faults
         if what in ("step", "broke"):
             for fault in faults[:1]:
-                if self._unfit(fault.cause):
-                    raise self._unfit_error(fault.cause)
+                self._require_fit(fault.cause)
                 if what == "broke":
                     return Broken(lane, fault.kind, fault.cause, fault.facts())
             if value is not None:
@@ -225,7 +225,8 @@ class Lanes:
         elif what == "made":
             self._making.discard(lane)
         elif what == "error" and lane not in self._making:
-            raise self._for_user(value)
+            self._require_fit(summary(value))
+            raise value
         else:
             if what == "died":
                 self._lose(lane, "died", value)
@@ -257,18 +258,13 @@ class Lanes:
         self.rows.steps[lane] = 0
         self.executor.make(lane, int(self.rows.episode[lane]))
 
-    def _for_user(self, error: BaseException) -> BaseException:
-        """An error as it is raised for the user."""
-        return self._unfit_error(summary(error)) if self._unfit(str(error)) else error
-
-    def _unfit(self, text: str) -> bool:
-        return self._parallel == "threads" and any(words in text for words in _UNFIT)
-
-    def _unfit_error(self, text: str) -> UsageError:
-        return UsageError(
-            f"env {self.executor.plan.env!r} cannot run in a thread ({text}): give each a process, "
-            "--set sampling.parallel=processes (raynforce eval: --parallel processes)"
-        )
+    def _require_fit(self, text: str) -> None:
+        """Tell a user whose environment complains of not being in the main thread what to do."""
+        if self._parallel == "threads" and any(words in text for words in _UNFIT):
+            raise UsageError(
+                f"env {self.executor.plan.env!r} cannot run in a thread ({text}): give each a process, "
+                "--set sampling.parallel=processes (raynforce eval: --parallel processes)"
+            )
 
 
 def _executor(parallel: Parallel, plan: Plan, count: int) -> EnvExecutor:

@@ -105,7 +105,10 @@ class LocalVector(LaneVector):
         except BaseException:
             self.close()
             raise
-        first = self._lanes[0]
+        first = next((made for made in self._lanes if not made.saves), self._lanes[0])
+        if record and not first.saves:  # a factory may make envs of several classes: one way for all
+            for made in self._lanes:
+                made.keep_actions()
         super().__init__(first.spec, num_envs, "; ".join(filter(None, (note, first.note))), first.way_back)
         self._rows = Rows(self.spec, num_envs)
         for index, made in enumerate(self._lanes):

@@ -62,20 +62,15 @@ class Snapshot(Protocol):
 class CartPoleSnapshot:
     """The state of gymnasium's `CartPoleVectorEnv`."""
 
+    arrays = ("state", "steps", "prev_done")  # [4, B], [B], [B]
+
     def save(self, env: Any) -> Tree:
-        return {
-            "state": env.state.copy(),  # [4, B]
-            "steps": env.steps.copy(),  # [B]
-            "prev_done": env.prev_done.copy(),  # [B]
-            "low": float(env.low),
-            "high": float(env.high),
-            "rng": trees.rng_state(env.np_random),
-        }
+        arrays = {name: getattr(env, name).copy() for name in self.arrays}
+        return arrays | {"low": float(env.low), "high": float(env.high), "rng": trees.rng_state(env.np_random)}
 
     def load(self, env: Any, tree: Tree) -> None:
-        env.state = np.array(tree["state"])
-        env.steps = np.array(tree["steps"])
-        env.prev_done = np.array(tree["prev_done"])
+        for name in self.arrays:
+            setattr(env, name, np.array(tree[name]))
         env.low, env.high = tree["low"], tree["high"]
         trees.load_rng(env.np_random, tree["rng"])
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from raynforce.envs.lane import Lane
 from raynforce.envs.local import LocalVector
-from raynforce.envs.make import Env, close_env, locate, make
+from raynforce.envs.make import close_env, locate, make
 from raynforce.errors import UsageError, summary
 
 Mode = Literal["human", "rgb_array"]
@@ -90,7 +90,8 @@ def _showing(env: str, args: dict[str, Any], mode: Mode) -> dict[str, Any]:
     takes = _takes_render_mode(env)
     made = make(env, with_mode if takes else args)
     try:
-        has, can = _mode_of(made), made.metadata.get("render_modes") or []
+        can = made.metadata.get("render_modes") or []
+        has = made.render_mode if made.render_mode in can else None
         if has == mode:
             return with_mode if takes else args
         if not takes:
@@ -100,11 +101,6 @@ def _showing(env: str, args: dict[str, Any], mode: Mode) -> dict[str, Any]:
         raise UsageError(f"{option} needs the render mode {mode!r}, and env {env!r} has none such: {why}")
     finally:
         close_env(made)
-
-
-def _mode_of(made: Env) -> str | None:
-    can = made.metadata.get("render_modes") or []
-    return made.render_mode if made.render_mode in can else None
 
 
 def _takes_render_mode(env: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from typing import Any
@@ -43,6 +44,17 @@ def flat(step: Step) -> list[bytes]:
 
 
 # -- what comes back --------------------------------------------------------------------------------------------------
+
+
+def test_lanes_of_which_some_have_no_pair_are_all_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = itertools.cycle([walks.Walk, walks.Plain])
+    monkeypatch.setattr(walks, "mixed", lambda: next(kinds)(), raising=False)
+    vector, fresh = played(7, "walks:mixed", 2), local("walks:mixed", 2)
+    tree = vector.state()
+    assert "saved" not in tree
+    assert (vector.way_back, fresh.load(tree)) == ("by replaying their actions", [])
+    for action in actions(9, 2, seed=1):
+        assert flat(vector.step(action)) == flat(fresh.step(action))
 
 
 @pytest.mark.parametrize("env", EXACT)
