@@ -295,6 +295,8 @@ class _Checkup:
         said = [f"outputs: {heads}", f"max_lag: {lag}"]
         if kind.consumes == "replay":
             said.append("learns from replay")
+        if groups := self._learner.algo.groups():
+            said.append(f"groups: {', '.join(groups)}")
         if kept := names(kind, "keeps"):
             said.append(f"keeps {', '.join(kept)}")
         if forgotten := list(vars(kind).get("forgets", ())):

@@ -123,5 +123,8 @@ class ModuleNet(Base):
 def _further_arguments(module: torch.nn.Module) -> tuple[str, ...]:
     """The names of what `forward` takes beside the observation."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    given = list(inspect.signature(module.forward).parameters.values())[1:]
+    try:
+        given = list(inspect.signature(module.forward).parameters.values())[1:]
+    except (TypeError, ValueError):  # some callables have none
+        return ()
     return tuple(p.name for p in given if p.kind in kinds)

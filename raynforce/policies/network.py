@@ -113,11 +113,12 @@ class Base:
 
     @staticmethod
     def _require_recorded(gradients: Mapping[str, Tensor], recorded: Mapping[str, object]) -> None:
-        if not gradients:
-            raise AlgorithmError("Loss.gradients has no derivatives: give one by each output that the loss is made of")
+        if gradients and gradients.keys() <= recorded.keys():
+            return
         for name in gradients:
             if name not in recorded:
                 raise AlgorithmError(f"Loss.gradients has {name!r}, which net.record(obs) did not return")
+        raise AlgorithmError("Loss.gradients has no derivatives: give one by each output that the loss is made of")
 
 
 def derivatives(loss: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:

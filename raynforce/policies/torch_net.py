@@ -118,7 +118,7 @@ class SpecNet(Base):
         with torch.no_grad():
             values = self._forward(self._encoded(obs, named, learning=True), self._own)
         outputs = self._outputs(values, self._own)
-        self._last = _Pass(values, dict(outputs), self._stamp(values))
+        self._last = _Pass(values, outputs, self._stamp(values))
         return outputs
 
     def backward(self, gradients: Mapping[str, Tensor]) -> Tensor:
@@ -132,15 +132,15 @@ class SpecNet(Base):
         return self._flat_grad
 
     def _bound_to(self, params: Tensor) -> _Bound:
+        if self._other[0] is params and not params.requires_grad:  # a target network is the same vector every time
+            return self._other[1]
         if params is self.flat:
             return self._own
-        if params.requires_grad:
-            self._require_vector(params)
-            return self._bind(params)
-        if self._other[0] is not params:  # a target network is the same vector every time
-            self._require_vector(params)
-            self._other = (params, self._bind(params))
-        return self._other[1]
+        self._require_vector(params)
+        bound = self._bind(params)
+        if not params.requires_grad:
+            self._other = (params, bound)
+        return bound
 
     def _encoded(self, obs: Mapping[str, Tensor], named: Mapping[str, Tensor], *, learning: bool) -> dict[str, Tensor]:
         found = encode(self.spec, obs, named)
@@ -198,9 +198,13 @@ class SpecNet(Base):
                     total[self.parts[name]].view(g.shape).add_(g)
         return total
 
-    def _stamp(self, values: Values) -> list[int]:
-        """What changes with the parameters and inputs, which the backward pass reads again."""
-        return [self.flat._version, *(values[name][0]._version for name in self._given if name in values)]
+    def _stamp(self, values: Values) -> int:
+        """A count that grows when parameters or inputs are changed, which the backward pass reads again."""
+        stamp = self.flat._version
+        for name in self._given:
+            if name in values:
+                stamp += values[name][0]._version
+        return stamp
 
     def _backward(self, one: _Pass, back: dict[str, Tensor | None]) -> None:
         """Overwrite the flat gradient, given the gradients `back` with respect to the outputs."""
@@ -264,7 +268,7 @@ class _Pass(NamedTuple):
 
     values: Values
     outputs: Outputs
-    stamp: list[int]
+    stamp: int
 
 
 class _Bound(NamedTuple):

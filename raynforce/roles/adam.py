@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,46 +16,61 @@ class Adam:
     `torch.optim` would do the same arithmetic, but its first use imports the compiler stack (over a second).
     """
 
-    def __init__(self, flat: Tensor, epsilon: float, groups: Sequence[Sequence[slice]] = ()) -> None:
+    def __init__(self, flat: Tensor, epsilon: float) -> None:
         self._flat = flat
         self._epsilon = epsilon
         self._first = torch.zeros_like(flat)
         self._second = torch.zeros_like(flat)
         self._count = torch.zeros((), device=flat.device)
-        self._groups = groups
-        """Where each group is in the vector; none: all of it is one."""
 
     def step(self, gradient: Tensor, learning_rate: float, max_norm: float | None) -> Tensor:
         """Apply a gradient; returns its length before clipping (a tensor: reading it is up to the caller)."""
-        return self.step_groups(gradient, [(learning_rate, max_norm)])
-
-    def step_groups(self, gradient: Tensor, how: Sequence[tuple[float, float | None]]) -> Tensor:
-        """The same with a learning rate and a clipping for each group."""
-        parts = [[gradient[part] for part in group] for group in self._groups] or [[gradient]]
-        norms = [_norm([torch.linalg.vector_norm(part) for part in group]) for group in parts]
+        norm = torch.linalg.vector_norm(gradient)
         self._count += 1
         # A dead unit's first moment decays into denormal numbers and stays there, at 16 times the cost of a step.
         # Only for this kernel: numpy in the same process must round as it does in a sampler's own process.
         torch.set_flush_denormal(True)
         try:
-            for index, (norm, (learning_rate, max_norm)) in enumerate(zip(norms, how, strict=True)):
-                divisor = None if max_norm is None else (norm / max_norm).clamp_(min=1.0)
-                self._fused(parts[index], index, learning_rate, divisor)
+            divisor = None if max_norm is None else (norm / max_norm).clamp_(min=1.0)
+            self._fused([self._flat], [gradient], [self._first], [self._second], learning_rate, divisor)
         finally:
             torch.set_flush_denormal(False)
-        return _norm(norms)
+        return norm
 
-    def _fused(self, gradients: list[Tensor], group: int, learning_rate: float, divisor: Tensor | None) -> None:
-        def of(vector: Tensor) -> list[Tensor]:
-            return [vector[part] for part in self._groups[group]] if self._groups else [vector]
+    def step_groups(self, gradient: Tensor, groups: Iterable[tuple[Sequence[slice], float, float | None]]) -> Tensor:
+        """The same for groups, each with its places in the vector, its learning rate and its clipping."""
+        norm = torch.linalg.vector_norm(gradient)
+        self._count += 1
+        torch.set_flush_denormal(True)
+        try:
+            for places, learning_rate, max_norm in groups:
+                vectors = self._flat, gradient, self._first, self._second
+                flat, back, first, second = ([vector[place] for place in places] for vector in vectors)
+                divisor = None
+                if max_norm is not None:
+                    lengths = torch.stack([torch.linalg.vector_norm(part) for part in back])
+                    divisor = (torch.linalg.vector_norm(lengths) / max_norm).clamp_(min=1.0)
+                self._fused(flat, back, first, second, learning_rate, divisor)
+        finally:
+            torch.set_flush_denormal(False)
+        return norm
 
+    def _fused(
+        self,
+        flat: list[Tensor],
+        gradient: list[Tensor],
+        first: list[Tensor],
+        second: list[Tensor],
+        learning_rate: float,
+        divisor: Tensor | None,
+    ) -> None:
         torch._fused_adam_(
-            of(self._flat),
-            gradients,
-            of(self._first),
-            of(self._second),
+            flat,
+            gradient,
+            first,
+            second,
             [],
-            [self._count] * len(gradients),
+            [self._count] * len(flat),
             lr=learning_rate,
             beta1=0.9,
             beta2=0.999,
@@ -77,8 +92,3 @@ class Adam:
         self._first.copy_(torch.tensor(tree["first"]))
         self._second.copy_(torch.tensor(tree["second"]))
         self._count.fill_(tree["count"])
-
-
-def _norm(norms: list[Tensor]) -> Tensor:
-    """The length of a vector whose parts have these."""
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

@@ -50,10 +50,9 @@ class Learner:
         heads = self._algo.heads()
         own = config.network
         self._net = build(spec, own.factory, heads, env.obs, config.seed, self._device, own.factory_args, threads)
-        self._declared = self._algo.groups()
-        self._groups = stretches(self._declared, self._net.parts)
-        places = list(self._groups.values()) if len(self._groups) > 1 else []
-        self._adam = Adam(self._net.flat, config.algorithm.adam_epsilon, places)
+        self._groups = self._algo.groups()
+        self._places = stretches(self._groups, self._net.parts)
+        self._adam = Adam(self._net.flat, config.algorithm.adam_epsilon)
         self._normalizer = ObservationNormalizer(spec) if spec.normalizes else None
         if self._normalizer is not None:
             self._net.normalize_with(*self._normalizer.affine())
@@ -180,11 +179,14 @@ class Learner:
 
     def apply(self, gradient: Tensor, learning_rate: float) -> Tensor:
         """Take one optimiser step along a flat gradient; returns the gradient's length."""
-        scheduled, declared = self._algo.scheduled, self._declared
-        rates = {n: (scheduled.get(rate_of(n), g.learning_rate), g.max_grad_norm) for n, g in declared.items()}
-        rates[REST] = (learning_rate, self._config.algorithm.max_grad_norm)
+        max_norm = self._config.algorithm.max_grad_norm
         with torch.no_grad():
-            return self._adam.step_groups(gradient, [rates[name] for name in self._groups])
+            if not self._groups:
+                return self._adam.step(gradient, learning_rate, max_norm)
+            rates = self._algo.scheduled
+            how = {n: (rates.get(rate_of(n), g.learning_rate), g.max_grad_norm) for n, g in self._groups.items()}
+            how[REST] = learning_rate, max_norm
+            return self._adam.step_groups(gradient, [(places, *how[n]) for n, places in self._places.items()])
 
     def publish(self) -> PolicyVersion:
         """The current policy version."""

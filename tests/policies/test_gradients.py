@@ -296,6 +296,17 @@ def test_both_paths_give_the_same_bits() -> None:
     assert torch.equal(net.gradient(out.square().mean()), written)
 
 
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_derivatives_that_are_given_are_those_of_the_call(activation: str) -> None:
+    towers = (Tower("a", (Linear(2),)), Tower("q", (*mlp((4,), activation), Linear(1)), ("action", "input")))
+    net, _, obs = started(NetworkSpec(VECTOR, towers, named=(ACTION,)), 1)
+    action = torch.linspace(-1, 1, ROWS * ACTIONS).reshape(ROWS, ACTIONS)
+    expected = net.gradient(net(obs, action=action)["q"].square().sum()).clone()
+    out = net.record(obs, action=action)
+    assert not out["q"].requires_grad
+    assert torch.equal(net.backward({"q": 2 * out["q"]}), expected)
+
+
 def test_the_network_s_own_vector_is_a_frozen_copy_of_it() -> None:
     spec = NetworkSpec(VECTOR, (Tower("a", (Linear(ACTIONS),)), Tower("q", (Linear(1),), "action")), named=(ACTION,))
     net, _, obs = started(spec, 0)

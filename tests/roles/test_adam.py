@@ -100,11 +100,11 @@ HOW: list[tuple[float, float | None]] = [(0.01, 0.5), (0.002, None), (0.1, 1e6)]
 
 def test_groups_are_optimisers_of_their_own() -> None:
     flat = start()
-    ours = Adam(flat, 1e-8, GROUPS)
+    ours = Adam(flat, 1e-8)
     alone = [torch.cat([start()[part] for part in group]) for group in GROUPS]
     theirs = [Adam(part, 1e-8) for part in alone]
     for gradient in gradients():
-        length = ours.step_groups(gradient.clone(), HOW)
+        length = ours.step_groups(gradient.clone(), [(group, *how) for group, how in zip(GROUPS, HOW, strict=True)])
         torch.testing.assert_close(length, gradient.norm())
         for adam, group, how in zip(theirs, GROUPS, HOW, strict=True):
             adam.step(torch.cat([gradient[part] for part in group]), *how)
@@ -115,10 +115,10 @@ def test_groups_are_optimisers_of_their_own() -> None:
 def test_groups_save_what_one_group_saves() -> None:
     """So a resumed run may have other groups."""
     flat, other = start(), start()
-    one, several = Adam(flat, 1e-8), Adam(other, 1e-8, GROUPS)
+    one, several = Adam(flat, 1e-8), Adam(other, 1e-8)
     for gradient in gradients()[:20]:
         one.step(gradient.clone(), 0.01, None)
-        several.step_groups(gradient.clone(), [(0.01, None)] * 3)
+        several.step_groups(gradient.clone(), [(group, 0.01, None) for group in GROUPS])
     torch.testing.assert_close(flat, other)
     resumed = Adam(other.clone(), 1e-8)
     resumed.load(several.state())
