@@ -35,7 +35,7 @@ step's mean time that this may take."""
 FEW_FILES = 1024  # that `select` can name
 CALM, GROWTH = 1.0, 1.25
 """Seconds after which a host's memory is looked at, and how much larger it may become whatever the limit: environments
-that are large from the start are no reason to make them anew."""
+that are large from the start are no reason to restart them."""
 
 
 class EnvHost:
@@ -58,7 +58,7 @@ class EnvHost:
         self._lanes: Lanes | None = None
         self._link: HostLink | None = None
         self._tries = 0
-        self._untold: list[str] = []  # what broke while there was nobody to tell
+        self._untold: list[str] = []  # faults while no policy was connected
         self._fresh = np.zeros(envs.num_envs, np.bool_)  # shows the first observation of an episode
 
     def note(self) -> str:
@@ -66,7 +66,7 @@ class EnvHost:
         return self._made().note
 
     def start_fresh(self, attempt: int) -> None:
-        """In place of one that is gone: with episodes that it has not played."""
+        """Replace one that died: play episodes that it has not played."""
         if self._lanes is None:
             self._made(attempt)
             return
@@ -127,7 +127,7 @@ class EnvHost:
 
     @contextmanager
     def _watched(self, seconds: float) -> Iterator[None]:
-        """An environment may keep Python's lock, or be stepped in this very thread: then nobody here sees it hang."""
+        """End this process if it hangs: an environment may hold the GIL, or be stepped in this very thread."""
         _still_there(seconds)
         try:
             yield
@@ -182,7 +182,7 @@ class EnvHost:
         self._answer(link, lanes, time.monotonic())
 
     def _settle(self, lanes: Lanes, apart: bool) -> None:
-        """Let what is under way come to its end, and begin new episodes; `apart`: in a process that may be ended."""
+        """Wait for steps in flight, and begin new episodes; `apart`: in a process that may be ended."""
         seconds = self._hang_seconds if apart else math.inf
         with self._watched(seconds):
             while np.isfinite(lanes.busy_since()).any():

@@ -156,7 +156,7 @@ class GradientWorker:
         return [*notes, *self._sampler.load(tree)]
 
     def start_fresh(self, sequence: int, attempt: int) -> None:
-        """Go on with other episodes, other random streams and an empty buffer, for want of a state to be loaded.
+        """Go on without a recovery point: other episodes, other random streams, an empty buffer.
 
         The next fragment is number `sequence`; `attempt`, 1 or more, tells all of this apart from what was before.
         """

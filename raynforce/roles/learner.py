@@ -63,7 +63,8 @@ class Learner:
         self._torch_rng = TorchStream(config.seed, self._device)
         self._steps = 0
         self._number = 0
-        self._counts = Counts() if gathers_gradients else None  # of all workers
+        self._is_agent = gathers_gradients
+        self._counts = Counts()  # of all workers, if it is their agent
         self._refused = 0  # contributions whose gradients were too old to be applied
         self._buffers: dict[int, Mapping[str, float]] = {}  # what workers tell of theirs
         self._keeper.begin(self._net)
@@ -193,7 +194,7 @@ class Learner:
         shift, scale = self._normalizer.affine() if self._normalizer else (None, None)
         params = self._net.flat.detach().cpu().numpy().copy()
         schedules = self._schedules()
-        if self._counts is not None:  # workers learn too
+        if self._is_agent:  # workers learn too
             schedules = self._algo.schedules(self._progress) | {"updates": float(self._algo.updates)}
         return PolicyVersion(self._number, params, shift, scale, schedules)
 
@@ -242,7 +243,7 @@ class Learner:
         }
         if self._normalizer is not None:
             tree["normalizer"] = self._normalizer.stats.state()
-        if self._counts is not None:
+        if self._is_agent:
             tree["counters"] = self._counts.state() | {"refused": self._refused}
         return without(tree, set(known))
 
@@ -264,7 +265,7 @@ class Learner:
         if self._normalizer is not None:
             self._normalizer.stats.load(tree["normalizer"])
             self._net.normalize_with(*self._normalizer.affine())
-        if self._counts is not None:
+        if self._is_agent:
             self._counts.load(tree["counters"])
             self._refused = tree["counters"]["refused"]
         return notes
@@ -291,7 +292,7 @@ class Learner:
                     continue
             else:
                 norms += self._apply_all(each)
-            self._agent.add(each.record)
+            self._counts.add(each.record)
             self._steps += each.record.steps
             records.append(each.record)
         buffers = joint_metrics([told for told in self._buffers.values() if told])
@@ -301,13 +302,8 @@ class Learner:
         told = self._told(Trained(len(norms), metrics), records, began, began)
         return told._replace(dropped=dropped, notes=[note for each in contributions for note in each.notes])
 
-    @property
-    def _agent(self) -> Counts:
-        assert self._counts is not None
-        return self._counts
-
     def _agent_metrics(self) -> dict[str, float]:
-        counts = self._agent
+        counts = self._counts
         found = {"episodes": float(counts.episodes), "steps": float(counts.steps), "refused": float(self._refused)}
         if counts.best_return is not None and counts.return_mean is not None:
             found |= {"best_return": counts.best_return, "recent_return": counts.return_mean}

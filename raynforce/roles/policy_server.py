@@ -1,4 +1,4 @@
-"""One policy for all environments: hosts send whoever is ready, actions go back at once, fragments come out."""
+"""The policy server: batches the observations of env hosts, answers with actions, and gathers fragments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from raynforce.protocol.session import Closing, Ended, Envs, Note
 from raynforce.protocol.spaces import Spaces
 from raynforce.roles.batching import BatchFormer
 
-LOOK = 0.25  # seconds between two looks at who is silent
+LOOK = 0.25  # seconds between two checks of deadlines
 PATIENCE = 0.05  # seconds that a call waits for a fragment
 ROOM = 2  # rows for each lane, in fragments: one that is faster than that fills several
 NOISE = 4096  # rows of randomness drawn at once
@@ -94,7 +94,7 @@ class PolicyServer:
         return self._listener.address
 
     def start_fresh(self, sequence: int, attempt: int) -> Address:
-        """In place of one that is gone: the next fragment is number `sequence`, the random stream another.
+        """Replace one that died: the next fragment is number `sequence`, the random stream another.
 
         Returns where hosts find it, who are sent there before anything else is asked of it.
         """
@@ -138,7 +138,7 @@ class PolicyServer:
             if not self._done:
                 return None
             fragment = self._done.popleft()
-        self._bell.ring()  # those who wait because there was enough can go on
+        self._bell.ring()  # backpressure is over
         return fragment
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class PolicyServer:
                 self._changed.notify()
 
     def _turn(self, patience: float) -> None:
-        """Hear whoever has something to say, then choose for whoever waits."""
+        """Receive what hosts have sent, then choose actions for the lanes that wait."""
         self._hear(patience)
         now = time.monotonic()
         if now >= self._look_at:
@@ -182,7 +182,7 @@ class PolicyServer:
         self._loaded = version
 
     def _is_full(self, now: float) -> bool:
-        """Whether enough waits to be learned from."""
+        """Whether there is backpressure: a fragment that is not consumed."""
         full = bool(self._done)
         self._times.pause(full, now)
         return full
@@ -230,7 +230,7 @@ class PolicyServer:
             link = self._links[host]
             self._send(link, link.session.step(lanes[mine] - host * self._envs, actions[mine], now))
         sent = time.monotonic()
-        trajectories.act(lanes, chosen, actor.distribution.logp(out, chosen), version.number)  # when all are at it
+        trajectories.act(lanes, chosen, actor.distribution.logp(out, chosen), version.number)  # while hosts step
         self._times.wired(sent - now, time.monotonic() - sent)
 
     def _draw(self, count: int) -> np.ndarray:
@@ -262,7 +262,7 @@ class PolicyServer:
             self._watch(link)
 
     def _watch(self, link: Link) -> None:
-        """Be told when a link that could not take everything can take more."""
+        """Select for writing while a link has unsent bytes."""
         if self._thread is not None and link.fileno() >= 0:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_write else 0)
             if self._selector.get_key(link).events != wanted:
@@ -306,7 +306,7 @@ class PolicyServer:
         lanes = broken.envs + _host(link) * self._envs
         self._trajectories.cut(lanes)
         self._fault(link, {"kind": broken.code, "cause": broken.text, **broken.facts})
-        if broken.recoverable and link.session.asks:  # else it says in the same breath that it goes
+        if broken.recoverable and link.session.asks:  # else the host is closing
             self._send(link, link.session.reset(broken.envs, now))
         elif not broken.recoverable:
             self._coming -= len(lanes)
@@ -315,7 +315,7 @@ class PolicyServer:
         self._faults.append({"env": self._config.env, **facts, "host": _host(link)})
 
     def _gone(self, link: Link, reason: str = "", *, silent: bool = False) -> None:
-        """A host is gone, with the episodes of its environments; what they gave before is kept."""
+        """Forget a host and the episodes in flight of its environments; steps gathered before are kept."""
         if self._thread is not None and link.fileno() >= 0:
             self._selector.unregister(link)
         link.close(reason)
@@ -331,7 +331,7 @@ class PolicyServer:
             self._silent.append(_host(link))
 
     def _hand_over(self) -> None:
-        """Cut a fragment if enough steps are there, and nobody has still to take the one before."""
+        """Cut a fragment if there are enough steps, and the one before was consumed."""
         if self._done or self._trajectories.steps < self._steps:
             return
         fragment = self._trajectories.fragment(self._steps)
@@ -362,7 +362,7 @@ class EnvTimes:
         self._since: float | None = None
         self._sent = np.zeros(lanes)  # when each was asked to step
         self._paused_at = 0.0
-        self._paused = 0.0  # seconds so far in which nobody was given an action
+        self._paused = 0.0  # seconds of backpressure so far
         self._paused_before = np.zeros(lanes)  # the same when each became ready
         self._policy = self._wire = 0.0  # of this process
         self._busy = self._for_policy = self._for_wire = self._for_learner = 0.0  # of environments
@@ -374,7 +374,7 @@ class EnvTimes:
             self._since = now
 
     def pause(self, full: bool, now: float) -> None:
-        """Whether nobody is given an action, because enough waits to be learned from."""
+        """Backpressure begins or ends: no actions while a fragment is not consumed."""
         if full and not self.paused:
             self._paused_at = now
         elif self.paused and not full:

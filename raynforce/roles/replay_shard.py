@@ -38,7 +38,7 @@ class ReplayShard:
     def draw(self, counts: np.ndarray, mass: float) -> tuple[dict[str, np.ndarray] | None, Told]:
         """Draw `counts[k]` transitions for the minibatch k, by the one that asks in proportion to a former `mass`.
 
-        None if there is nothing any more, because it had to begin anew in between.
+        None if there is nothing any more, because it had to start fresh in between.
         """
         if not len(self._replay):
             return None, self.told()
@@ -58,7 +58,7 @@ class ReplayShard:
         return self._replay.mass, self._replay.metrics()
 
     def start_fresh(self, attempt: int) -> None:
-        """Begin empty, for want of a state that can be loaded: as it was built, and with another random stream.
+        """Begin empty, without a recovery point: as it was built, and with another random stream.
 
         `attempt`, 1 or more, tells its segments apart from those that checkpoints have.
         """

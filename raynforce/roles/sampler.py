@@ -171,7 +171,7 @@ class Sampler:
         return notes
 
     def start_fresh(self, sequence: int, attempt: int) -> None:
-        """Go on with other episodes and another random stream, for want of a state that can be loaded.
+        """Go on without a recovery point: other episodes, another random stream.
 
         The next fragment is number `sequence`; `attempt`, 1 or more, tells the episodes apart from earlier ones.
         """
