@@ -54,10 +54,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a run remembers of this machine is not the user's, nor that of an earlier test run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("COLUMNS", raising=False)  # xdist sets it: lines are as wide as in a pipe
         yield
 
 

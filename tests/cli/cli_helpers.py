@@ -31,6 +31,7 @@ KEYS = [
 PLAIN, SICK = "cli_envs:Plain", "cli_envs:Sick"
 TINY = ["--steps", "64", "--envs", "2", "--no-preset", "--quiet", "--set", "sampling.fragment=16"]
 TINY += ["--set", "eval.episodes=2", "--set", "eval.final_episodes=2"]
+TINY += ["--runtime", "inline", "--topology", "sync"]  # not chosen by how busy this machine is today
 
 
 @dataclass(frozen=True)

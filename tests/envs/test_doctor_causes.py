@@ -19,6 +19,12 @@ KEPT, UNSEEDED, LATER = "state is kept across episodes", "reset(seed) is not det
 DIFFERS = {KEPT, UNSEEDED, "episodes are not deterministic"}
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is made again for a check, however busy this machine is."""
+    monkeypatch.setattr("raynforce.envs.doctor._MAKES", 60.0)
+
+
 def check(env: str, steps: int | None = 300, **args: Any) -> Report:
     report = check_env(f"hostile_envs:{env}", args, steps=steps)
     consistent(report)
