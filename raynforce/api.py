@@ -190,7 +190,8 @@ def resume(
         changes = _nested(_not_by_name(had, changes, lender), lender)
         # With a new topology, how environments are stepped is chosen again.
         again = {"sampling": {"parallel": "auto"}} if _paced_by_envs(str(changes.get("topology", "sync"))) else {}
-        for name in ("algo", "env", "seed", "start_from"):
+        had.setdefault("engine", Config.engine)
+        for name in ("algo", "engine", "env", "seed", "start_from"):
             if changes.get(name, had.get(name)) != had.get(name):
                 was = f"{name} of {directory.shown} is {had.get(name)!r}"
                 raise UsageError(f"{was} and cannot become {changes[name]!r}")
