@@ -143,7 +143,7 @@ class Driver:
             self._progress.fault,
             opened,
             resume_step=self._status.steps if resume else None,
-            positions={} if saved is None else saved["run"].get("sinks", {}),
+            positions={} if saved is None else saved["run"]["sinks"],
         )
         self._record.begin(config.to_dict())
         supervision.history = FaultHistory(run, self._progress.fault)
@@ -492,13 +492,12 @@ class Driver:
             counts = saved["run"]
             told = self._engine.load(saved)
             self._supervision.load(counts)
-            if "schedule" in counts:
-                self._schedule.load(counts["schedule"])
-            self._engine.pool.restarts += counts.get("restarts", 0)
+            self._schedule.load(counts["schedule"])
+            self._engine.pool.restarts += counts["restarts"]
             self._tally.load(counts)
             self._supervision.steps = status.steps
             self._tally.abandoned_episodes += self._engine.totals().abandoned_episodes
-            self._resumes = counts.get("resumes", 0) + 1
+            self._resumes = counts["resumes"] + 1
             told += steps_note(counts["total_steps"], self._config.steps, status.steps)
         except (KeyError, ValueError, TypeError, RuntimeError, RoleError) as error:
             raise CheckpointError(f"{self._run.last} does not fit this config: {summary(error)}") from error

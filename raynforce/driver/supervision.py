@@ -140,8 +140,8 @@ class Supervision:
 
     def load(self, counts: Tree) -> None:
         """Count on from where a checkpoint was."""
-        self.redone_updates = counts.get("redone_updates", 0)
-        self.env_restarts = counts.get("env_restarts", 0)
+        self.redone_updates = counts["redone_updates"]
+        self.env_restarts = counts["env_restarts"]
 
     def metrics(self, pool: Pool) -> dict[str, float]:
         return {

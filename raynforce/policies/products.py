@@ -23,12 +23,14 @@ def linear(weight: Tensor, bias: Tensor, openblas: bool) -> Callable[[Tensor], T
     apply: Callable[..., Tensor] = _Linear.apply
     if weight.requires_grad:
         return lambda x: apply(x if x.ndim == 2 else x.flatten(1), weight, bias)
-    matrix = weight.numpy()
+    matrix, offset = weight.numpy(), bias.numpy()
 
     def op(x: Tensor) -> Tensor:
         if x.requires_grad:  # through constant parameters to what `x` was made of
             return apply(x if x.ndim == 2 else x.flatten(1), weight, bias)
-        return torch.from_numpy(np.dot((x if x.ndim == 2 else x.flatten(1)).numpy(), matrix)).add_(bias)
+        y = np.dot((x if x.ndim == 2 else x.flatten(1)).numpy(), matrix)
+        y += offset
+        return torch.from_numpy(y)
 
     return op
 

@@ -63,7 +63,7 @@ class NativeEngine(Engine):
         self._ledger.load(counts["ledger"], [f.record for f in [*takeover.held, *takeover.dropped]])
         for fragment in takeover.dropped:
             self._ledger.drop(fragment.record)
-        self._roles.lost_transitions = counts.get("lost_transitions", 0) + takeover.lost_transitions
+        self._roles.lost_transitions = counts["lost_transitions"] + takeover.lost_transitions
         return [*notes, *takeover.notes()]
 
     def newest(self) -> tuple[Job, int]:

@@ -38,8 +38,8 @@ class Takeover:
         declared = topology(config.topology)
         self._has_states = not declared.paced_by_envs  # there, the policy of all environments begins anew
         self._fits = counts["envs"] == sampling.envs
-        self._fits &= counts.get("exact_resume", sampling.exact_resume) == sampling.exact_resume
-        self._resumes: int = counts.get("resumes", 0)
+        self._fits &= counts["exact_resume"] == sampling.exact_resume
+        self._resumes: int = counts["resumes"]
         going_on = [index for index in range(min(had, sampling.samplers)) if self.sampler(index) is not None]
         self.abandoned = (had - len(going_on)) * counts["envs"]
         """Episodes in flight that cannot be gone on with."""
