@@ -99,8 +99,8 @@ class Scene:
         def learner(_: int) -> Handle:
             return runtime.spawn("test_evaluating:FakeLearner", name="learner")
 
-        ours: dict[str, Any] = {"quorum": 0, "gets_on": lambda played: played.over}
-        rules = Rules(work="play", has_state=False, accidents=(RoleDied, EnvError), backoff=0.0, **ours)
+        ours: dict[str, Any] = {"quorum": 0, "shows_progress": lambda played: played.over}
+        rules = Rules(work="play", has_state=False, restartable=(RoleDied, EnvError), backoff=0.0, **ours)
         self.given_up: list[tuple[int, EnvError]] = []
         self.evaluations = Evaluations(
             self.pool,

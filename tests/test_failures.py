@@ -118,7 +118,7 @@ def test_killing_changes_nothing_but_the_time(
 ) -> None:
     needs(runtime, request)
     if kind == "sampler":
-        monkeypatch.setattr(pool, "BORDER_SECONDS", 0.05)  # so that some have a state to go back to
+        monkeypatch.setattr(pool, "RECOVERY_SECONDS", 0.05)  # so that some have a state to go back to
     kills = Kills(kind, (6, 14, 15, 30) if kind == "sampler" else (6, 14))  # a learner imports torch
     run = train(tmp_path / "run", algo=algo, runtime=runtime, topology=topology, callbacks=[kills])
     is_sound(run)

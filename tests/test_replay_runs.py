@@ -136,14 +136,14 @@ class KillTooLarge(Kill):
 
     def on_round(self, status: Status) -> None:
         shard = self.crew.shards[0]
-        if not self.done and math.isinf(shard.border_every) and status.steps > 2000:
+        if not self.done and math.isinf(shard.recovery_every) and status.steps > 2000:
             kill(shard)
             self.done += 1
 
 
 @pytest.mark.parametrize("shards", [2, *slowly(0)])
 def test_whoever_is_killed_nothing_is_lost(shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "BORDER_SECONDS", 0.1)
+    monkeypatch.setattr(pool, "RECOVERY_SECONDS", 0.1)
     kills = {8: "learner", 16: "sampler", 24: "shard" if shards else "learner"}
     killing = Kill(monkeypatch, kills)
     settings = CASES["prioritised"] | {"replay.shards": shards}
@@ -159,7 +159,7 @@ def test_whoever_is_killed_nothing_is_lost(shards: int, tmp_path: Path, monkeypa
 def test_a_shard_too_large_to_be_kept_begins_empty_and_that_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "BORDER_SECONDS", 0.02)
+    monkeypatch.setattr(pool, "RECOVERY_SECONDS", 0.02)
     monkeypatch.setattr(pool, "STATE_BYTES", 20_000)
     killing = KillTooLarge(monkeypatch, {})
     settings = CASES["two shards"] | {"sampling.samplers": 2, "algorithm.buffer_size": 4000, "log_every": 50}

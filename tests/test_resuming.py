@@ -178,9 +178,9 @@ def test_every_resume_and_every_attempt_has_episodes_of_its_own(
     load, attempts = RoleSet.load, []
 
     def watched(self: RoleSet, saved: Any, takeover: Any) -> list[str]:
-        attempts.append(takeover.anew[1])
+        attempts.append(takeover.fresh[1])
         told = load(self, saved, takeover)
-        assert [sampler.attempts for sampler in self.samplers] == [takeover.anew[1]] * 2
+        assert [sampler.attempts for sampler in self.samplers] == [takeover.fresh[1]] * 2
         return told
 
     monkeypatch.setattr(RoleSet, "load", watched)
@@ -193,9 +193,9 @@ def test_every_resume_and_every_attempt_has_episodes_of_its_own(
 def test_restarts_of_roles_are_no_resumes(tmp_path: Path) -> None:
     run = train(tmp_path / "run")
     saved = load_checkpoint(run.path / "last")
-    first = Takeover(saved, run.config).anew
+    first = Takeover(saved, run.config).fresh
     saved["run"]["restarts"] = 3
-    assert Takeover(saved, run.config).anew == first
+    assert Takeover(saved, run.config).fresh == first
 
 
 def test_what_fails_right_after_a_resume_is_told_with_the_steps_of_the_run(

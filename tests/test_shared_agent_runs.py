@@ -138,7 +138,7 @@ def test_killing_loses_nothing_and_the_counts_agree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     needs(runtime, request)
-    monkeypatch.setattr(pool, "BORDER_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "RECOVERY_SECONDS", 0.05)
     kills = Kills(kind)
     run = train(tmp_path / "run", algo, steps=3 * STEPS, runtime=runtime, callbacks=[kills])
     counts_agree(run)

@@ -312,7 +312,7 @@ class Driver:
         )
 
     def _show_waiting(self, who: str) -> None:
-        self._show(f"waiting for {who}{self._runtime.excuse()}")
+        self._show(f"waiting for {who}{self._runtime.pending_reason()}")
 
     # -- evaluation -----------------------------------------------------------------------------------
 

@@ -140,7 +140,7 @@ class Evaluations:
 
     def begin(self, pinned: Pinned) -> Played | None:
         """A version is due. Its outcome, if it was played here and now."""
-        if not self._pool.runtime.apart:
+        if not self._pool.runtime.has_processes:
             returns = self.play(pinned, self._how.episodes, "evaluating")
             return None if returns is None else Played(pinned, returns)
         self.skipped += self._due is not None

@@ -48,8 +48,8 @@ class Supervision:
             start_seconds=faults.start_seconds,
             job_seconds=faults.sample_seconds,
             work="play",
-            gets_on=_is_over,  # a restart begins the evaluation again, and may fail at the same place
-            accidents=(RoleDied, EnvError, RoleError),
+            shows_progress=_is_over,  # a restart begins the evaluation again, and may fail at the same place
+            restartable=(RoleDied, EnvError, RoleError),
             has_state=False,
             quorum=0,
             hint=f"; if a step of env {self._config.env!r} needs that long, raise faults.sample_seconds",

@@ -83,7 +83,7 @@ class Runtime(ABC):
 
     places: Mapping[str, Place]
     """What the roles of this run ask for, by kind: `sampler`, `learner`, `evaluator`."""
-    apart: bool = True
+    has_processes: bool = True
     """Whether roles have processes of their own, and so can work at the same time, die and be killed."""
     channel: Literal["direct", "unix", "tcp"] = "unix"
     """What roles talk to each other through that have much to say: in one process, on one machine, between machines."""
@@ -120,7 +120,7 @@ class Runtime(ABC):
     def kinds(self) -> Set[Kind]:
         """Of the machines that roles live on, as far as they have started."""
 
-    def excuse(self) -> str:
+    def pending_reason(self) -> str:
         """Why roles may not have answered yet, to be put behind their names; most often nothing."""
         return ""
 

@@ -128,7 +128,7 @@ class _Inline(Handle):
 class InlineRuntime(Runtime):
     """Roles are objects of this process."""
 
-    apart = False
+    has_processes = False
     channel = "direct"
 
     def __init__(self, places: Mapping[str, Place], say: Callable[[str], None] = lambda _: None) -> None:

@@ -31,15 +31,15 @@ class Rules:
     quorum: int = 1
     """Members without which the run cannot go on."""
     work: str = ""
-    """The method that shows that a member works. What it raises before its first success is no accident."""
-    gets_on: Callable[[Any], bool] = lambda answer: True
+    """The method that shows that a member works. It is not restarted if it raises before its first success."""
+    shows_progress: Callable[[Any], bool] = lambda answer: True
     """Whether an answer of `work` shows progress: only then the failures before it are forgiven."""
-    accidents: tuple[type[RaynforceError], ...] = (RoleDied,)
+    restartable: tuple[type[RaynforceError], ...] = (RoleDied,)
     """Errors that a restart may mend; others end the run."""
     has_state: bool = True
     """Whether it has `state` and `load`."""
-    anew: Callable[[Member], Sequence[Any]] | None = None
-    """The call that lets a member begin anew which has lost its state, or which its state leads into failure."""
+    start_fresh: Callable[[Member], Sequence[Any]] | None = None
+    """The call that lets a member begin anew that has lost its state, or whose state leads into failure."""
     evidence: Callable[[Member], Callable[[], dict[str, Tree]] | None] = lambda member: None
     """What to write down of a member that died or hangs, so that it can be seen again; nothing by default."""
     greeting: str = ""
@@ -128,33 +128,37 @@ class Member:
         self.name, self.index, self.kind, self.rules = name, index, kind, rules
         self.make = make
         self.handle: Handle | None = None
-        self.origin: Sequence[Any] = [rules.greeting] if rules.greeting else []  # what to call first without a border
-        self.border: Pending | None = None
-        self.log: list[Job] = []  # since the border
+        self.origin: Sequence[Any] = (
+            [rules.greeting] if rules.greeting else []
+        )  # what to call first without a recovery point
+        self.recovery_point: Pending | None = None
+        self.log: list[Job] = []  # since the recovery point
         self.logged = 0  # bytes that these hold on to, at most
         self.open: list[Job] = []  # of those, not answered yet, or to be answered again
         self.loading: Pending | None = None
         self.greeted: Pending | None = None  # what it answered when it was made again
-        self.saving: Saving | None = None  # the next border
+        self.saving: Saving | None = None  # the next recovery point
         self.fresh = True  # this process has not answered anything yet
         self.proven = False
         self.gone = False
         self.absent = False
-        self.renew: Fault | None = None  # to be replaced at its next border
+        self.renew: Fault | None = None  # to be replaced at its next recovery point
         self.failures = 0
         self.wake = 0.0  # when it may be restarted
         self.down_since: float | None = None
         self.spawned = 0.0
         self.heard = 0.0  # when it last answered, was spawned, or was without room
-        self.border_at = 0.0
-        self.border_cost = math.inf  # seconds, as far as we know
-        self.border_every = 0.0  # seconds between two borders at least; infinite if its state is too large for that
+        self.recovery_at = 0.0
+        self.recovery_cost = math.inf  # seconds, as far as we know
+        self.recovery_every = (
+            0.0  # seconds between two recovery points at least; infinite if its state is too large for that
+        )
         self.attempts = 0  # to begin anew
 
     @property
     def remembers(self) -> bool:
-        """Whether it can come back to where it was: its jobs are kept until a border covers them."""
-        return self.rules.has_state and math.isfinite(self.border_every)
+        """Whether it can come back to where it was: its jobs are kept until a recovery point covers them."""
+        return self.rules.has_state and math.isfinite(self.recovery_every)
 
 
 class Saving(NamedTuple):

@@ -1,10 +1,10 @@
 """Pools: roles that are kept alive. One that fails is made again where it was, and what was lost is done again.
 
-Each member has a *border*, its last known state, which is kept outside of it, and a *log* of the jobs since then. A
-member that dies, hangs or raises is spawned again and given its border, and the jobs since are made again. Roles are
-determined by their state and what they are given, so the answers are those that were lost, and whoever waits for them
-notices nothing but the time. Repeated failure backs off, then gives the member up; a run that is left with too few of
-them stops with the cause.
+Each member has a *recovery point*, its last known state, which is kept outside of it, and a *log* of the jobs since
+then. A member that dies, hangs or raises is spawned again and given its recovery point, and the jobs since are made
+again. Roles are determined by their state and what they are given, so the answers are those that were lost, and
+whoever waits for them notices nothing but the time. Repeated failure backs off, then gives the member up; a run that
+is left with too few of them stops with the cause.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from raynforce.runtimes.base import Handle, Pending, RoleDied, RoleError, Runtim
 from raynforce.runtimes.host import SLOW, hung
 from raynforce.runtimes.member import Fault, Job, Kind, Member, Rules, Saving, Watcher
 
-BORDER_SECONDS = 1.0  # of work between two borders at least: what a restart has to do again
-BORDER_COST = 50  # times what a border costs are between two of them at least: 2 % of the time at most
-LOG_BYTES = 256_000_000  # that the jobs of a log may hold on to before a border is taken early
+RECOVERY_SECONDS = 1.0  # of work between two recovery points at least: what a restart has to do again
+RECOVERY_COST = 50  # times what a recovery point costs are between two of them at least: 2 % of the time at most
+LOG_BYTES = 256_000_000  # that the jobs of a log may hold on to before a recovery point is taken early
 STATE_BYTES = 1_000_000_000  # a larger state is not kept beside its role
 LONGEST_BACKOFF = 60.0
 LONGEST_WAIT = 3600.0  # at once; nobody can wait for ever
@@ -45,7 +45,7 @@ class Pool:
         """Start `count` members of one kind, made by a factory from their index; one alone is called by its kind."""
         made = [Member(member_name(kind, index, count), index, kind, make, rules) for index in range(count)]
         for member in made:
-            member.border_every = BORDER_SECONDS
+            member.recovery_every = RECOVERY_SECONDS
             self._spawn(member)
         self.members += made
         return made
@@ -93,9 +93,9 @@ class Pool:
         return True
 
     def states(self, members: Sequence[Member], known: Callable[[Member], Any] | None = None) -> list[Any]:
-        """The state of each member, which becomes its border; None for one that is away and has none.
+        """The state of each member, which becomes its recovery point; None for one that is away and has none.
 
-        `known` says what of it need not be told, as it is saved already: such a state is no border.
+        `known` says what of it need not be told, as it is saved already: such a state is no recovery point.
         """
         jobs: dict[Member, Job] = {}
         for member in self.present(members):
@@ -105,7 +105,7 @@ class Pool:
             member.saving = None  # this one comes later, so it is the better one
             jobs[member] = self.submit(member, "state")
         self.wait(list(jobs.values()))
-        states = {member: member.border for member in members}
+        states = {member: member.recovery_point for member in members}
         for member, job in jobs.items():
             if job.fault is None:
                 states[member] = state = self.runtime.keep(job.value)
@@ -113,11 +113,11 @@ class Pool:
                 if there and known is None:
                     covered = member.log[: member.log.index(job) + 1]
                     self.wait(covered)
-                    self._new_border(member, state, covered)
+                    self._new_recovery_point(member, state, covered)
         return [None if state is None else state.result() for state in states.values()]
 
     def replace(self, member: Member, fault: Fault) -> None:
-        """Put a new process in the place of one that works, at its next border: nothing is lost or redone.
+        """Put a new process in the place of one that works, at its next recovery point: nothing is lost or redone.
 
         One that has no state is replaced at once, and begins anew.
         """
@@ -165,7 +165,7 @@ class Pool:
 
     def _spawn(self, member: Member) -> Handle:
         handle = member.handle = member.make(member.index)
-        member.spawned = member.heard = member.border_at = time.monotonic()
+        member.spawned = member.heard = member.recovery_at = time.monotonic()
         member.fresh = True
         return handle
 
@@ -233,12 +233,12 @@ class Pool:
         job.settled, job.answered = True, member.heard
         if job.method == member.rules.work:
             member.proven = True
-            if member.failures and member.rules.gets_on(job.result()):
+            if member.failures and member.rules.shows_progress(job.result()):
                 member.failures = 0
         if not member.remembers:
             member.log.remove(job)
         self._recovered(member)
-        self._consider_border(member)
+        self._consider_recovery_point(member)
 
     def _recovered(self, member: Member) -> None:
         if member.down_since is not None:
@@ -271,10 +271,10 @@ class Pool:
         if not member.open:
             self._recovered(member)
 
-    # -- borders ------------------------------------------------------------------------------------------
+    # -- recovery points ------------------------------------------------------------------------------------
 
-    def _consider_border(self, member: Member) -> None:
-        due = time.monotonic() - member.border_at >= member.border_every
+    def _consider_recovery_point(self, member: Member) -> None:
+        due = time.monotonic() - member.recovery_at >= member.recovery_every
         due |= member.logged > LOG_BYTES
         if (due or member.renew is not None) and member.remembers:
             self._save(member)
@@ -299,26 +299,26 @@ class Pool:
             return
         began, now = max(member.heard, saving.asked), time.monotonic()
         self._hear(member)
-        member.border_cost = min(now - began, 2 * member.border_cost)  # once, the driver may have looked late
-        member.border_every = min(LONGEST_BACKOFF, max(BORDER_SECONDS, BORDER_COST * member.border_cost))
+        member.recovery_cost = min(now - began, 2 * member.recovery_cost)  # once, the driver may have looked late
+        member.recovery_every = min(LONGEST_BACKOFF, max(RECOVERY_SECONDS, RECOVERY_COST * member.recovery_cost))
         if pending.size > STATE_BYTES:
             self._watcher.note(
                 f"the state of the {member.name} takes {pending.size / 1e9:.1f} GB and is not kept beside it: if it "
                 "dies, the run ends, and resume goes on from the last checkpoint"
             )
-            member.border_every, member.border = math.inf, None
+            member.recovery_every, member.recovery_point = math.inf, None
             member.log = [job for job in member.open if not job.settled]
             return
-        self._new_border(member, pending, saving.covered)
+        self._new_recovery_point(member, pending, saving.covered)
         if member.renew is not None:
             fault, member.renew = member.renew, None
             self._watcher.fault(fault, member)
             self._put_down(member)
 
-    def _new_border(self, member: Member, state: Pending, covered: Sequence[Job]) -> None:
+    def _new_recovery_point(self, member: Member, state: Pending, covered: Sequence[Job]) -> None:
         """The state after these jobs is known: they will not have to be done again."""
         before = set(covered)
-        member.border, member.border_at = state, time.monotonic()
+        member.recovery_point, member.recovery_at = state, time.monotonic()
         member.log = [job for job in member.log if job not in before]
         member.logged = sum(job.weight for job in member.log)
         member.open = [job for job in member.open if not (job.settled and job in before)]
@@ -350,7 +350,7 @@ class Pool:
         wait = member.rules.backoff * 2 ** (member.failures - 2) if member.failures > 1 else 0.0
         member.wake = time.monotonic() + min(LONGEST_BACKOFF, wait)
         tries = EXACT_TRIES if kind == "died" else 1  # the same way may lead there again
-        if member.failures > tries or math.isinf(member.border_every) or not member.rules.has_state:
+        if member.failures > tries or math.isinf(member.recovery_every) or not member.rules.has_state:
             self._forget_way(member)
         self._put_down(member)
         if not wait:
@@ -360,9 +360,9 @@ class Pool:
     def _is_hopeless(self, member: Member, kind: Kind, error: RaynforceError) -> bool:
         if isinstance(error, UsageError | CheckpointError | ContractError):
             return True
-        if not isinstance(error, member.rules.accidents):
+        if not isinstance(error, member.rules.restartable):
             return True
-        if math.isinf(member.border_every) and member.rules.anew is None:
+        if math.isinf(member.recovery_every) and member.rules.start_fresh is None:
             return True
         if kind == "hung":
             return not member.proven and self._is_starting(member)
@@ -373,10 +373,10 @@ class Pool:
         return member.fresh and member.rules.has_state
 
     def _forget_way(self, member: Member) -> None:
-        if member.rules.anew is not None:
+        if member.rules.start_fresh is not None:
             member.attempts += 1
-            member.origin = member.rules.anew(member)
-            member.border, member.log = None, [job for job in member.open if not job.settled]
+            member.origin = member.rules.start_fresh(member)
+            member.recovery_point, member.log = None, [job for job in member.open if not job.settled]
 
     def _put_down(self, member: Member) -> None:
         if member.handle is not None:
@@ -393,15 +393,15 @@ class Pool:
                 job.pendings, job.disturbed = [], True
 
     def _restart(self, member: Member) -> None:
-        """Spawn it again, bring it to its border, and make the jobs since then again."""
+        """Spawn it again, bring it to its recovery point, and make the jobs since then again."""
         self.restarts += 1
         try:
             handle = self._spawn(member)
         except OSError as error:  # too many files or processes, or no memory, for the moment
             self._down(member, RoleDied(f"{member.name} could not be started again: {summary(error)}"))
             return
-        if member.border is not None:
-            member.loading = handle.call("load", member.border)
+        if member.recovery_point is not None:
+            member.loading = handle.call("load", member.recovery_point)
         elif member.origin:
             member.loading = handle.call(*member.origin)
 
@@ -501,12 +501,12 @@ class Pool:
         peers = [m for m in self.members if m.kind == member.kind and not m.gone]
         if len(self.present(peers)) <= member.rules.quorum:
             if time.monotonic() - self._away_since(member) > member.rules.start_seconds:
-                error = RoleDied(f"{member.name} could not be replaced{self.runtime.excuse()}")
+                error = RoleDied(f"{member.name} could not be replaced{self.runtime.pending_reason()}")
                 error.role = member.name
                 raise error
             return
         member.absent = True
-        cause = self.runtime.excuse().lstrip(": ") or "it is being replaced"
+        cause = self.runtime.pending_reason().lstrip(": ") or "it is being replaced"
         fault = Fault(member.name, "absent", RoleDied(f"{member.name} is away: {cause}"), "left out")
         for job in [j for j in member.open if not j.settled]:
             self._settle_without(job, fault)

@@ -50,7 +50,7 @@ class Central(Async):
 
     def _tend(self) -> None:
         """Send hosts that serve nobody to where the policy is."""
-        policy, apart = self._policy, self._pool.runtime.apart
+        policy, apart = self._policy, self._pool.runtime.has_processes
         if self._address is None:
             self._address, self._attempts = self._pool.submit(policy, "address"), policy.attempts
         elif self._is_another:

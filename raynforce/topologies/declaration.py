@@ -202,7 +202,7 @@ def _sampling(plan: Blueprint, role: str, args: Callable[[int], Sequence[Any]], 
         job_seconds=faults.sample_seconds,
         absent_seconds=faults.absent_seconds,
         quorum=quorum(config),
-        accidents=(RoleDied, EnvError, RoleError),
+        restartable=(RoleDied, EnvError, RoleError),
         greeting="note",
         evidence=sampler_evidence,
         hint=f"; if env {config.env!r} needs that long to be made, reset or stepped, raise faults.start_seconds or "
@@ -222,7 +222,7 @@ def replay_shards(plan: Blueprint) -> Kind:
 def env_hosts(plan: Blueprint) -> Kind:
     """Step environments side by side, for one policy."""
     config, faults = plan.config, plan.config.faults
-    start = faults.start_seconds if plan.runtime.apart else math.inf
+    start = faults.start_seconds if plan.runtime.has_processes else math.inf
     most = memory_limit(config)
 
     def args(index: int) -> Sequence[Any]:
@@ -233,7 +233,7 @@ def env_hosts(plan: Blueprint) -> Kind:
         work="serve",
         has_state=False,
         quorum=quorum(config),
-        accidents=(RoleDied, EnvError, RoleError),
+        restartable=(RoleDied, EnvError, RoleError),
         greeting="note",
         hint=_slow_step(config),
     )
@@ -248,8 +248,8 @@ def policy_server(plan: Blueprint) -> Kind:
         work="produce",
         job_seconds=faults.sample_seconds + faults.start_seconds,
         has_state=False,
-        gets_on=_has_steps,  # it also answers without any, to be told of a newer version
-        accidents=(RoleDied, EnvError, RoleError),
+        shows_progress=_has_steps,  # it also answers without any, to be told of a newer version
+        restartable=(RoleDied, EnvError, RoleError),
         greeting="note",
         hint=_slow_step(plan.config),
     )
@@ -274,7 +274,7 @@ def sampler_evidence(member: Member) -> Callable[[], dict[str, Tree]] | None:
     """What a sampler was at when it failed: its state, and the policy versions it was given since."""
     versions = [job.args[0] for job in member.log if job.method == member.rules.work]
     states = [job.args[0] for job in member.log if job.method == "load"]
-    state = member.border if member.border is not None else next(iter(states), None)
+    state = member.recovery_point if member.recovery_point is not None else next(iter(states), None)
     if not versions or (state is None and member.attempts):
         return None
 

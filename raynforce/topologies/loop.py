@@ -200,7 +200,7 @@ class Loop(ABC):
             return Turn(0.0, 0.0)
         lost = max((min(job.asked, until) - max(before, since) for since, until in self._disturbed), default=0.0)
         waiting = job.asked - before - max(0.0, lost)
-        if not self._pool.runtime.apart:  # what others did meanwhile is no transport
+        if not self._pool.runtime.has_processes:  # what others did meanwhile is no transport
             return Turn(max(0.0, waiting), 0.0)
         return Turn(max(0.0, waiting), max(0.0, job.answered - job.asked - busy))
 

@@ -82,14 +82,14 @@ class Replay(Loop):
             if learning is not None:
                 now = time.monotonic()
                 round_ = self._round(learning, sampled - began, now - sampled)
-                if not self._pool.runtime.apart:  # nobody works meanwhile; and then checkpoints change nothing
+                if not self._pool.runtime.has_processes:  # nobody works meanwhile; and then checkpoints change nothing
                     self._rest()
                 yield round_
                 began = now
 
     def _idle(self) -> list[Member]:
         idle = super()._idle()
-        if self._pool.runtime.apart:
+        if self._pool.runtime.has_processes:
             return idle
         count = len(self._samplers)  # by turns that follow from the version: a resumed run goes on alike
         return sorted(idle, key=lambda sampler: (sampler.index - self._number) % count)
@@ -191,7 +191,7 @@ class Sharded(Replay):
             size = int(self._counts.sum()) * self._pace.row
             self._update("learn_drawn", records, self._counts, list(drawn), *drawn.values(), parts=2, size=size)
         self._draws, self._counts = {}, self._counts[:0]
-        if self._pool.runtime.apart:
+        if self._pool.runtime.has_processes:
             self._draw()
 
     def _draw(self) -> bool:

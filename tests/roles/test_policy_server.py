@@ -64,12 +64,12 @@ class Stage:
         self.hosts = [EnvHost(args, index, hang, one_core=one_core) for index in range(hosts)]
         self.ended: list[Any] = []
         self.threads: list[threading.Thread] = []
-        self.apart = channel != "direct"
+        self.has_processes = channel != "direct"
 
     def serve(self, *indices: int) -> None:
         """Let these hosts begin, or all."""
         for index in indices or range(len(self.hosts)):
-            if self.apart:
+            if self.has_processes:
                 thread = threading.Thread(target=self._serve, args=(self.hosts[index],), daemon=True)
                 thread.start()
                 self.threads.append(thread)
@@ -98,7 +98,7 @@ class Stage:
             silent += receipt.silent
             if fragment is not None:
                 return fragment, receipt._replace(faults=faults, silent=silent)
-            assert self.apart
+            assert self.has_processes
             assert time.monotonic() < deadline, "no fragment comes"
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The process runtime and what its roles say; pools of walkers on every runtime, and how often borders are taken."""
+"""The process runtime and what its roles say; pools of walkers; how often recovery points are taken."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def borders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A border is taken after every job."""
-    monkeypatch.setattr(pool_module, "BORDER_SECONDS", 0.0)
-    monkeypatch.setattr(pool_module, "BORDER_COST", 0.0)
+def recovery_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recovery point is taken after every job."""
+    monkeypatch.setattr(pool_module, "RECOVERY_SECONDS", 0.0)
+    monkeypatch.setattr(pool_module, "RECOVERY_COST", 0.0)
 
 
 @pytest.fixture
-def no_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_recovery_points(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the start took."""
-    monkeypatch.setattr(pool_module, "BORDER_SECONDS", 1000.0)
+    monkeypatch.setattr(pool_module, "RECOVERY_SECONDS", 1000.0)

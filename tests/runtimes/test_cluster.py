@@ -165,10 +165,10 @@ def test_joining_uses_the_cluster_and_leaves_it_as_it_was(token: str, capfd: pyt
         roles[2].call("say", "from afar").result()
         late = runtime.spawn("roles_for_tests:Mirror", name="late", place=places["sampler"]).call("nice")
         deadline = time.monotonic() + 10
-        while "sampler 2: from afar" not in said or not runtime.excuse():
+        while "sampler 2: from afar" not in said or not runtime.pending_reason():
             assert time.monotonic() < deadline, said
             time.sleep(0.05)
-        assert runtime.excuse() == ": not started yet, the cluster has 0 of 4 CPUs free"
+        assert runtime.pending_reason() == ": not started yet, the cluster has 0 of 4 CPUs free"
         assert runtime.wait([late], timeout=0)[1] == [late]
     assert not ray.is_initialized()
     assert dict(os.environ) == before

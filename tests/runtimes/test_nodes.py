@@ -117,7 +117,7 @@ def test_a_lost_node_costs_its_roles_alone_and_a_new_one_is_used(
         here = [sampler for sampler in samplers if sampler not in away]
         assert (len(away), len(here)) == (2, 1), "spread"
         assert room([*samplers, late]) == [True] * 3 + [False]
-        assert runtime.excuse() == ": not started yet, the cluster has 0 of 4 CPUs free"
+        assert runtime.pending_reason() == ": not started yet, the cluster has 0 of 4 CPUs free"
 
         learner.end()  # the one without room does not get its place
         learner = runtime.spawn(NOTEBOOK, name="learner", place=runtime.places["learner"])

@@ -67,7 +67,7 @@ def test_jobs_that_wait_for_those_of_a_dead_member(process: Scene) -> None:
     assert [fault.role for fault in process.witness.faults] == ["sampler 0"]
 
 
-@pytest.mark.usefixtures("no_borders")
+@pytest.mark.usefixtures("no_recovery_points")
 def test_a_death_between_an_update_and_its_version(process: Scene) -> None:
     sampler, learner = process.add(work="produce"), process.add("learner", work="learn")
     learned = process.pool.submit(learner, "learn", 5)
@@ -98,19 +98,19 @@ def test_what_a_member_was_given_by_one_that_is_gone_is_still_there(process: Sce
     assert (late.settled, late.fault is not None) == (True, True)
 
 
-# -- borders ------------------------------------------------------------------------------------------------
+# -- recovery points ------------------------------------------------------------------------------------------------
 
 
 def test_borders_keep_the_log_short(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "BORDER_SECONDS", 0.02)
-    monkeypatch.setattr(pool_module, "BORDER_COST", 1)
+    monkeypatch.setattr(pool_module, "RECOVERY_SECONDS", 0.02)
+    monkeypatch.setattr(pool_module, "RECOVERY_COST", 1)
     member = scene.add()
     answers, found, until = [], 0, time.monotonic() + DEADLINE
     while found < 5:
         assert time.monotonic() < until
-        before = member.border
+        before = member.recovery_point
         answers.append(scene.work(member))
-        if member.border is not before:
+        if member.recovery_point is not before:
             found += 1
             assert len(member.log) <= 2
     assert answers == expected(len(answers))
@@ -123,7 +123,7 @@ def test_what_jobs_hold_on_to_brings_a_border(process: Scene) -> None:
     process.wait(*heavy)
     process.work(member)
     process.work(member)
-    assert member.border is not None
+    assert member.recovery_point is not None
     assert not set(heavy) & set(member.log)
 
 
@@ -137,15 +137,15 @@ def test_a_role_without_state_keeps_no_log(process: Scene) -> None:
 
 def test_a_state_that_is_too_large_is_not_kept(process: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "STATE_BYTES", 1_000_000)
-    monkeypatch.setattr(pool_module, "BORDER_SECONDS", 0.0)
+    monkeypatch.setattr(pool_module, "RECOVERY_SECONDS", 0.0)
     member = process.add("learner", pad=2_000_000)
     answers = [process.work(member) for _ in range(20)]
     assert answers == expected(20)
-    assert (member.border, member.log) == (None, [])
+    assert (member.recovery_point, member.log) == (None, [])
     assert [text for kind, text in process.witness.said if "not kept beside it" in text] != []
     (state,) = process.pool.states([member])
     assert state["sequence"] == 20, "it can be asked for"
-    assert member.border is None
+    assert member.recovery_point is None
     kill(member)
     with pytest.raises(RoleDied, match="SIGKILL"):
         process.work(member)
@@ -192,7 +192,7 @@ def test_states_while_one_is_down(process: Scene) -> None:
 
 
 def test_one_that_dies_after_it_has_told_its_state(process: Scene, flags: Path) -> None:
-    """While the others' are waited for: it is on its way back when its state becomes known as its border."""
+    """While the others' are waited for: it is on its way back when its state becomes known as its recovery point."""
     first, second = process.add(count=2)
     process.wait(*(process.pool.submit(m, "work") for m in (first, second)))
     slow = process.pool.submit(second, "work", 0, "sleep1")

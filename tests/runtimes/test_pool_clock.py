@@ -135,7 +135,7 @@ class Waiting(InlineRuntime):
             time.sleep(timeout)
         return there, [p for p in pendings if p not in there]
 
-    def excuse(self) -> str:
+    def pending_reason(self) -> str:
         return "" if self.rooms else " to find room"
 
 
@@ -153,7 +153,7 @@ def runtime_of(scene: Scene) -> Waiting:
 @pytest.mark.parametrize("greeting", ["", "greet"])
 def test_one_without_room_is_left_out_and_comes_back(waiting: Scene, tmp_path: Path, greeting: str) -> None:
     runtime = runtime_of(waiting)
-    first, second = waiting.add(count=2, accidents=(EnvError,), absent_seconds=0.2, greeting=greeting)
+    first, second = waiting.add(count=2, restartable=(EnvError,), absent_seconds=0.2, greeting=greeting)
     waiting.wait(*(waiting.pool.submit(m, "work") for m in ((first, second) if greeting else (second,))))
     first.proven = True
     runtime.rooms = False
@@ -189,7 +189,7 @@ def test_one_that_never_had_room_is_left_out_and_joins(waiting: Scene) -> None:
 
 
 def test_too_few_to_go_on_without_it(waiting: Scene, tmp_path: Path) -> None:
-    member = waiting.add(accidents=(EnvError,), absent_seconds=0.1, start_seconds=0.6)
+    member = waiting.add(restartable=(EnvError,), absent_seconds=0.1, start_seconds=0.6)
     waiting.work(member)
     runtime_of(waiting).rooms = False
     (tmp_path / "once").touch()

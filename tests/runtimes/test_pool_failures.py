@@ -24,9 +24,9 @@ from raynforce.runtimes.member import Job, Member
 # -- one that fails is made again where it was --------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("no_borders")
+@pytest.mark.usefixtures("no_recovery_points")
 def test_an_error_that_may_be_an_accident_is_mended(scene: Scene, tmp_path: Path) -> None:
-    member = scene.add(accidents=(RoleDied, EnvError))
+    member = scene.add(restartable=(RoleDied, EnvError))
     (tmp_path / "once").touch()
     jobs = [scene.pool.submit(member, "work") for _ in range(3)]
     scene.wait(*jobs)
@@ -38,12 +38,12 @@ def test_an_error_that_may_be_an_accident_is_mended(scene: Scene, tmp_path: Path
     assert [job.method for job in scene.witness.redos] == ["work"] * 3, "those that had been answered"
 
 
-@pytest.mark.usefixtures("borders")
+@pytest.mark.usefixtures("recovery_points")
 def test_a_border_is_a_copy(inline: Scene, tmp_path: Path) -> None:
     """A role goes on writing into the arrays that its state was made of."""
-    member = inline.add(accidents=(EnvError,))
+    member = inline.add(restartable=(EnvError,))
     inline.work(member)
-    for _ in range(3):  # each is made before the border that was asked for has been looked at
+    for _ in range(3):  # each is made before the recovery point that was asked for has been looked at
         inline.work(member)
     (tmp_path / "once").touch()
     assert inline.work(member, 0, "env", str(tmp_path / "once")) == expected(5)[-1]
@@ -80,7 +80,7 @@ def test_killed_on_ray(make_ray: Callable[[], Runtime]) -> None:
         assert {fault.role for fault in scene.witness.faults} == {"sampler 0", "learner"}
 
 
-@pytest.mark.usefixtures("no_borders")
+@pytest.mark.usefixtures("no_recovery_points")
 def test_killed_while_idle(process: Scene) -> None:
     member = process.add()
     answers = [process.work(member), process.work(member)]
@@ -90,7 +90,7 @@ def test_killed_while_idle(process: Scene) -> None:
     assert len(process.witness.faults) == 1
 
 
-@pytest.mark.usefixtures("borders")
+@pytest.mark.usefixtures("recovery_points")
 @pytest.mark.parametrize("method", ["state", "load"])
 def test_dies_in_its_state_or_load(process: Scene, flags: Path, method: str) -> None:
     member = process.add()
@@ -104,9 +104,9 @@ def test_dies_in_its_state_or_load(process: Scene, flags: Path, method: str) -> 
     assert {kind for kind, _ in process.witness.kinds} == {"died"}
 
 
-@pytest.mark.usefixtures("borders")
+@pytest.mark.usefixtures("recovery_points")
 def test_killed_while_it_saves_and_works(process: Scene, flags: Path) -> None:
-    """Two answers are lost at once: that of its next job, and its border."""
+    """Two answers are lost at once: that of its next job, and its recovery point."""
     member = process.add()
     process.work(member)
     (flags / "slow_state").touch()
@@ -138,7 +138,7 @@ def test_killed_again_and_again_while_it_recovers(process: Scene, flags: Path) -
 
 
 def test_backing_off(scene: Scene) -> None:
-    member = scene.add(accidents=(EnvError,), restarts=3, backoff=0.1)
+    member = scene.add(restartable=(EnvError,), restarts=3, backoff=0.1)
     scene.work(member)
     began = time.monotonic()
     with pytest.raises(
@@ -152,7 +152,7 @@ def test_backing_off(scene: Scene) -> None:
 
 
 def test_success_begins_the_count_again(inline: Scene, tmp_path: Path) -> None:
-    member = inline.add(accidents=(EnvError,), restarts=1)
+    member = inline.add(restartable=(EnvError,), restarts=1)
     inline.work(member)
     for _ in range(5):
         (tmp_path / "once").touch()
@@ -190,7 +190,7 @@ def test_given_up_and_the_others_go_on_until_they_are_too_few(process: Scene) ->
 
 
 def test_the_trace_comes_along(process: Scene) -> None:
-    member = process.add(accidents=(RoleError,), restarts=0)
+    member = process.add(restartable=(RoleError,), restarts=0)
     process.work(member)
     with pytest.raises(RaynforceError, match="plain is wrong") as caught:
         process.work(member, 0, "plain")
@@ -199,7 +199,7 @@ def test_the_trace_comes_along(process: Scene) -> None:
 
 @pytest.mark.parametrize("what", ["usage", "contract", "checkpoint", "env"])
 def test_what_no_restart_can_mend_is_raised_at_once(scene: Scene, what: str) -> None:
-    member = scene.add(accidents=(RoleDied,) if what == "env" else (RoleDied, EnvError, RoleError))
+    member = scene.add(restartable=(RoleDied,) if what == "env" else (RoleDied, EnvError, RoleError))
     scene.work(member)
     with pytest.raises(ERRORS[what], match=f"{what} is wrong"):  # type: ignore[arg-type]
         scene.work(member, 0, what)
@@ -208,7 +208,7 @@ def test_what_no_restart_can_mend_is_raised_at_once(scene: Scene, what: str) -> 
 
 
 def test_an_error_at_the_first_work_is_no_accident(scene: Scene) -> None:
-    member = scene.add(accidents=(RoleDied, EnvError))
+    member = scene.add(restartable=(RoleDied, EnvError))
     with pytest.raises(EnvError, match="env is wrong"):
         scene.work(member, 0, "env")
     assert scene.witness.kinds == [("failed", "stopped")]
@@ -227,7 +227,7 @@ def test_begins_anew_if_the_same_way_leads_to_failure_again(scene: Scene) -> Non
         asked.append(member.attempts)
         return "start_fresh", 10 * member.attempts, member.attempts
 
-    member = scene.add(accidents=(EnvError,), restarts=3, anew=anew, work="produce", quorum=0, backoff=0.0)
+    member = scene.add(restartable=(EnvError,), restarts=3, start_fresh=anew, work="produce", quorum=0, backoff=0.0)
     scene.wait(scene.pool.submit(member, "produce", parts=2))
     failing = scene.pool.submit(member, "produce", 0, "env", parts=2)
     assert scene.pool.wait([failing], DEADLINE)
@@ -243,7 +243,7 @@ def test_one_that_has_begun_anew_comes_back_to_where_it_was_then(process: Scene,
         asked.append(member.attempts)
         return "start_fresh", 10, member.attempts
 
-    member = process.add(accidents=(RoleDied, EnvError), anew=anew, work="produce")
+    member = process.add(restartable=(RoleDied, EnvError), start_fresh=anew, work="produce")
     (first,) = process.wait(process.pool.submit(member, "produce", parts=2))
     assert first == (0, expected(1)[0])
     for name in ("one", "two"):
@@ -308,10 +308,10 @@ def killer(seed: int, probability: float, most: int) -> Callable[[list[Member]],
     return disturb
 
 
-@pytest.mark.parametrize("border", [0.0, 0.3])
-def test_random_kills_change_no_answer(process: Scene, monkeypatch: pytest.MonkeyPatch, border: float) -> None:
-    monkeypatch.setattr(pool_module, "BORDER_SECONDS", border)
-    monkeypatch.setattr(pool_module, "BORDER_COST", 0.0)
+@pytest.mark.parametrize("every", [0.0, 0.3])
+def test_random_kills_change_no_answer(process: Scene, monkeypatch: pytest.MonkeyPatch, every: float) -> None:
+    monkeypatch.setattr(pool_module, "RECOVERY_SECONDS", every)
+    monkeypatch.setattr(pool_module, "RECOVERY_COST", 0.0)
     assert chain(process, 60, 2, killer(1, 0.05, 5)) == undisturbed(60, 2)
     assert len(process.witness.faults) > 1
     assert {kind for kind, _ in process.witness.kinds} == {"died"}
@@ -320,8 +320,8 @@ def test_random_kills_change_no_answer(process: Scene, monkeypatch: pytest.Monke
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_random_kills_change_no_answer_for_long(process: Scene, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(pool_module, "BORDER_SECONDS", [0.0, 0.05, 0.5][seed % 3])
-    monkeypatch.setattr(pool_module, "BORDER_COST", 0.0)
+    monkeypatch.setattr(pool_module, "RECOVERY_SECONDS", [0.0, 0.05, 0.5][seed % 3])
+    monkeypatch.setattr(pool_module, "RECOVERY_COST", 0.0)
     disturb = killer(seed, [0.02, 0.03, 0.1, 0.2][seed % 4], 40)
     assert chain(process, 200, 3, disturb) == undisturbed(200, 3)
     assert len(process.witness.faults) > 2

@@ -104,7 +104,7 @@ def test_ending_does_not_wait_and_forgets(runtime: Runtime) -> None:
     assert not never.has_room()
     never.end()
     assert runtime._handles == {}
-    assert runtime.excuse() == ""
+    assert runtime.pending_reason() == ""
 
 
 def test_names_of_the_ended_are_kept_for_a_while() -> None:

@@ -232,7 +232,7 @@ def test_what_is_held_at_a_checkpoint_is_taken_first(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize("who", ["worker", "agent"])
 def test_killing_loses_and_doubles_nothing(who: str, processes: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raynforce.runtimes.pool.BORDER_SECONDS", 0.02)
+    monkeypatch.setattr("raynforce.runtimes.pool.RECOVERY_SECONDS", 0.02)
     stage = Stage(processes, (0.001, 0.002, 0.003), agent=0.001, max_lag=10_000)
     for count in range(4):
         kill(stage.workers[1] if who == "worker" else stage.agent)

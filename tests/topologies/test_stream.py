@@ -246,7 +246,7 @@ def test_a_stop_after_any_round_can_be_resumed(runtime: Runtime, preset: str) ->
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_is_abandoned_after_a_failure_is_counted_once(runtime: Runtime, preset: str) -> None:
     """An update that was under way when the last sampler failed is part of the learner, so of the books too."""
-    rules = Rules(work="produce", restarts=0, quorum=2, accidents=(EnvError,))
+    rules = Rules(work="produce", restarts=0, quorum=2, restartable=(EnvError,))
     stage = Stage(runtime, (0.0, 0.0), learner=0.05, fails_at=2, rules=rules, max_lag=1000)
     rounds: list[LoopRound] = []
     with pytest.raises(RaynforceError, match="reward is NaN"):
@@ -325,7 +325,7 @@ def test_killed_roles_change_nothing(processes: Runtime, preset: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_sampler_that_is_given_up_is_left_out(processes: Runtime, preset: str) -> None:
-    rules = Rules(work="produce", restarts=0, accidents=(EnvError,))
+    rules = Rules(work="produce", restarts=0, restartable=(EnvError,))
     stage = Stage(processes, (0.01, 0.01), fails_at=2, rules=rules, max_lag=1000)
     stage.turn(preset, 8)
     assert [fault.action for fault in stage.witness.faults] == ["given up"]

@@ -64,7 +64,7 @@ class RoleSet:
             name = member_name(kind.name, index, kind.count)
             return self.runtime.spawn(kind.role, *kind.args(index), name=name, place=place)
 
-        rules = kind.rules if kind.name == "learner" else replace(kind.rules, anew=self._start_fresh)
+        rules = kind.rules if kind.name == "learner" else replace(kind.rules, start_fresh=self._start_fresh)
         return self.pool.add(kind.name, make, kind.count, rules)
 
     def wait_for(self, jobs: Sequence[Job]) -> list[Any]:
@@ -73,7 +73,7 @@ class RoleSet:
         while not self.pool.wait(jobs, patience):
             names = sorted({job.member.name for job in jobs if not job.settled})
             who = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
-            self._say(f"waiting for {who}{self.runtime.excuse()}")
+            self._say(f"waiting for {who}{self.runtime.pending_reason()}")
             patience = min(60.0, 2 * patience)
         return [None if job.fault is not None else job.result() for job in jobs]
 
@@ -104,7 +104,7 @@ class RoleSet:
     def load(self, saved: Mapping[str, Tree], takeover: Takeover) -> list[str]:
         """Put every role back to where it was; returns sentences on what could not be restored exactly."""
         share = self.runtime.share
-        sequence, attempt = takeover.anew
+        sequence, attempt = takeover.fresh
         loading = [self.pool.submit(self.learner, "load", share(saved["learner"]))]
         for shard in self.shards:
             shard.attempts = attempt
@@ -133,7 +133,7 @@ class RoleSet:
         if receipt.kept:
             self.sizes[index] = receipt.kept
         self._supervisor.env_faults(member.name, receipt.faults)
-        if self.runtime.apart and receipt.memory > self._most and member.rules.has_state:
+        if self.runtime.has_processes and receipt.memory > self._most and member.rules.has_state:
             grown = RoleDied(f"{member.name} has grown to {receipt.memory / 1e6:,.0f} MB (faults.memory_mb)")
             self.pool.replace(member, Fault(member.name, "memory", grown, "restarted"))
 

@@ -65,7 +65,7 @@ class Takeover:
         return self._saved.get(f"sampler_{index}") if self._fits and self._has_states else None
 
     @property
-    def anew(self) -> tuple[int, int]:
+    def fresh(self) -> tuple[int, int]:
         """For those that begin anew: a sequence number beyond all that were used, and an attempt of its own.
 
         Attempts in the process that resumes are counted on from there, so that no episode is played twice.

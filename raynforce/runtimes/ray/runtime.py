@@ -228,7 +228,7 @@ class RayRuntime(Runtime):
             self._looked, self._used = time.monotonic(), self._raylet.used_bytes()
         return {} if self._used is None else {"health/object_store_mb": self._used / 1e6}
 
-    def excuse(self) -> str:
+    def pending_reason(self) -> str:
         if self._cluster.started or not self._without_room():  # our own has room for all
             return ""
         return f": not started yet, {self._cluster.waiting_for()}"
