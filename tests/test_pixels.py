@@ -30,6 +30,7 @@ def train(out: Path, steps: int, target: float | None = None, **settings: Any) -
     )
 
 
+@pytest.mark.slow
 def test_catch_is_learned_from_stacked_frames(tmp_path: Path) -> None:
     # One image gives 4, whatever is done; two give 7.5.
     stacked = {"env": "raynforce.envs.tiny:Catch", "frames": 2}
