@@ -547,18 +547,6 @@ def test_a_resumed_run_may_choose_anew(tmp_path: Path, capsys: pytest.CaptureFix
     assert "auto: process and overlap, because" in capsys.readouterr().out
 
 
-def test_a_run_from_before_there_was_a_choice_goes_on_as_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = raynforce.train("CartPole-v1", steps=16, settings=SMALL, out=tmp_path / "run", progress="quiet")
-    file = run.path / "config.yaml"
-    assert "  parallel: no\n" in file.read_text() or "  parallel: 'no'\n" in file.read_text()
-    file.write_text("".join(line for line in file.read_text().splitlines(True) if "parallel" not in line))
-    again = raynforce.resume(run.path, steps=32, progress="plain")
-    assert again.config.sampling.parallel == "no"
-    assert "changed" not in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_the_defaults_give_equal_weights_wherever_it_runs(tmp_path: Path) -> None:
     settings = SMALL | {"env_args.step": 0.5e-3}

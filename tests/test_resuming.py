@@ -125,7 +125,7 @@ def _stop_at(steps: int) -> Any:
 def test_another_machine_or_release_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raynforce import machines
+    from raynforce.driver import machines
 
     run = train(tmp_path / "run").path
     here = machines.provenance()

@@ -533,4 +533,4 @@ def test_no_is_a_choice_where_it_is_one(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(saved.to_yaml())
     assert resolved(settings.read_yaml(str(tmp_path / "config.yaml"))) == saved
     assert "sampling.parallel = True is not one of" in complaint({"sampling": {"parallel": True}})
-    assert "topology = False is not one of" in complaint({"topology": False})
+    assert "runtime = False is not one of" in complaint({"runtime": False})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
 
@@ -52,14 +52,15 @@ class Loss(NamedTuple):
     """The derivative of `total` by each output of `net.record(obs)`, if you have worked it out; None asks autograd."""
 
 
-class Round(NamedTuple):
+@dataclass(slots=True)
+class Round:
     """What the learner tells an algorithm of the round of learning that is under way."""
 
     version: int = 0
     """Number of the policy version it starts from."""
     updates: int = 0
     """Optimiser steps taken so far, whoever computed their gradients."""
-    scheduled: Mapping[str, float] = {}
+    scheduled: Mapping[str, float] = field(default_factory=dict)
     """The values of `schedules`."""
     reward_scale: float = 1.0
     """What to multiply rewards by; 1 unless `learner.scale_rewards` is on."""
@@ -105,7 +106,7 @@ class Algorithm(Generic[H]):
         self.has_buffer = True
         """Whether its replay buffer, if it has one, is here; else shards or workers have it."""
         self.round = Round()
-        """What the learner tells; a new one for each round, and after each update."""
+        """What the learner tells; a new one for each round."""
 
     @property
     def version(self) -> int:

@@ -27,7 +27,7 @@ from raynforce.config import Config
 from raynforce.envs.describe import describe, flatten_obs, misfit, wrong_reset, wrong_step
 from raynforce.envs.faults import MOST_BYTES
 from raynforce.envs.make import Env, close_env, make
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, how_it_ended, summary
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory
@@ -36,7 +36,6 @@ from raynforce.runtimes.host import hung
 from raynforce.spaces import ObsLeaf
 
 if TYPE_CHECKING:
-    from raynforce.envs.vector import EnvArgs
     from raynforce.policies.acting import PolicyVersion
     from raynforce.roles.sampler import Sampler
 

@@ -23,14 +23,12 @@ def linear(weight: Tensor, bias: Tensor, openblas: bool) -> Callable[[Tensor], T
     apply: Callable[..., Tensor] = _Linear.apply
     if weight.requires_grad:
         return lambda x: apply(x if x.ndim == 2 else x.flatten(1), weight, bias)
-    matrix, offset = weight.numpy(), bias.numpy()
+    matrix = weight.numpy()
 
     def op(x: Tensor) -> Tensor:
         if x.requires_grad:  # through constant parameters to what `x` was made of
             return apply(x if x.ndim == 2 else x.flatten(1), weight, bias)
-        y = np.dot((x if x.ndim == 2 else x.flatten(1)).numpy(), matrix)
-        y += offset
-        return torch.from_numpy(y)
+        return torch.from_numpy(np.dot((x if x.ndim == 2 else x.flatten(1)).numpy(), matrix)).add_(bias)
 
     return op
 
@@ -41,10 +39,15 @@ def linear_backward(x: Tensor, weight: Tensor, g: Tensor, out: Tensor | None, op
         if out is not None:
             torch.mm(x.t(), g, out=out)
         return torch.mm(g, weight.t()) if wanted else g
+    return openblas_backward(x, g, weight.numpy().T, None if out is None else out.numpy(), wanted)
+
+
+def openblas_backward(x: Tensor, g: Tensor, transposed: np.ndarray, out: np.ndarray | None, wanted: bool) -> Tensor:
+    """The same with arrays, which a network makes once: the transposed weight, and where its gradient goes."""
     back = g.numpy()
     if out is not None:
-        np.dot(x.numpy().T, back, out=out.numpy())
-    return torch.from_numpy(np.dot(back, weight.numpy().T)) if wanted else g
+        np.dot(x.numpy().T, back, out=out)
+    return torch.from_numpy(np.dot(back, transposed)) if wanted else g
 
 
 class _Linear(torch.autograd.Function):

@@ -19,7 +19,13 @@ from raynforce.policies.network import Network as Network
 from raynforce.policies.network import Outputs as Outputs
 from raynforce.policies.network import tensor as tensor
 from raynforce.policies.numpy_net import onehot_offsets
-from raynforce.policies.products import convolution, convolution_backward, linear, linear_backward
+from raynforce.policies.products import (
+    convolution,
+    convolution_backward,
+    linear,
+    linear_backward,
+    openblas_backward,
+)
 from raynforce.policies.spec import (
     NORM_EPS,
     Activation,
@@ -61,6 +67,11 @@ class SpecNet(Base):
         self._other: tuple[Tensor | None, _Bound] = (None, self._own)
         self._flat_grad = torch.zeros_like(self.flat)
         self._grads = {p.name: p.view(self._flat_grad) for p in self._params}
+        self._matrices = {  # for OpenBLAS: each linear layer's weight, transposed, and where its gradient goes
+            name: (view.numpy().T, self._grads[name].numpy())
+            for name, view in (self._own.views.items() if self._openblas else ())
+            if view.ndim == 2
+        }
         self.parts = spec.parts
         self._by_hand = all(
             isinstance(x, Linear | Conv) or (isinstance(x, Activation) and x.name in _BACKWARD)
@@ -244,7 +255,10 @@ class SpecNet(Base):
             return d_x
         torch.sum(g, 0, out=d_bias)
         flat = x if x.ndim == 2 else x.flatten(1)
-        d_x = linear_backward(flat, weight, g, d_weight, self._openblas, wanted)
+        if self._openblas:
+            d_x = openblas_backward(flat, g, *self._matrices[f"{name}.weight"], wanted)
+        else:
+            d_x = linear_backward(flat, weight, g, d_weight, False, wanted)
         return d_x.view(x.shape) if wanted and flat is not x else d_x
 
     def _slots(self, name: str) -> tuple[Tensor, Tensor]:
@@ -322,6 +336,8 @@ def _image(leaf: Input, given: Tensor) -> Tensor:
 
 def _flat(leaf: Input, obs: Mapping[str, Tensor]) -> Tensor:
     x = obs[leaf.path]
+    if leaf.encoding == "vector" and x.ndim == 2 and x.dtype is torch.float32:  # most often: nothing to do
+        return x
     if leaf.encoding == "image":
         return x.reshape(len(x), -1).float() * (1 / 255)
     if leaf.encoding != "onehot":

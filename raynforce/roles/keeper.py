@@ -69,7 +69,7 @@ class Keeper:
 
         It may leave out the content of segments that are `known`.
         """
-        self.algo.round = self.algo.round._replace(known=known)
+        self.algo.round.known = known
         with blamed(self._name, self.algo):
             tree: Tree = {"algo": self.algo.state()}
         if self._unsaved is not None:

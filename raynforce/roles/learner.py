@@ -152,8 +152,7 @@ class Learner:
         return {"grad_norm": norm}
 
     def _count_updates(self, count: int) -> None:
-        algo = self._algo
-        algo.round = algo.round._replace(updates=algo.updates + count)
+        self._algo.round.updates += count
 
     def _end_round(self, trained: Trained, records: Sequence[Record], began: float, prepared: float) -> Learned:
         """Count what has arrived, and tell how the round went."""

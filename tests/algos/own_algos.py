@@ -151,7 +151,7 @@ class HalfDead(Plain):
 
     def loss(self, net: Any, minibatch: Any) -> Any:
         first = net(observations(minibatch))
-        again = net({"obs": first["policy"]})
+        again = net({"obs": (first["policy"] > 0).float()})
         return Loss(again["value"].mean(), {})
 
 

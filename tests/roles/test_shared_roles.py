@@ -39,7 +39,9 @@ def make(config: Config) -> tuple[Learner, list[GradientWorker]]:
     spec = probe(config.env, config.env_args)
     acting = algorithm_class(config.algo)(config, spec).acting()
     args = EnvArgs(config.env, config.sampling.envs, config.seed)
-    return Learner(config, spec), [GradientWorker(config, acting, args, i) for i in range(config.sampling.samplers)]
+    return Learner(config, spec, gathers_gradients=True), [
+        GradientWorker(config, acting, args, i) for i in range(config.sampling.samplers)
+    ]
 
 
 def weights(agent: Learner) -> np.ndarray:

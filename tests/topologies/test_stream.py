@@ -251,6 +251,7 @@ def test_what_is_abandoned_after_a_failure_is_counted_once(runtime: Runtime, pre
     rounds: list[LoopRound] = []
     with pytest.raises(RaynforceError, match="reward is NaN"):
         rounds.extend(stage.rounds[preset])
+    stage.stream = stage.loops[preset]
     unfinished = stage.stream.abandon()
     if preset != "async":
         assert (unfinished is None) == (preset == "sync")
