@@ -149,7 +149,7 @@ ACTIVATIONS: dict[str, Op] = {"tanh": lambda x: np.tanh(x, out=x), "relu": _relu
 
 def encode(spec: NetworkSpec, obs: Obs, named: Obs = NONE) -> dict[str, np.ndarray]:
     """What towers read of raw observations `[N, ...]` per leaf, in float32: `input` `[N, D]`, images `[N, C, H, W]`."""
-    found = {leaf.path: _image(leaf, obs[leaf.path]) for leaf in spec.images}
+    found = {leaf.path: _image(leaf, obs[leaf.path]) for leaf in spec.images} if spec.images else {}
     if spec.flat:
         found["input"] = flat_input(spec, obs)
     if named:
@@ -163,8 +163,9 @@ def encode(spec: NetworkSpec, obs: Obs, named: Obs = NONE) -> dict[str, np.ndarr
 
 def flat_input(spec: NetworkSpec, obs: Obs) -> np.ndarray:
     """All leaves but the images, `[N, D]`."""
-    parts = [_flat(leaf, obs) for leaf in spec.flat]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    if len(spec.flat) == 1:
+        return _flat(spec.flat[0], obs)
+    return np.concatenate([_flat(leaf, obs) for leaf in spec.flat], axis=1)
 
 
 def _image(leaf: Input, x: np.ndarray) -> np.ndarray:
@@ -178,6 +179,8 @@ def _image(leaf: Input, x: np.ndarray) -> np.ndarray:
 
 def _flat(leaf: Input, obs: Obs) -> np.ndarray:
     x = obs[leaf.path]
+    if leaf.encoding == "vector" and x.ndim == 2 and x.dtype == np.float32:  # most often: nothing to do
+        return x
     if leaf.encoding == "image":
         return x.reshape(len(x), -1).astype(np.float32) * np.float32(1 / 255)
     if leaf.encoding != "onehot":
