@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from marks import slowly
 
 import raynforce
 from raynforce.errors import UsageError
@@ -15,7 +16,7 @@ SETTINGS = {"sampling.samplers": 2, "sampling.envs": 2, "sampling.fragment": 32,
 SETTINGS |= {"topology": "toy_topology:ROUND_ROBIN", "eval.every": 0, "eval.final_episodes": 0, "checkpoint.every": 128}
 
 
-@pytest.mark.parametrize("runtime", ["inline", "process"])
+@pytest.mark.parametrize("runtime", ["inline", *slowly("process")])
 def test_a_topology_of_ones_own_trains_and_resumes_to_the_same_weights(tmp_path: Path, runtime: str) -> None:
     def train(out: str, steps: int) -> raynforce.Run:
         return raynforce.train(
