@@ -14,7 +14,7 @@ help:  ## list these commands
 train: $(VENV)/.installed  ## train PPO on CartPole-v1 until 20 greedy episodes average at least 475
 	$(BIN)/raynforce train ppo CartPole-v1 --target 475
 
-test: $(VENV)/.installed-dev  ## run every quick test, three at a time (about 8 minutes on two cores)
+test: $(VENV)/.installed-dev  ## run every quick test, three at a time (about 7 minutes on two cores)
 	$(BIN)/python -m pytest -n 3
 
 slow: $(VENV)/.installed-dev  ## run every learning run and every cell of the matrices of runtimes and signals (more than an hour)

@@ -26,6 +26,8 @@ from raynforce.runtimes.wire import LARGE, LONGEST, Packed, pack, receive, send
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     """Every test gives back its shared memory and its descriptors."""
+    if Packed.held:  # by a cycle of an earlier test, which may be collected at any time
+        gc.collect()
     held, fds = Packed.held, descriptors()
     yield
     if descriptors() != fds:  # unless something is part of a cycle, nothing has to be collected
