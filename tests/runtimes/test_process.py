@@ -215,6 +215,7 @@ def test_a_terminals_ctrl_c_is_not_for_workers(runtime: Runtime) -> None:
 
 def test_nothing_is_left_after_close() -> None:
     gc.collect()
+    gc.collect()  # what an earlier test has left in cycles
     fds, memory, held = descriptors(), shared_memory(), Packed.held
     for round_ in range(2):
         with ProcessRuntime({}, lambda text: None) as runtime:
@@ -240,6 +241,7 @@ def test_values_are_given_back_while_a_run_goes_on(runtime: Runtime) -> None:
     for _ in range(3):
         user.call("touch", *[maker.call("array", 5000) for _ in range(5)]).result()
     gc.collect()
+    gc.collect()  # what an earlier test has left in cycles
     ours, theirs, held = len(descriptors()), len(user.call("descriptors").result()), Packed.held
     for _ in range(50):
         user.call("touch", *[maker.call("array", 5000) for _ in range(5)]).result()
