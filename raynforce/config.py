@@ -105,8 +105,8 @@ class EvalConfig:
     """Greedy episodes on fresh seeds: what decides the best checkpoint and whether the target is met."""
 
     every: Annotated[int, Range(0, 1e12)] | None = None
-    """Environment steps between evaluations; 0 evaluates only at the end. null evaluates 20 times in a run, or less
-    often where that would take more than a tenth of an inline run."""
+    """Environment steps between evaluations; 0 evaluates only at the end. null evaluates 20 times in a run, 40 times
+    with a target, or less often where that would take more than a tenth of an inline run."""
     episodes: Annotated[int, Range(1, 100_000)] = 20
     """Episodes of each evaluation during training."""
     final_episodes: Annotated[int, Range(0, 100_000)] | None = None

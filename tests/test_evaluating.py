@@ -283,19 +283,43 @@ def due(schedule: Schedule, steps: int, round_: int, length: float, played: Eval
 
 
 def test_by_default_there_are_twenty_in_a_run() -> None:
-    cheap = Evaluation(True, np.zeros(20), steps=40)
-    assert due(Schedule(EvalConfig(), 10_000), 10_000, 10, 2.0, cheap) == list(range(500, 10_001, 500))
+    cheap = Evaluation(True, np.zeros(20), steps=20)
+    assert due(Schedule(EvalConfig(), 10_000), 10_000, 10, 1.0, cheap) == list(range(500, 10_001, 500))
+    assert due(Schedule(EvalConfig(), 10_000, True), 10_000, 10, 1.0, cheap) == list(range(250, 10_001, 250))
 
 
-def test_by_default_they_take_a_tenth_of_the_steps() -> None:
+@pytest.mark.parametrize("to_target", [False, True])
+@pytest.mark.parametrize(("steps", "length"), [(1_000_000, 500), (1_000_000, 40), (200_000, 250), (150_000, 100)])
+def test_by_default_they_take_a_tenth_of_the_steps(steps: int, length: int, to_target: bool) -> None:
+    schedule = Schedule(EvalConfig(), steps, to_target)
+    dear = Evaluation(True, np.zeros(20), steps=20 * length)
+    found = due(schedule, steps, 1000, length, dear)
+    assert schedule.spent == 20 * length * len(found)
+    assert schedule.spent + length * schedule.final_episodes(steps) <= steps / 10
+    assert schedule.spent > steps / 20 or len(found) >= 20, "no fewer than that needs"
+
+
+def test_a_target_is_tested_at_least_once() -> None:
+    """An evaluation of 10,000 steps is a tenth of the run: there is room for the last one alone."""
+    dear = Evaluation(True, np.zeros(20), steps=10_000)
+    assert due(Schedule(EvalConfig(), 100_000), 100_000, 1000, 500.0, dear) == []
+    assert due(Schedule(EvalConfig(), 100_000, True), 100_000, 1000, 500.0, dear) == [95_000]
+
+
+def test_of_a_run_that_is_to_meet_a_target_early_ones_are_played() -> None:
     """20 episodes of 500 steps each: 10,000 for each of the 20 evaluations would be a fifth of a million."""
     schedule, dear = Schedule(EvalConfig(), 1_000_000), Evaluation(True, np.zeros(20), steps=10_000)
-    found = due(schedule, 1_000_000, 1000, 500.0, dear)
-    assert found[0] == 50_000
-    assert schedule.spent == 10_000 * len(found) <= 110_000
-    assert len(found) == 10
-    assert 20 <= schedule.final_episodes(1_000_000) <= 40
-    assert schedule.final_episodes(200_000) == 20, "of a run that met its target early"
+    assert due(schedule, 200_000, 1000, 500.0, dear)[:2] == [50_000, 100_000]
+    assert schedule.final_episodes(200_000) == 20
+
+
+def test_once_episodes_are_shorter_evaluations_cost_less() -> None:
+    """A lander that hovers needs 1,000 steps for an episode, one that lands 300."""
+    schedule = Schedule(EvalConfig(), 200_000)
+    hovering = Evaluation(True, np.zeros(20), steps=8_000)
+    assert due(schedule, 100_000, 1000, 400.0, hovering) == [50_000]
+    assert not schedule.is_due(109_000, 110_000, 400.0)
+    assert schedule.is_due(109_000, 110_000, 100.0)
 
 
 def test_steps_of_an_own_vector_implementation_cost_less() -> None:

@@ -15,7 +15,6 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         "sampling.fragment": 64,
         "network.normalize_obs": False,
         "learner.scale_rewards": False,
-        "eval.every": 5_000,
     },
     ("ppo", "Acrobot-v1"): {
         "algorithm.learning_rate": 1e-3,
@@ -52,7 +51,6 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         "algorithm.n_step": 5,
         "algorithm.epsilon_fraction": 0.1,
         "network.hidden": (128, 128),
-        "eval.every": 5_000,
     },
     ("dqn", "CartPole-v1", "shared-agent"): {
         "algorithm.epsilon_fraction": 0.04,

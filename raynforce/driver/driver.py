@@ -64,7 +64,7 @@ class Driver:
         self._status = self._tally.status
         self._status.path, self._status.make_policy = run.path, self._newest_policy
         self._shown: Policy | None = None  # to callbacks
-        self._schedule = Schedule(config.eval, config.steps)
+        self._schedule = Schedule(config.eval, config.steps, config.target is not None)
         self._best: Pinned | None = None  # the policy version that evaluated best
         self._owed: list[Pinned] = []  # versions whose evaluation a signal has prevented: a resume makes up for it
         self._startup_seconds: float | None = None

@@ -20,14 +20,15 @@ from raynforce.trees import Tree
 PIECE = 0.25  # seconds of play between two looks at progress and signals, where training waits for it
 BESIDE = 2.0  # the same at least where it does not; longer where rounds take longer
 FINAL = 1  # the purpose of the last evaluation: other episodes than those that chose the best policy
-TIMES = 20  # evaluations in a run, if nothing else is set
+TIMES, TIMES_TO_TARGET = 20, 40  # evaluations in a run, if nothing else is set: without a target, and with one
 FINAL_EPISODES = 100
 DURING, ALL = 1 / 12, 1 / 10
 """Steps of evaluation for each step of training: during the run, and with its last evaluation."""
 AHEAD, AHEAD_ALL = 1 / 4, 1 / 10
 """Of the planned steps, what these shares are of from the beginning: early evaluations are what a target needs."""
-LOCKSTEP_COST = 1 / 8
-"""What a step of an environment's own vector implementation costs in evaluation, beside one in training."""
+LOCKSTEP_COST = 1 / 12
+"""What a step of an environment's own vector implementation costs in evaluation, beside one in training: PPO on
+CartPole, where it is dearest, learning being cheap."""
 
 
 class Pinned(NamedTuple):
@@ -52,11 +53,13 @@ class Schedule:
     so that equal runs are evaluated at equal steps: `spent` is what evaluations have cost so far.
     """
 
-    def __init__(self, how: EvalConfig, steps: int) -> None:
+    def __init__(self, how: EvalConfig, steps: int, to_target: bool = False) -> None:
         self.spent = 0.0
         self._how, self._planned = how, steps
-        self._every = max(1, steps // TIMES) if how.every is None else how.every
-        self._per_episode: float | None = None  # of the newest evaluation
+        self._to_target = to_target
+        self._every = max(1, steps // (TIMES_TO_TARGET if to_target else TIMES)) if how.every is None else how.every
+        self._length = 0.0  # of the episodes in training, when the newest evaluation was due
+        self._per_episode: float | None = None  # what one of that evaluation cost
 
     def is_due(self, before: int, after: int, length: float) -> bool:
         """Whether the round that led from one step count to another has led to one; episodes have this `length`."""
@@ -64,8 +67,19 @@ class Schedule:
             return False
         if self._how.every is not None:
             return True
-        per_episode = length if self._per_episode is None else self._per_episode
-        return self.spent + self._how.episodes * per_episode <= DURING * (after + AHEAD * self._planned)
+        cost = self._how.episodes * self._expected(length)
+        most = ALL * self._planned - (cost if self._how.final_episodes is None else 0.0)
+        most = max(most, cost) if self._to_target else most  # a target is tested at least once
+        if self.spent + cost > min(most, DURING * (after + AHEAD * self._planned)):
+            return False
+        self._length = length
+        return True
+
+    def _expected(self, length: float) -> float:
+        """What an episode will cost: as much as the newest, or less if those in training have become shorter."""
+        if self._per_episode is None:
+            return length
+        return self._per_episode * (min(1.0, length / self._length) if self._length else 1.0)
 
     def add(self, played: Evaluation) -> None:
         """Count an evaluation that has come to its end."""
@@ -78,15 +92,15 @@ class Schedule:
         """Episodes of the last evaluation, after so many steps."""
         if self._how.final_episodes is not None:
             return self._how.final_episodes
-        left = ALL * (steps + AHEAD_ALL * self._planned) - self.spent
+        left = ALL * min(steps + AHEAD_ALL * self._planned, max(steps, self._planned)) - self.spent
         fit = left / self._per_episode if self._per_episode else FINAL_EPISODES
         return int(min(max(fit, self._how.episodes), FINAL_EPISODES))
 
     def state(self) -> Tree:
-        return {"spent": self.spent, "per_episode": self._per_episode}
+        return {"spent": self.spent, "per_episode": self._per_episode, "length": self._length}
 
     def load(self, tree: Tree) -> None:
-        self.spent, self._per_episode = tree["spent"], tree["per_episode"]
+        self.spent, self._per_episode, self._length = tree["spent"], tree["per_episode"], tree.get("length", 0.0)
 
 
 class Evaluations:
