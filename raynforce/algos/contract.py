@@ -137,8 +137,7 @@ def blamed(name: str, algo: Algorithm[Any] | None = None) -> Iterator[None]:
 
 class _Place:
     def __init__(self, method: str, path: str, line: int, own: bool) -> None:
-        self.own = own
-        """Whether it was raised there, not further in."""
+        self.own = own  # whether it was raised there, not further in
         near = os.path.relpath(path)
         self.text = f"{method} ({path if near.startswith('..') else near}:{line})"
 

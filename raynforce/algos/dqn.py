@@ -30,8 +30,7 @@ else:
     torch = LazyModule("torch")
 
 _KINDS = {"box": "continuous", "multidiscrete": "several at once"}
-LADDERS: Mapping[str, float] = {"replay": 3.0}
-"""What `epsilon_ladder: null` means, by topology; 1 on all others."""
+LADDERS: Mapping[str, float] = {"replay": 3.0}  # what `epsilon_ladder: null` means, by topology; 1 on all others
 
 
 @dataclass(frozen=True)

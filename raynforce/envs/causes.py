@@ -37,11 +37,9 @@ _OURS |= {"_cached_spec", "_saved_kwargs", "_metadata", "_observation_space", "_
 class State:
     """What an environment holds."""
 
-    data: Mapping[str, str]
-    """Digests of all plain data, by name."""
+    data: Mapping[str, str]  # digests of all plain data, by name
     wrappers: frozenset[str]
-    keepers: tuple[tuple[str, str], ...]
-    """Wrappers that are known to keep something: what that is, and what to do."""
+    keepers: tuple[tuple[str, str], ...]  # wrappers that are known to keep something: what that is, and what to do
 
 
 @dataclass(frozen=True)

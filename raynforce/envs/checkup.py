@@ -41,21 +41,15 @@ class Rollout:
     actions: list[Any] = field(default_factory=list)
     trace: list[bytes] = field(default_factory=list)
     """Per reset and step a digest of what it gave: images of thousands of steps would not fit in memory."""
-    largest: list[float] = field(default_factory=list)
-    """Of each leaf, by absolute value."""
+    largest: list[float] = field(default_factory=list)  # of each leaf, by absolute value
     step_seconds: list[float] = field(default_factory=list)
     reset_seconds: list[float] = field(default_factory=list)
-    computed_seconds: list[float] = field(default_factory=list)
-    """Of the steps."""
-    terminated: list[int] = field(default_factory=list)
-    """Lengths of the episodes that ended by themselves."""
+    computed_seconds: list[float] = field(default_factory=list)  # of the steps
+    terminated: list[int] = field(default_factory=list)  # lengths of the episodes that ended by themselves
     truncated: list[int] = field(default_factory=list)
-    both: int = 0
-    """Ends that were terminated and truncated at once."""
-    ends: list[int] = field(default_factory=list)
-    """Numbers of the steps that ended an episode, from 1 on."""
-    wrong: int = 0
-    """How much was wrong with it."""
+    both: int = 0  # ends that were terminated and truncated at once
+    ends: list[int] = field(default_factory=list)  # numbers of the steps that ended an episode, from 1 on
+    wrong: int = 0  # how much was wrong with it
 
 
 @dataclass(frozen=True)
@@ -66,8 +60,7 @@ class Differs:
     at_reset: bool
     seed: int
     actions: list[Any]
-    used: State
-    """Of the environment after it was reset to that episode once more."""
+    used: State  # of the environment after it was reset to that episode once more
 
 
 class Checkup:

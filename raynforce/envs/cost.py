@@ -29,8 +29,7 @@ class Cost:
     seconds: float | None
     """Of a step with its share of the resets, robust against those that were held up; infinite if not even one ended in
     time, None if the environment raised before."""
-    mean: float | None = None
-    """The same as a plain mean, which rare long steps count in: what throughput depends on."""
+    mean: float | None = None  # the same as a plain mean, which rare long steps count in: what throughput depends on
     spread: tuple[float, float] = (0.0, 0.0)
     """Seconds within which the fastest tenth of the steps ended, and all but the slowest tenth. They are steps that
     there were, so that one that was held up moves neither far; a deviation would be all its."""

@@ -19,8 +19,7 @@ from raynforce.envs.rows import Rows
 from raynforce.errors import UsageError
 from raynforce.spaces import EnvSpec
 
-GRACE = 3
-"""Seconds that environments have to close."""
+GRACE = 3  # seconds that environments have to close
 _STACK = 1 << 20  # bytes for each thread: simulators in C need some
 _stack_size = threading.Lock()
 
@@ -34,8 +33,7 @@ class Report(NamedTuple):
     value: Any = None
     """With a new env, `About`; with a step, the numbers in `info` of an episode that it ended; with an answer, what the
     method returned; with an error, the exception; with a process that died, how."""
-    faults: Sequence[EnvFault] = ()
-    """On the way. The first is what a lane broke by."""
+    faults: Sequence[EnvFault] = ()  # on the way. The first is what a lane broke by
 
 
 class About(NamedTuple):
@@ -50,8 +48,7 @@ class LaneWorker:
     """Makes the lane number `index` of a plan, beginning with `episode`, and calls it."""
 
     lane: Lane | None = None
-    action: np.ndarray
-    """`[1, ...]` for the next step."""
+    action: np.ndarray  # [1, ...] for the next step
 
     def __init__(self, plan: Plan, index: int, episode: int) -> None:
         self.plan, self.index, self.episode = plan, index, episode
@@ -131,8 +128,7 @@ class _Worker(LaneWorker):
 class EnvExecutor:
     """Steps the lanes of a plan one after another in the calling thread; those below do it side by side."""
 
-    rows: Rows
-    """They are there as soon as a lane has made its environment."""
+    rows: Rows  # they are there as soon as a lane has made its environment
 
     def __init__(self, plan: Plan, count: int) -> None:
         self.plan, self.count = plan, count

@@ -33,14 +33,11 @@ class EnvFault:
     """Of the episode. An env's own vector implementation has one random stream: there it is None, as the lane is."""
     step: int
     """Steps taken in the episode, the failing one included; 0 if its reset broke. Without a lane: of the vector."""
-    cause: str
-    """One line."""
-    trace: str = ""
-    """The traceback inside the environment, if it raised."""
+    cause: str  # one line
+    trace: str = ""  # the traceback inside the environment, if it raised
     actions: np.ndarray | None = None
     """`[step, ...]` as given to the environment since its reset, the last one included; None if not kept."""
-    too_long: bool = False
-    """Whether they are not kept because they take more than `MOST_BYTES`."""
+    too_long: bool = False  # whether they are not kept because they take more than `MOST_BYTES`
 
     def facts(self) -> dict[str, Any]:
         """As JSON, for the history of the run."""

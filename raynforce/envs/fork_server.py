@@ -50,8 +50,7 @@ class SpawnRequest(NamedTuple):
     generation: int
     plan: Plan
     episode: int
-    given: bytes
-    """The environment itself, where it is not from a module."""
+    given: bytes  # the environment itself, where it is not from a module
 
 
 class Child(NamedTuple):

@@ -43,8 +43,7 @@ class FrameStack(gymnasium.Wrapper[Any, Any, Any, Any]):
         if type(frames) is not int or not 1 <= frames <= MOST:
             raise UsageError(f"frame stack: frames = {frames} is not allowed; it is a whole number from 1 to {MOST}")
         self.frames = frames
-        self.stacks: dict[str, np.ndarray] = {}
-        """What is shown now, by path; not written to again."""
+        self.stacks: dict[str, np.ndarray] = {}  # what is shown now, by path; not written to again
         self.paths: list[str] = []
         self.observation_space = self._stacked("obs", env.observation_space)
         if not self.paths:

@@ -54,10 +54,8 @@ class Plan(NamedTuple):
 class Shared:
     """What lanes that are stepped together have in common."""
 
-    proven: bool = False
-    """Whether a step of any of them went well."""
-    saved: bool = False
-    """Whether any of them could be saved."""
+    proven: bool = False  # whether a step of any of them went well
+    saved: bool = False  # whether any of them could be saved
     faults: list[EnvFault] = field(default_factory=list)
 
     def take_faults(self) -> list[EnvFault]:

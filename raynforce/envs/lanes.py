@@ -27,11 +27,9 @@ class Broken(NamedTuple):
     """A lane whose step did not happen: its environment broke, and a new one has begun another episode."""
 
     lane: int
-    code: str
-    """As `EnvFault.kind`: `raised`, `garbage`, `hung` or `died`."""
+    code: str  # as `EnvFault.kind`: `raised`, `garbage`, `hung` or `died`
     text: str
-    facts: Mapping[str, Any]
-    """Those of `EnvFault`."""
+    facts: Mapping[str, Any]  # those of `EnvFault`
 
 
 class Lanes:

@@ -18,8 +18,7 @@ class Finding:
     level: Level
     title: str
     detail: str
-    fix: str = ""
-    """What to do about it."""
+    fix: str = ""  # what to do about it
 
 
 @dataclass
@@ -28,14 +27,10 @@ class Report:
 
     env: str
     findings: list[Finding] = field(default_factory=list)
-    spec: EnvSpec | None = None
-    """What it takes and gives, once that is known."""
-    cost: Cost | None = None
-    """Of its steps, one environment at a time."""
-    native: bool = False
-    """Whether it has a vector implementation of its own."""
-    steps: int = 0
-    """Of random play that were tried."""
+    spec: EnvSpec | None = None  # what it takes and gives, once that is known
+    cost: Cost | None = None  # of its steps, one environment at a time
+    native: bool = False  # whether it has a vector implementation of its own
+    steps: int = 0  # of random play that were tried
 
     @property
     def ok(self) -> bool:

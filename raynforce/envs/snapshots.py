@@ -117,8 +117,7 @@ class Pair:
     """What saves and loads the running episode of one environment."""
 
     env: Env
-    layer: Any
-    """The environment itself or the wrapper around it that has the pair."""
+    layer: Any  # the environment itself or the wrapper around it that has the pair
     snapshot: Snapshot
 
     @property

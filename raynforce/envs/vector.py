@@ -24,20 +24,13 @@ FINITE = "observations and rewards must be finite numbers"
 class Step(NamedTuple):
     """What one step of all lanes gave. The arrays are not written to again by the environment."""
 
-    obs: dict[str, np.ndarray]
-    """`[B, ...]` what the policy sees next."""
-    reward: np.ndarray
-    """`[B]` float32."""
-    terminated: np.ndarray
-    """`[B]` bool."""
-    truncated: np.ndarray
-    """`[B]` bool."""
-    valid: np.ndarray
-    """`[B]` bool, False where this step only reset the lane, or broke it."""
-    final_lanes: np.ndarray
-    """`[K]` int64 lanes whose episode ended and whose `obs` already shows the next one."""
-    final_obs: dict[str, np.ndarray]
-    """`[K, ...]` the true last observations of those lanes."""
+    obs: dict[str, np.ndarray]  # [B, ...] what the policy sees next
+    reward: np.ndarray  # [B] float32
+    terminated: np.ndarray  # [B] bool
+    truncated: np.ndarray  # [B] bool
+    valid: np.ndarray  # [B] bool, False where this step only reset the lane, or broke it
+    final_lanes: np.ndarray  # [K] int64 lanes whose episode ended and whose `obs` already shows the next one
+    final_obs: dict[str, np.ndarray]  # [K, ...] the true last observations of those lanes
     cut: np.ndarray
     """`[K]` int64 lanes whose env broke in this step: their `obs` already shows the next episode, in a new env."""
     info: Mapping[int, Info] = NOTHING
@@ -49,12 +42,9 @@ class VectorEnv(ABC):
 
     num_envs: int
     spec: EnvSpec
-    note: str
-    """Why the environment's own vector implementation, or its own way to save episodes, is not used; or empty."""
-    way_back: str
-    """How running episodes come back at resume, in words that follow "they come back"."""
-    restarted: list[int]
-    """Lanes whose episodes the last `load` could not restore, and began new ones in."""
+    note: str  # why the environment's own vector implementation, or its own way to save episodes, is not used; or empty
+    way_back: str  # how running episodes come back at resume, in words that follow "they come back"
+    restarted: list[int]  # lanes whose episodes the last `load` could not restore, and began new ones in
 
     def __init__(self, spec: EnvSpec, num_envs: int, note: str, way_back: str) -> None:
         self.spec, self.num_envs, self.note, self.way_back = spec, num_envs, note, way_back

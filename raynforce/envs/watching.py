@@ -24,8 +24,7 @@ from raynforce.envs.make import close_env, locate, make
 from raynforce.errors import UsageError, summary
 
 Mode = Literal["human", "rgb_array"]
-MOST_FRAMES = 10_000
-"""Of one film: some minutes. Longer episodes are played to their end, and their films end here."""
+MOST_FRAMES = 10_000  # of one film: some minutes. Longer episodes are played to their end, and their films end here
 FRAMES_A_SECOND = 30  # where the environment does not say
 
 
@@ -118,8 +117,7 @@ class Films:
     """A folder with a film for each episode: `episode-1.mp4`, …, after those that are there already."""
 
     def __init__(self, folder: Path, rate: float) -> None:
-        self.paths: list[Path] = []
-        """Those that are done."""
+        self.paths: list[Path] = []  # those that are done
         self._av = _library()
         self._folder, self._rate = folder, Fraction(rate).limit_denominator(1000)
         try:

@@ -37,8 +37,7 @@ class Ended(NamedTuple):
 
     total: float
     length: int
-    info: Info = NOTHING
-    """Numbers in `info` where it ended."""
+    info: Info = NOTHING  # numbers in `info` where it ended
 
 
 class InFlight:

@@ -52,11 +52,9 @@ class Fragment:
     """
 
     columns: Mapping[str, np.ndarray]
-    version: int
-    """Number of the policy version that chose the actions."""
+    version: int  # number of the policy version that chose the actions
     sampler: int
-    sequence: int
-    """Counts this sampler's fragments from 0, without gaps."""
+    sequence: int  # counts this sampler's fragments from 0, without gaps
 
     def __getitem__(self, path: str) -> np.ndarray:
         return self.columns[path]

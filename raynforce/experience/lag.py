@@ -9,8 +9,7 @@ import numpy as np
 
 from raynforce.experience.fragment import Fragment
 
-EDGES = (0, 1, 2, 3, 5, 9, 17, 33)
-"""Where the bins of the histogram begin."""
+EDGES = (0, 1, 2, 3, 5, 9, 17, 33)  # where the bins of the histogram begin
 
 
 def lags(number: int, fragments: Sequence[Fragment]) -> np.ndarray:

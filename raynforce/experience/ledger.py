@@ -23,8 +23,7 @@ class Ledger:
     def __init__(self) -> None:
         self.produced = 0
         self.trained = 0
-        self.dropped = 0
-        """Sampled, and given up because it had become too old."""
+        self.dropped = 0  # sampled, and given up because it had become too old
         self.lost = 0
         """Steps at most of fragments that were never completed, because what they were lost with was not redone."""
         self._flying: dict[Key, int] = {}

@@ -24,10 +24,8 @@ class Limiter:
             )
         self.ratio, self.batch, self.starts = ratio, batch, starts
         self.slack = max(slack, 2 * batch)
-        self.inserted = 0
-        """Environment steps."""
-        self.sampled = 0
-        """Transitions; one that was sampled twice counts twice."""
+        self.inserted = 0  # environment steps
+        self.sampled = 0  # transitions; one that was sampled twice counts twice
 
     def insert(self, steps: int) -> None:
         self.inserted += steps

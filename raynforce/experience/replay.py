@@ -17,8 +17,7 @@ from raynforce.memory import require_memory
 from raynforce.spaces import ActionSpec, ObsLeaf
 from raynforce.trees import Tree
 
-EPSILON = 1e-6
-"""Added to every absolute TD error, so that no transition is out of reach."""
+EPSILON = 1e-6  # added to every absolute TD error, so that no transition is out of reach
 REDRAWS = 8
 
 
@@ -79,10 +78,8 @@ class Replay:
         self._num_ready = 0
         self._drawn = 0  # transitions, since `metrics` was asked
         self._drawn_age = 0  # their ages together
-        self.late = 0
-        """Priorities that came for transitions which were overwritten by then, and were left out."""
-        self.missing = 0
-        """Places of the ring that the checkpoint it was loaded from had lost."""
+        self.late = 0  # priorities that came for transitions which were overwritten by then, and were left out
+        self.missing = 0  # places of the ring that the checkpoint it was loaded from had lost
         self._gammas = gamma ** np.arange(n_step + 1)
 
     def __len__(self) -> int:

@@ -16,24 +16,17 @@ from raynforce.trees import Tree
 class ReplaySpec:
     """How an algorithm learns from replay, as data: topologies go by this, whatever its class."""
 
-    buffer_size: int
-    """Transitions kept in replay."""
-    learning_starts: int
-    """Environment steps gathered before the first update."""
-    batch_size: int
-    """Transitions per update."""
-    samples_per_insert: float
-    """How often each transition is learned from on average."""
+    buffer_size: int  # transitions kept in replay
+    learning_starts: int  # environment steps gathered before the first update
+    batch_size: int  # transitions per update
+    samples_per_insert: float  # how often each transition is learned from on average
     divisible: bool = False
     """Whether the buffer is a `Replay` with these settings, and `loss` learns from the columns of `Replay.sample`: then
     shards can have it. An algorithm that makes a buffer of its own leaves this as it is."""
-    n_step: int = 1
-    """Steps of real reward before bootstrapping."""
+    n_step: int = 1  # steps of real reward before bootstrapping
     gamma: float = 0.99
-    prioritized: bool = False
-    """Sample transitions in proportion to their error instead of uniformly."""
-    priority_alpha: float = 0.6
-    """How strongly error counts in sampling."""
+    prioritized: bool = False  # sample transitions in proportion to their error instead of uniformly
+    priority_alpha: float = 0.6  # how strongly error counts in sampling
 
 
 def make_limiter(config: Config, spec: ReplaySpec) -> Limiter:

@@ -145,8 +145,7 @@ class Move(NamedTuple):
     source: np.ndarray  # [M]
     target: np.ndarray  # [M]
     cut: np.ndarray  # [M] bool: the row below its target is not what followed
-    rows: int
-    """How many of the new ring's rows they take, from the first on."""
+    rows: int  # how many of the new ring's rows they take, from the first on
 
 
 def relayout(saved: SavedReplay, layout: Layout) -> Move:

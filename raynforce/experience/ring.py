@@ -23,14 +23,10 @@ LEAST_SEGMENT = 4096  # transitions
 class Appended(NamedTuple):
     """Where a fragment went, in rows counted since its sampler's beginning."""
 
-    before: int
-    """The head before it came."""
-    first: int
-    """Its first row: the head, or the row after it where a fragment is missing."""
-    head: int
-    """The row of its newest observation."""
-    steps: int
-    """Valid ones."""
+    before: int  # the head before it came
+    first: int  # its first row: the head, or the row after it where a fragment is missing
+    head: int  # the row of its newest observation
+    steps: int  # valid ones
 
 
 class Ring:
@@ -69,15 +65,12 @@ class Ring:
             own = self.flat["depth"], self.flat["whole_slot"]
             self.stacks = Stacks(stacked, self.stored, *own, layout, memory_fraction)
 
-        self.head = [0] * layout.samplers
-        """Rows each sampler has ever written; modulo `rows`, where it writes next."""
+        self.head = [0] * layout.samplers  # rows each sampler has ever written; modulo `rows`, where it writes next
         self.sequence = [-1] * layout.samplers
         self.num_valid = 0
         self.segment_rows = max(-(-LEAST_SEGMENT // layout.width), -(-layout.rows // MOST_SEGMENTS))
-        self.stamp = 0
-        """Counts fragments."""
-        self.stamps = np.zeros(-(-layout.rows // self.segment_rows), np.int64)
-        """Of each segment's last change."""
+        self.stamp = 0  # counts fragments
+        self.stamps = np.zeros(-(-layout.rows // self.segment_rows), np.int64)  # of each segment's last change
 
     def __getitem__(self, path: str) -> np.ndarray:
         return self._arrays[path]

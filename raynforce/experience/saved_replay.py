@@ -24,18 +24,12 @@ class Segment(NamedTuple):
     first: int
     stop: int
     stamp: int
-    columns: dict[str, np.ndarray]
-    """`[rows, width, ...]` each."""
-    frames: dict[str, CompressedFrames]
-    """Columns that are compressed, `[rows * width, ...]` each."""
-    final_index: np.ndarray
-    """`[K]` positions within the segment, in order, of steps with a true final observation."""
-    finals: dict[str, np.ndarray]
-    """`[K, ...]` each."""
-    whole_index: np.ndarray
-    """`[W]` positions within the segment, in order, of stacks of frames that are stored whole."""
-    wholes: dict[str, np.ndarray]
-    """`[W, ...]` each."""
+    columns: dict[str, np.ndarray]  # [rows, width, ...] each
+    frames: dict[str, CompressedFrames]  # columns that are compressed, `[rows * width, ...]` each
+    final_index: np.ndarray  # [K] positions within the segment, in order, of steps with a true final observation
+    finals: dict[str, np.ndarray]  # [K, ...] each
+    whole_index: np.ndarray  # [W] positions within the segment, in order, of stacks of frames that are stored whole
+    wholes: dict[str, np.ndarray]  # [W, ...] each
 
     def flat(self, path: str) -> np.ndarray:
         array = self.columns[path]

@@ -18,8 +18,7 @@ class Plan(NamedTuple):
 
     depth: np.ndarray
     """`[T+1, B]` uint8, how many rows above belong to a stack; older frames are repeats of the oldest one of these."""
-    whole: np.ndarray
-    """`[T+1, B]` bool, the stacks that the rows above do not give."""
+    whole: np.ndarray  # [T+1, B] bool, the stacks that the rows above do not give
 
 
 class Stacks:
@@ -40,8 +39,7 @@ class Stacks:
     ) -> None:
         """`stored` has the ring's columns, `[slots, ...]` each; `depth` and `slot` are its own, `[slots]`."""
         self.frames = {leaf.path: leaf.stack for leaf in leaves}
-        self.most = max(self.frames.values()) - 1
-        """Rows above a stack's own that it can reach."""
+        self.most = max(self.frames.values()) - 1  # rows above a stack's own that it can reach
         self.depth, self.slot = depth, slot
         self.slot[:] = -1
         self.pool = Pool(whole_columns(leaves), memory_fraction, "whole stacks")

@@ -17,18 +17,15 @@ class End(NamedTuple):
     """Where an episode ended."""
 
     row: int
-    last: Arrays
-    """Its true last observation, `[1, ...]`."""
-    info: Info | None = None
-    """What it told; None: it was cut."""
+    last: Arrays  # its true last observation, `[1, ...]`
+    info: Info | None = None  # what it told; None: it was cut
 
 
 class Segment(NamedTuple):
     """T steps of one lane, one after the other."""
 
     lane: int
-    columns: Arrays
-    """`[T+1, ...]` observations, `[T, ...]` the rest."""
+    columns: Arrays  # [T+1, ...] observations, `[T, ...]` the rest
     ends: Sequence[End]
     episodes: Sequence[Ended]
 
@@ -46,8 +43,7 @@ class Trajectories:
         self, obs: Sequence[ObsLeaf], action: ActionSpec, length: int, lanes: int, *, masked: bool = False
     ) -> None:
         self.length, self.lanes = length, lanes
-        self.steps = 0
-        """Environment steps that are in no fragment yet."""
+        self.steps = 0  # environment steps that are in no fragment yet
         self._seen, self._rest = allocate(obs, action, length, lanes, masked=masked)
         self._rest |= {"logp": np.zeros((length, lanes), np.float32), "version": np.zeros((length, lanes), np.int64)}
         self._paths = list(self._seen)
@@ -58,8 +54,7 @@ class Trajectories:
         self._full: list[Segment] = []
         self._ends: list[list[End]] = [[] for _ in range(lanes)]
         self._flying = InFlight(lanes)  # episodes that lanes' first rows go on with
-        self.sequence = 0
-        """Number of the next fragment."""
+        self.sequence = 0  # number of the next fragment
 
     def begin(self, lanes: np.ndarray, obs: Mapping[str, np.ndarray]) -> None:
         """New episodes: their first observations `[K, ...]`."""

@@ -29,22 +29,18 @@ class ActingSpec:
 
     env: EnvSpec
     network: NetworkSpec
-    heads: Mapping[str, int]
-    """Network outputs and their sizes, for a user's own module."""
+    heads: Mapping[str, int]  # network outputs and their sizes, for a user's own module
     factory: str | None = None
     """`module:factory` of a user's own torch module; None for a network that the spec describes."""
     factory_args: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """Keyword arguments for the factory: `network.factory_args`."""
     exploration: Literal["policy", "epsilon"] = "policy"
     """Sample from the policy's distribution, or act greedily but for `epsilon`."""
-    values: str = "q"
-    """The output that `epsilon` exploration maximises."""
-    record: tuple[str, ...] = ()
-    """Extra columns for the fragments: `logp`, or of `epsilon` exploration `priority`."""
+    values: str = "q"  # the output that `epsilon` exploration maximises
+    record: tuple[str, ...] = ()  # extra columns for the fragments: `logp`, or of `epsilon` exploration `priority`
     state_value: str | None = None
     """The output that action values take their mean from, if `values` are advantages; None: `values` are all of it."""
-    gamma: float = 1.0
-    """The discount in `priority`."""
+    gamma: float = 1.0  # the discount in `priority`
     ladder: float = 1.0
     """Samplers' lanes explore with `epsilon` to powers that run geometrically from 1 / `ladder` to `ladder`."""
 
@@ -137,11 +133,9 @@ class PolicyVersion:
     """One published state of the policy. Numbers only grow."""
 
     number: int
-    params: np.ndarray
-    """All parameters, one float32 vector."""
+    params: np.ndarray  # all parameters, one float32 vector
     shift: np.ndarray | None = None
-    scale: np.ndarray | None = None
-    """The observation normaliser as `(x - shift) * scale`, if the network has one."""
+    scale: np.ndarray | None = None  # the observation normaliser as `(x - shift) * scale`, if the network has one
     schedules: Mapping[str, float] = field(default_factory=dict)
     """Values that follow the run's progress and that acting needs, such as `epsilon`."""
 

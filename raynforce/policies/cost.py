@@ -18,10 +18,8 @@ LARGEST = 256  # observations in one pass; more cost as much each
 class PolicyCost:
     """Seconds in which a policy chooses actions, with numpy."""
 
-    one: float
-    """For one observation."""
-    all: float
-    """For the observations of so many `envs`, in one pass."""
+    one: float  # for one observation
+    all: float  # for the observations of so many `envs`, in one pass
     envs: int
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from raynforce.errors import UsageError
 from raynforce.policies.spec import several
 
-REST = ""
-"""The group of all parameters that no other has: the algorithm's own rate and clipping."""
+REST = ""  # the group of all parameters that no other has: the algorithm's own rate and clipping
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from raynforce.errors import UsageError
 from raynforce.policies.spec import Activation, Conv, Input, Layer, Tower, inputs_of, several
 from raynforce.spaces import ObsLeaf
 
-Convolutions = tuple[tuple[int, ...], ...]
-"""Channels, kernel and stride of each convolution."""
+Convolutions = tuple[tuple[int, ...], ...]  # channels, kernel and stride of each convolution
 
 # By the shorter side of the image, longest first: below 64, strides leave 1,568 features of it at most,
 # which are what the hidden layers' parameters, and most of an update's time, depend on.

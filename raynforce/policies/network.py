@@ -18,8 +18,7 @@ Outputs = dict[str, Tensor]
 class Network(Protocol):
     """What an algorithm's loss sees of a network."""
 
-    flat: Tensor
-    """All parameters, float32 `[P]`. Target networks are copies of this vector."""
+    flat: Tensor  # all parameters, float32 `[P]`. Target networks are copies of this vector
 
     def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None, **named: Tensor) -> Outputs:
         """Evaluate the outputs on `[N, ...]` observations, with other parameters than its own if given.
@@ -73,8 +72,7 @@ class Base:
         self.spec = spec
         self.device = device
         self.flat = torch.from_numpy(flat.copy()).to(device)
-        self.parts: dict[str, slice] = {}
-        """Where each parameter is in the flat vector."""
+        self.parts: dict[str, slice] = {}  # where each parameter is in the flat vector
         self._shift: Tensor | None = None
         self._scale: Tensor | None = None
         self._recorded: Outputs = {}

@@ -87,8 +87,7 @@ class Input:
     shape: tuple[int, ...]
     sizes: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
-    stack: int = 1
-    """How many frames it is made of, joined along the first axis."""
+    stack: int = 1  # how many frames it is made of, joined along the first axis
 
     @property
     def width(self) -> int:
@@ -133,8 +132,7 @@ class Param(NamedTuple):
     name: str
     shape: tuple[int, ...]
     offset: int
-    init: float
-    """Orthogonal gain of a weight, constant of anything else."""
+    init: float  # orthogonal gain of a weight, constant of anything else
 
     @property
     def size(self) -> int:

@@ -24,10 +24,8 @@ LOG2_E = math.log2(math.e)
 class Taken(NamedTuple):
     """What a policy says of actions that were taken."""
 
-    logp: Tensor
-    """Log-probability of each, `[N]`."""
-    entropy: Tensor
-    """Entropy of the policy at each, `[N]`."""
+    logp: Tensor  # log-probability of each, `[N]`
+    entropy: Tensor  # entropy of the policy at each, `[N]`
     backward: Callable[[Tensor, float], dict[str, Tensor]]
     """From a loss's derivative by `logp` `[N]`, and by every element of `entropy`, to that by the network's outputs."""
 

@@ -23,10 +23,8 @@ from raynforce.protocol.stream import Full
 from raynforce.protocol.wire import DirectWire, SocketWire, Wire
 
 Kind = Literal["direct", "unix", "tcp"]
-STRANGERS = 64
-"""Connections that have not said a proven HELLO yet; beyond, the oldest is dropped."""
-MOST_WAITING = 1 << 26
-"""Bytes that are kept for an end that does not read."""
+STRANGERS = 64  # connections that have not said a proven HELLO yet; beyond, the oldest is dropped
+MOST_WAITING = 1 << 26  # bytes that are kept for an end that does not read
 READS = 16  # in a row, before others have their turn
 AGAIN = 0.02  # seconds between attempts to connect
 
@@ -45,8 +43,7 @@ class Address(NamedTuple):
     """Where a policy listens, and what a host needs to be taken in. The token is a secret."""
 
     kind: Kind
-    where: str
-    """Name of an abstract Unix socket without its leading NUL; `ip:port`; a name in a table of this process."""
+    where: str  # name of an abstract Unix socket without its leading NUL; `ip:port`; a name in a table of this process
     token: bytes
     launch: str
 

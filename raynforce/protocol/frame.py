@@ -16,8 +16,7 @@ MAGIC = b"RAYN"
 MAJOR, MINOR_MIN, MINOR_MAX = 1, 0, 0
 HEADER = struct.Struct("<4sBBBBQQIIHHIQ")
 """magic, major, minor, type, flags, session, sequence, envs, ended, buffers, reserved, meta bytes, body bytes."""
-ALIGN = 8
-"""Header, meta and every buffer begin at a multiple of this, so that a receiver may read numbers in place."""
+ALIGN = 8  # header, meta and every buffer begin at a multiple of this, so that a receiver may read numbers in place
 
 MOST_ENVS = 65_536
 MOST_LEAVES = 256
@@ -29,17 +28,12 @@ DEPTH = 16
 MOST_BRACKETS = 1 << 14  # `[` and `{` in a meta: an empty list costs a sender 2 bytes and us 64
 TEXT = 4000
 
-ENDED_EPISODES = 1
-"""Flag of RESULT: each ended episode's own return and length are there."""
-TIMING = 2
-"""Flag of RESULT: what each env itself took is there."""
-SEEDS = 1
-"""Flag of RESET: a seed for each env is there."""
+ENDED_EPISODES = 1  # flag of RESULT: each ended episode's own return and length are there
+TIMING = 2  # flag of RESULT: what each env itself took is there
+SEEDS = 1  # flag of RESET: a seed for each env is there
 
-SMALL = 1 << 14
-"""Bytes of an array, or a message, that are sooner copied than referred to."""
-FEW = 32
-"""Up to so many numbers are looked at one by one: that takes less time than numpy needs to begin."""
+SMALL = 1 << 14  # bytes of an array, or a message, that are sooner copied than referred to
+FEW = 32  # up to so many numbers are looked at one by one: that takes less time than numpy needs to begin
 _PADDING = tuple(bytes(n) for n in range(ALIGN))
 
 
@@ -82,10 +76,8 @@ class Header(NamedTuple):
     flags: int
     session: int
     sequence: int
-    envs: int
-    """Rows of the message: environments it is about."""
-    ended: int
-    """Rows of them whose episode has ended (RESULT alone)."""
+    envs: int  # rows of the message: environments it is about
+    ended: int  # rows of them whose episode has ended (RESULT alone)
     buffers: int
     meta_bytes: int
     body_bytes: int

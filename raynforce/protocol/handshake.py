@@ -37,12 +37,9 @@ _DAY = 86_400_000  # milliseconds
 class Deadlines:
     """Milliseconds after which something is overdue; the policy's are used by both sides."""
 
-    handshake_ms: int = 10_000
-    """From the connection to HELLO, and from HELLO to WELCOME."""
-    ping_ms: int = 1_000
-    """Nothing heard for so long: ask."""
-    silence_ms: int = 10_000
-    """Nothing heard for so long: the other side is gone."""
+    handshake_ms: int = 10_000  # from the connection to HELLO, and from HELLO to WELCOME
+    ping_ms: int = 1_000  # nothing heard for so long: ask
+    silence_ms: int = 10_000  # nothing heard for so long: the other side is gone
     reset_ms: int = 60_000
     step_ms: int = 30_000
     close_ms: int = 5_000
@@ -66,19 +63,15 @@ class Hello:
 
     envs: int
     spaces: Spaces
-    autoreset: tuple[str, ...] = ("same_step",)
-    """What it can do, the best first."""
+    autoreset: tuple[str, ...] = ("same_step",)  # what it can do, the best first
     capabilities: tuple[str, ...] = ()
     software: str = "raynforce"
     version: str = "0"
     pid: int = 0
-    launch: str = ""
-    """The nonce that it was started with, if any."""
-    proof: str = ""
-    """`prove(token, launch)`, if it was given a token."""
+    launch: str = ""  # the nonce that it was started with, if any
+    proof: str = ""  # `prove(token, launch)`, if it was given a token
     minors: tuple[int, int] = (MINOR_MIN, MINOR_MAX)
-    host: int | None = None
-    """Which of the launch's hosts it is, if it was told."""
+    host: int | None = None  # which of the launch's hosts it is, if it was told
 
     def message(self) -> Message:
         meta = {
@@ -124,18 +117,14 @@ class Welcome:
 
     session: int
     autoreset: str
-    seeds: np.ndarray
-    """`[envs]` uint64, what each env's first RESET begins with if it carries no seed."""
+    seeds: np.ndarray  # [envs] uint64, what each env's first RESET begins with if it carries no seed
     minor: int = MINOR_MAX
     capabilities: tuple[str, ...] = ()
-    finite: bool = True
-    """Whether NaN and infinity in rewards and observations break the env that gave them."""
+    finite: bool = True  # whether NaN and infinity in rewards and observations break the env that gave them
     deadlines: Deadlines = field(default_factory=Deadlines)
     spec_hash: str = ""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """For all envs."""
-    env_config: Sequence[Mapping[str, Any]] = ()
-    """For each env, laid over `config`; empty if they are all alike."""
+    config: Mapping[str, Any] = field(default_factory=dict)  # for all envs
+    env_config: Sequence[Mapping[str, Any]] = ()  # for each env, laid over `config`; empty if they are all alike
 
     def message(self) -> Message:
         meta: dict[str, Any] = {
@@ -194,21 +183,17 @@ class Offer:
 
     session: int = field(default_factory=lambda: secrets.randbits(64) | 1)
     """Any number but 0 that no other session has had."""
-    spaces: Spaces | None = None
-    """What the hosts' spaces must be; None takes any."""
-    seeds: Callable[[int], np.ndarray] = lambda envs: np.arange(envs, dtype=np.uint64)
-    """Seeds of so many envs."""
+    spaces: Spaces | None = None  # what the hosts' spaces must be; None takes any
+    seeds: Callable[[int], np.ndarray] = lambda envs: np.arange(envs, dtype=np.uint64)  # seeds of so many envs
     most_envs: int = MOST_ENVS
-    most_bytes: int = MOST_BODY
-    """Of the largest message that a host's spaces and number of envs allow."""
+    most_bytes: int = MOST_BODY  # of the largest message that a host's spaces and number of envs allow
     autoreset: tuple[str, ...] = AUTORESET
     capabilities: tuple[str, ...] = CAPABILITIES
     finite: bool = True
     deadlines: Deadlines = field(default_factory=Deadlines)
     config: Mapping[str, Any] = field(default_factory=dict)
     env_config: Sequence[Mapping[str, Any]] = ()
-    token: bytes = b""
-    """If given, hosts must prove that they know it, for the launch below."""
+    token: bytes = b""  # if given, hosts must prove that they know it, for the launch below
     launch: str = ""
     each: Callable[[Offer, Hello], Offer] | None = None
     """Makes of this the offer for one host, by its `Hello.host`, say; asked once the host has proven the token. It may

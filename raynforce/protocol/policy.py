@@ -30,22 +30,15 @@ class Joined(NamedTuple):
 class Results(NamedTuple):
     """Some envs are ready, in any order and of any requests. Arrays are read-only views of what came."""
 
-    envs: np.ndarray
-    """`[K]` env ids, as an index."""
+    envs: np.ndarray  # [K] env ids, as an index
     obs: dict[str, np.ndarray]
     """`[K, ...]` what the policy sees next; without `same_step`, where an episode ended, its last observation."""
-    reward: np.ndarray
-    """`[K]` float32."""
-    terminated: np.ndarray
-    """`[K]` bool."""
-    truncated: np.ndarray
-    """`[K]` bool."""
-    valid: np.ndarray
-    """`[K]` bool, False where this is only the first observation of an episode, and no env step."""
-    ended: np.ndarray
-    """`[E]` rows above whose episode has ended."""
-    final_obs: dict[str, np.ndarray]
-    """`[E, ...]` with `same_step`, their last observations."""
+    reward: np.ndarray  # [K] float32
+    terminated: np.ndarray  # [K] bool
+    truncated: np.ndarray  # [K] bool
+    valid: np.ndarray  # [K] bool, False where this is only the first observation of an episode, and no env step
+    ended: np.ndarray  # [E] rows above whose episode has ended
+    final_obs: dict[str, np.ndarray]  # [E, ...] with `same_step`, their last observations
     episode_return: np.ndarray | None
     """`[E]` float64, as the host counts it, if the capability `episodes` was agreed upon; so is the next."""
     episode_length: np.ndarray | None
@@ -82,8 +75,7 @@ class Broken(NamedTuple):
     recoverable: bool
     code: str
     text: str
-    facts: Mapping[str, Any] = {}
-    """More details, as the host gave them: any JSON, of any text."""
+    facts: Mapping[str, Any] = {}  # more details, as the host gave them: any JSON, of any text
 
 
 class Overdue(NamedTuple):

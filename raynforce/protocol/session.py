@@ -66,10 +66,8 @@ class Envs:
     def __init__(self, count: int, autoreset: str) -> None:
         self.autoreset = autoreset
         self.phase = np.full(count, self.NEW, np.uint8)
-        self.request = np.zeros(count, np.uint64)
-        """Number of the last STEP or RESET of each env."""
-        self.first = np.zeros(count, bool)
-        """Whether what it owes is the first observation of an episode."""
+        self.request = np.zeros(count, np.uint64)  # number of the last STEP or RESET of each env
+        self.first = np.zeros(count, bool)  # whether what it owes is the first observation of an episode
         self._over = np.zeros(count, bool)  # with `next_step`: its episode has ended
         self._mark = np.zeros(count, np.intp)
         self._order = np.arange(count, dtype=np.intp)
@@ -149,13 +147,10 @@ class Session:
         self.codec = Codec((*takes, Type.ERROR, Type.PING, Type.PONG, Type.CLOSE), most_envs)
         self.deadlines = deadlines
         self.session = 0
-        self.open = False
-        """Whether the handshake is done."""
+        self.open = False  # whether the handshake is done
         self.ended: Ended | None = None
-        self.refused: Counter[str] = Counter()
-        """How much was refused or dropped, by reason."""
-        self.peer_stalled = 0.0
-        """Seconds since the other side's main loop last went on, as it said in its last PONG."""
+        self.refused: Counter[str] = Counter()  # how much was refused or dropped, by reason
+        self.peer_stalled = 0.0  # seconds since the other side's main loop last went on, as it said in its last PONG
         self._began = self._heard = self._asked = self._progressed = now
         self._sequence = 0
         self._close_by = np.inf

@@ -105,8 +105,7 @@ class Writer:
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
-        self.waiting = 0
-        """Bytes that were put and not sent yet."""
+        self.waiting = 0  # bytes that were put and not sent yet
         self._pieces: deque[bytes | memoryview] = deque()
 
     def put(self, message: Message) -> None:

@@ -12,8 +12,7 @@ from raynforce.protocol.codec import Codec
 from raynforce.protocol.frame import Message
 from raynforce.protocol.stream import Reader, Writer
 
-SOCKET_BUFFER = 1 << 22
-"""Bytes that the kernel is asked to keep for each direction; it may grant less."""
+SOCKET_BUFFER = 1 << 22  # bytes that the kernel is asked to keep for each direction; it may grant less
 
 
 class HungUp(ConnectionError):
@@ -103,8 +102,7 @@ class DirectWire:
         self._codec = codec
         self._inbox: deque[bytes] = deque()
         self._other: DirectWire | None = None
-        self.work: Callable[[], None] | None = None
-        """What this end does when the other one looks for answers."""
+        self.work: Callable[[], None] | None = None  # what this end does when the other one looks for answers
         self.waiting = 0
 
     @staticmethod
