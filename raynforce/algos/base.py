@@ -250,10 +250,7 @@ def observations(batch: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def rows(fragment: Fragment, columns: Mapping[str, np.ndarray]) -> Arrays:
-    """Flatten `[T, B, ...]` columns to the `[N, ...]` rows that are real environment steps.
-
-    The fragment's own observations and actions come along.
-    """
+    """Flatten `[T, B, ...]` columns, and the fragment's observations and actions, to the `[N, ...]` valid steps."""
     steps = fragment.length * fragment.lanes
     keep = fragment["valid"].reshape(-1)
     everything = {k: v[:-1] for k, v in fragment.obs().items()} | {"action": fragment["action"]} | dict(columns)
@@ -293,8 +290,6 @@ def corrected(
 
 
 class _Steps(NamedTuple):
-    """What `gae` and `vtrace` begin with."""
-
     reward: np.ndarray
     value: np.ndarray
     terminated: np.ndarray
@@ -314,7 +309,6 @@ def _predicted(net: Network, fragment: Fragment, reward_scale: float) -> tuple[A
 
 
 def concatenate(parts: Sequence[Arrays]) -> Arrays:
-    """Join the rows of several fragments."""
     return parts[0] if len(parts) == 1 else {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
 
 

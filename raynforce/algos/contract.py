@@ -40,7 +40,6 @@ def require_methods(kind: type[Algorithm[Any]], name: str) -> None:
 
 
 def require_consistent(kind: type[Algorithm[Any]], name: str) -> None:
-    """Refuse declarations that contradict each other."""
     consumes: Any = kind.consumes
     lag: Any = kind.max_lag
     shares: Any = kind.shares_gradients
@@ -161,7 +160,6 @@ def _place(trace: TracebackType | None, algo: Algorithm[Any] | None) -> _Place |
 
 
 def is_own(algo: Algorithm[Any]) -> bool:
-    """Whether the algorithm is the user's, and not one of ours."""
     return not type(algo).__module__.startswith("raynforce.")
 
 

@@ -125,7 +125,6 @@ class DQN(OffPolicy[DQNConfig]):
         return out["value"] + out["advantage"] - out["advantage"].mean(1, keepdim=True)
 
     def _d_outputs(self, d_values: Tensor) -> dict[str, Tensor]:
-        """The derivative of `_values`, backwards."""
         if not self.hp.dueling:
             return {"q": d_values}
         return {"value": d_values.sum(1, keepdim=True), "advantage": d_values - d_values.mean(1, keepdim=True)}

@@ -83,7 +83,6 @@ class OffPolicy(Algorithm[H]):
 
     @classmethod
     def replay_spec(cls, config: Config) -> ReplaySpec:
-        """Its settings."""
         hp = config.algorithm
         try:
             return ReplaySpec(divisible=True, **{name: getattr(hp, name) for name in REPLAY_SETTINGS})
@@ -95,7 +94,6 @@ class OffPolicy(Algorithm[H]):
 
     @classmethod
     def per_worker_config(cls, config: Config) -> Config:
-        """With its share of the replay buffer."""
         hp, workers = cast(OffPolicyConfig, config.algorithm), config.sampling.samplers
         size, starts = hp.buffer_size // workers, hp.learning_starts // workers
         return super().per_worker_config(

@@ -74,8 +74,8 @@ class PPOConfig(AlgorithmConfig):
 class PPO(Algorithm[PPOConfig]):
     """Clipped policy gradient, for discrete, multi-discrete and continuous actions.
 
-    Advantages are by GAE for fragments of the newest policy version and by V-trace for older ones. The ratio is always
-    to the policy that acted.
+    Advantages are by GAE for fragments of the newest policy version and by V-trace for older ones; the ratio is to the
+    policy that acted.
     """
 
     Settings: ClassVar[type[AlgorithmConfig]] = PPOConfig

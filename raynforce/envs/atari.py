@@ -70,9 +70,8 @@ def make(
 class QuickReset(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Begin every episode of a game without chance from the state that its first one began with.
 
-    The emulator takes a seed only together with its cartridge, which costs as much time as some hundred steps. Without
-    sticky actions it draws no random numbers; those of the environment are seeded here. The screen is not restored: it
-    shows the new episode after its first frame.
+    The emulator takes a seed only together with its cartridge, which costs some hundred steps. Without sticky actions
+    it draws no random numbers; the environment's own are seeded here. The screen shows the new episode after one frame.
     """
 
     def __init__(self, env: Env) -> None:
@@ -115,7 +114,6 @@ def _require(module: str, package: str) -> None:
 
 
 def _id_of(game: str) -> str:
-    """The registered id of the newest version of a game."""
     name = game.removeprefix("ALE/").rpartition("-v")[0] or game.removeprefix("ALE/")
     found = {i.removeprefix("ALE/").rpartition("-v")[0]: i for i in gymnasium.registry if i.startswith("ALE/")}
     if name not in found:

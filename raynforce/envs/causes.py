@@ -35,8 +35,6 @@ _OURS |= {"_cached_spec", "_saved_kwargs", "_metadata", "_observation_space", "_
 
 @dataclass(frozen=True)
 class State:
-    """What an environment holds."""
-
     data: Mapping[str, str]  # digests of all plain data, by name
     wrappers: frozenset[str]
     keepers: tuple[tuple[str, str], ...]  # wrappers that are known to keep something: what that is, and what to do
@@ -44,18 +42,13 @@ class State:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why the same seed and actions give another episode."""
-
     kind: Literal["past", "chance"]
     what: str
     fix: str
 
 
 def find_cause(make: Callable[[], Env] | None, seed: int, actions: Sequence[Any], used: State) -> Cause | None:
-    """Play an episode in new environments; `used` is the state of one with a past after the same reset.
-
-    None if new ones cannot be made or played.
-    """
+    """Play an episode in new environments, if possible; `used` is the state of one with a past after the same reset."""
     if used.keepers:
         return Cause("past", *used.keepers[0])
     if make is None:
@@ -70,7 +63,7 @@ def find_cause(make: Callable[[], Env] | None, seed: int, actions: Sequence[Any]
 
 
 def state_of(env: Env) -> State:
-    """Plain data of an environment's layers, of their classes and of the modules of these."""
+    """Plain data of an environment's layers, their classes and these classes' modules."""
     found: dict[str, str] = {}
     for name, value, deep in _held(env):
         with contextlib.suppress(Exception):  # it may be anything
@@ -145,7 +138,6 @@ def _chance(
     *,
     unseeded: bool,
 ) -> Cause:
-    """Not even two new environments agree."""
     for stream, module in (("numpy's global np.random", np.random), ("Python's global random", random)):
         if _agree_if_seeded(module, lambda: _play(make, seed, actions)[0]):
             return Cause("chance", f"it draws from {stream}, which reset(seed) does not seed", _DRAW)

@@ -36,8 +36,6 @@ class GiveUp(Exception):
 
 @dataclass
 class Rollout:
-    """What a stretch of episodes showed."""
-
     actions: list[Any] = field(default_factory=list)
     trace: list[bytes] = field(default_factory=list)
     """Per reset and step a digest of what it gave: images of thousands of steps would not fit in memory."""
@@ -64,7 +62,7 @@ class Differs:
 
 
 class Checkup:
-    """The checks that need the running env, in order; each adds its findings to the report."""
+    """The checks that need the running env; each adds its findings to the report."""
 
     def __init__(self, name: str, env: Env, report: Report, steps: int | None) -> None:
         self.name, self.env, self.report = name, env, report
@@ -82,7 +80,6 @@ class Checkup:
         self.watch.close()
 
     def run(self) -> tuple[Rollout, Differs | None]:
-        """What was seen, and what was something else when it was played again."""
         self.check_spaces()
         with patience(HANGS, "the doctor"):
             starts_differ = self.check_reset()

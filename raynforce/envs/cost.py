@@ -24,8 +24,6 @@ UNEVEN = 1.5  # times as long as the fastest tenth; a shared machine moves even 
 
 @dataclass(frozen=True)
 class Cost:
-    """What the steps of a trial took."""
-
     seconds: float | None
     """Of a step with its share of the resets, robust against those that were held up; infinite if not even one ended in
     time, None if the environment raised before."""
@@ -47,11 +45,10 @@ class Cost:
     def of(
         steps: Sequence[float], computed: Sequence[float], resets: Sequence[float], *, ends: int, length: int = 0
     ) -> Cost:
-        """Of the seconds that steps took, at least one, that they computed, and that resets took.
+        """Of the seconds that at least one step took, that they computed, and that resets took.
 
-        `ends` of the steps ended an episode. If the same `length` steps were played again and again, the fastest time
-        of each counts: others are held up by whatever else the machine does, for milliseconds on end, so that a
-        median of them moved by half between two trials where these minima moved by a twentieth.
+        `ends` of the steps ended an episode. Of `length` steps that were repeated, the fastest time of each counts: a
+        median moved by half between two trials on a busy machine where these minima moved by a twentieth.
         """
         length = length or len(steps)
         fastest = [min(steps[place::length]) for place in range(min(length, len(steps)))]
@@ -68,10 +65,7 @@ class Cost:
 
 
 class Stopwatch:
-    """Times calls in the thread that made it, without the time that it was runnable and waited for a core.
-
-    Else environments would seem uneven, and to wait, on a busy machine.
-    """
+    """Times calls in the thread that made it, without the time it waited for a core, which would look uneven."""
 
     def __init__(self) -> None:
         self._file = -1
@@ -155,7 +149,6 @@ class _Trial(threading.Thread):
             close_env(self._made)
 
     def cost(self) -> Cost:
-        """What is known by now."""
         computed, resets = self._computed[:], self._resets[:]
         if computed:
             return Cost.of(self._steps[: len(computed)], computed, resets, ends=self._ends, length=self._length)

@@ -27,10 +27,7 @@ def describe(
     env_args: Mapping[str, Any] | None = None,
     stacks: Mapping[str, int] | None = None,
 ) -> EnvSpec:
-    """Describe an environment's spaces as data; a space that cannot be learned from is a `UsageError`.
-
-    `stacks` says by path which observations are how many frames.
-    """
+    """An environment's spaces as data; `stacks` says by path how many frames an observation has."""
     leaves = tuple(_obs_leaf(env, path, space) for path, space in leaf_spaces(env, obs_space))
     leaves = tuple(_with_stack(leaf, (stacks or {}).get(leaf.path, 1)) for leaf in leaves)
     if not any(math.prod(leaf.shape) for leaf in leaves):
@@ -175,14 +172,14 @@ def is_flag(value: Any) -> bool:
 
 
 def wrong_reset(result: Any) -> str:
-    """What is wrong with the form of what `reset` returned; most often nothing."""
+    """What is wrong with the form of what `reset` returned, or nothing."""
     if isinstance(result, tuple) and len(result) == 2:
         return ""
     return f"reset returned {_form(result)}; expected (obs, info)"
 
 
 def wrong_step(result: Any) -> str:
-    """What is wrong with the form of what `step` returned, its observation left out; most often nothing."""
+    """What is wrong with the form of what `step` returned but for its observation, or nothing."""
     if not isinstance(result, tuple) or len(result) != 5:
         return f"step returned {_form(result)}; expected (obs, reward, terminated, truncated, info)"
     _, reward, terminated, truncated, _ = result

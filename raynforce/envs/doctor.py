@@ -30,7 +30,7 @@ _LOADED = 23  # mostly not the length of an episode
 
 
 def check_env(env: str, env_args: Mapping[str, Any] | None = None, *, steps: int | None = None) -> Report:
-    """Try the environment: for so many steps, or for `STEPS` and some seconds at most; and save and load it.
+    """Try the environment for `steps`, or `STEPS` and some seconds at most; save and load it.
 
     Whatever a bad environment does becomes a finding; only a name that cannot be found is a `UsageError`.
     """
@@ -73,7 +73,6 @@ def _check_again(
     *,
     fresh: bool,
 ) -> None:
-    """The checks that make the environment again, if that is affordable."""
     if report.ok:
         affordable = int(_LOADS / max(1e-9, float(np.mean(rollout.step_seconds))))
         actions = rollout.actions[: max(1, min(affordable, len(rollout.actions) // 10, _LOADED))]
@@ -107,10 +106,7 @@ def _check_resume(
     fresh: bool,
     determined: bool,
 ) -> None:
-    """Play, save, play on; load and play on with the same actions; into a `fresh` env, as a resume does, if asked.
-
-    It is saved in an episode after the first, so that what is kept from one to the next is missed.
-    """
+    """Save in a second episode and play on; load, into a `fresh` env if asked, and play on with the same actions."""
     vector: VectorEnv | None = None
     try:
         vector = make_vector(env, env_args, 1, seed=0)
@@ -155,7 +151,6 @@ def _check_resume(
 
 
 def _end_an_episode(vector: VectorEnv, choices: np.ndarray) -> None:
-    """Play to the end of an episode, or for a while and reset."""
     for number in range(4 * len(choices)):
         step = vector.step(choices[number % len(choices)])
         if step.terminated[0] or step.truncated[0]:

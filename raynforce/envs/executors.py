@@ -20,25 +20,21 @@ from raynforce.errors import UsageError
 from raynforce.spaces import EnvSpec
 
 GRACE = 3  # seconds that environments have to close
+FEWER = "use fewer --envs, or raise the limit (ulimit -u)"
 _STACK = 1 << 20  # bytes for each thread: simulators in C need some
 _stack_size = threading.Lock()
 
 
 class Report(NamedTuple):
-    """What came of something that a lane was asked for."""
-
     lane: int
     what: Literal["spaces", "made", "step", "broke", "answer", "error", "died", "gone"]
     """`spaces`: a process has made its env and waits for shared rows; `gone`: one that was abandoned has ended."""
     value: Any = None
-    """With a new env, `About`; with a step, the numbers in `info` of an episode that it ended; with an answer, what the
-    method returned; with an error, the exception; with a process that died, how."""
-    faults: Sequence[EnvFault] = ()  # on the way. The first is what a lane broke by
+    """`About` of a new env, `info` of an episode that ended, a method's answer, an exception, how a process died."""
+    faults: Sequence[EnvFault] = ()  # the first is what a lane broke by
 
 
 class About(NamedTuple):
-    """What is to be known of a lane once its environment is made."""
-
     spec: EnvSpec
     note: str
     way_back: str
@@ -57,7 +53,7 @@ class LaneWorker:
         return self._report("made", self._make)
 
     def step(self) -> Report | None:
-        """None if there is nothing to tell but what is in the row."""
+        """None if the row says it all."""
         lane = self.lane
         assert lane is not None
         begun = time.monotonic()
@@ -98,7 +94,7 @@ class LaneWorker:
 
 
 class _Worker(LaneWorker):
-    """A lane in this process. It writes to a row of its own: one that was abandoned may come back at any time."""
+    """A lane in this process, with a row of its own: one that was abandoned may come back at any time."""
 
     report: Report | None = None
 
@@ -117,11 +113,11 @@ class _Worker(LaneWorker):
         row = self.lane.row
         self._live, self._mine = rows.live[self.index], row.live[0]
         self._last, self._my_last = rows.last[self.index], row.last[0]
-        self._terminated, self._truncated = row.terminated, row.truncated
+        self._ended = row.terminated, row.truncated
 
     def publish(self) -> None:
         self._live[...] = self._mine
-        if self._terminated[0] or self._truncated[0]:
+        if self._ended[0][0] or self._ended[1][0]:
             self._last[...] = self._my_last
 
 
@@ -142,7 +138,7 @@ class EnvExecutor:
         return self.bell.fileno()
 
     def make(self, lane: int, episode: int) -> None:
-        """Have a lane's environment made by a new worker, in place of what there is; `collect` will tell."""
+        """Have a new worker make a lane's environment; `collect` reports it."""
         worker = self._workers[lane] = _Worker(self, lane, episode)
         worker.do(worker.make)
 
@@ -153,17 +149,17 @@ class EnvExecutor:
             worker.do(worker.step)
 
     def call(self, lane: int, method: str, args: tuple[Any, ...]) -> None:
-        """Have a method of the `Lane` called; `collect` will tell the answer."""
+        """Call a method of the `Lane`; `collect` reports the answer."""
         worker = self._workers[lane]
         worker.do(worker.call, method, args)
 
     def done(self, worker: _Worker) -> None:
-        """Called by a worker, in its thread, when it has done as it was asked."""
+        """Called by a worker, in its thread, when it is done."""
         self._finished.append(worker)
         self.bell.ring()
 
     def collect(self) -> tuple[list[int], list[Report]]:
-        """Lanes whose step went well with nothing else to tell, and all other reports, since this was last asked."""
+        """Lanes whose step went well without a report, and all reports, since the last call."""
         self.bell.clear()
         done: list[int] = []
         reports: list[Report] = []
@@ -184,7 +180,7 @@ class EnvExecutor:
         return done, reports
 
     def abandon(self, lane: int) -> bool:
-        """Give up a worker that hangs; whether a new one can be made now, or `collect` will tell when it is gone."""
+        """Give up a worker that hangs; whether a new one can be made now, or `collect` reports when it is gone."""
         return False
 
     def threads(self) -> list[int]:
@@ -197,23 +193,21 @@ class EnvExecutor:
         self.bell.close()
 
     def _checked(self, report: Report) -> Report:
-        """The report; an error if it is of an environment that is not like the first one, which rows are made for."""
-        if report.what in ("made", "spaces"):
-            spec = report.value.spec
-            if self.spec is None:
-                self.spec, self.rows = spec, self._make_rows(spec)
-            if spec != self.spec:
-                wrong = other_spaces(spec.env, self.plan.first + report.lane, self.plan.first)
-                return Report(report.lane, "error", wrong)
-        return report
+        """The report; an error if its environment is not like the first one, which rows are made for."""
+        if report.what not in ("made", "spaces"):
+            return report
+        spec = report.value.spec
+        if self.spec is None:
+            self.spec, self.rows = spec, self._make_rows(spec)
+        if spec == self.spec:
+            return report
+        return Report(report.lane, "error", other_spaces(spec.env, self.plan.first + report.lane, self.plan.first))
 
     def _make_rows(self, spec: EnvSpec) -> Rows:
         return Rows(spec, self.count)
 
 
 class _Thread(_Worker):
-    """A worker with a thread of its own, in which everything is done that the environment does."""
-
     def __init__(self, executor: EnvExecutor, index: int, episode: int) -> None:
         super().__init__(executor, index, episode)
         self.jobs: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()  # as for `do`; None ends it
@@ -237,7 +231,7 @@ class Threads(EnvExecutor):
                 self._workers[lane] = _Thread(self, lane, episode)
             except RuntimeError as error:
                 started = f"{lane} of {self.count} threads for envs could be started ({error})"
-                raise UsageError(f"{started}: use fewer --envs, or raise the limit (ulimit -u)") from None
+                raise UsageError(f"{started}: {FEWER}") from None
             finally:
                 threading.stack_size(before)
 

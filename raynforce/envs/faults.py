@@ -40,7 +40,7 @@ class EnvFault:
     too_long: bool = False  # whether they are not kept because they take more than `MOST_BYTES`
 
     def facts(self) -> dict[str, Any]:
-        """As JSON, for the history of the run."""
+        """As JSON."""
         facts: dict[str, Any] = {"env": self.env, "args": dict(self.args), "kind": self.kind}
         if self.lane is not None:
             facts |= {"lane": self.lane, "seed": self.seed}
@@ -52,7 +52,6 @@ class EnvFault:
         return facts
 
     def error(self, kind: type[EnvError] = EnvError, often: str = "") -> EnvError:
-        """The error to raise for it."""
         where = f"in lane {self.lane}{often} (episode seed {self.seed}, step {self.step})"
         error = kind(f"env {self.env!r} broke {where}: {self.cause}")
         error.facts = self.facts()

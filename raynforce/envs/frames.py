@@ -31,11 +31,10 @@ def stacked(env: str, frames: int = 4, args: Mapping[str, Any] | None = None, re
 
 
 class FrameStack(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Every image of an observation becomes the newest `frames` of it, `[frames * channels, height, width]`.
+    """Every image of an observation becomes its newest `frames`, `[frames * channels, height, width]`, the newest last.
 
     An image is a uint8 `Box` of `[H, W]`, `[H, W, C]` or `[C, H, W]` with 1, 3 or 4 channels, alone or in a `Dict`; all
-    else of an observation stays as it is. The newest frame is the last. Before an episode's first frame there are
-    repeats of it. Running episodes can be saved through it.
+    else stays as it is. An episode begins with repeats of its first frame. Running episodes can be saved through it.
     """
 
     def __init__(self, env: Env, frames: int = 4) -> None:
@@ -83,11 +82,7 @@ class FrameStack(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def stacks_of(env: Env) -> dict[str, int]:
-    """How many frames the stacked leaves of an environment's observations have, by path.
-
-    It is known of `FrameStack` and gymnasium's `FrameStackObservation`. Something around them may have changed what
-    they give: what has another shape now is no stack, for the rest it is no promise.
-    """
+    """Frames of each leaf that `FrameStack` or `FrameStackObservation` stacks, if no wrapper changed its shape."""
     seen = _boxes(env.observation_space)
     for layer in layers(env):
         given = _boxes(layer.observation_space)
@@ -102,7 +97,6 @@ def stacks_of(env: Env) -> dict[str, int]:
 
 
 def layers(env: Env) -> Iterator[Any]:
-    """Its wrappers from the outermost on, and what they are around."""
     layer: Any = env
     while isinstance(layer, gymnasium.Wrapper):
         yield layer
@@ -111,7 +105,6 @@ def layers(env: Env) -> Iterator[Any]:
 
 
 def _boxes(space: spaces.Space[Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes of all boxes in an observation space, by path."""
     return {path: leaf.shape for path, leaf in leaf_spaces("", space) if isinstance(leaf, spaces.Box)}
 
 

@@ -35,17 +35,14 @@ class Broken(NamedTuple):
 class Lanes:
     """Single environments that are stepped side by side, each at its own pace.
 
-    `parallel` says how: `no` steps them one after another in the calling thread, `threads` has a thread for each (for
-    environments that wait for something), `processes` a process for each (for those that compute, or must not be in
-    a thread). Each lane that was asked to step is answered once, by `collect`: as done, or as `Broken`.
+    `parallel`: `no` steps them one after another in the calling thread, `threads` has a thread for each (for envs that
+    wait), `processes` a process (for those that compute, or must not be in a thread). `collect` answers each lane that
+    was asked to step once: as done, or as `Broken`.
 
-    An environment that raises or returns nonsense is made again where it is (see `Lane`). One that takes longer than
-    `hang_seconds` for a step, or for being made again, is abandoned (a thread) or killed (a process) once `overdue` is
-    asked; one whose process ends is noticed by `collect`. A new one takes the place and goes on with the lane's next
-    episode. It is an `EnvError` if that happens `BREAKS_IN_A_ROW` times in a row.
-
-    Lane i has the number `first` + i in faults and seeds, which derive from (seed, sampler, number, episode).
-    After an error was raised it can only be closed.
+    An env that raises or returns garbage is made again where it is (see `Lane`). One that hangs longer than
+    `hang_seconds` is abandoned (thread) or killed (process) by `overdue`; a process that ends is noticed by `collect`.
+    The lane's next episode begins in a new env; `BREAKS_IN_A_ROW` in a row is an `EnvError`, after which it can only be
+    closed. Lane i has the number `first` + i in faults and seeds.
     """
 
     def __init__(
@@ -82,17 +79,17 @@ class Lanes:
             self.close()
             raise
         self.spec, self.note, self.way_back = about
+        self.threads = self.executor.threads
         rows = self.rows = self.executor.rows
         self.obs, self.final = rows.obs, rows.final  # [N, ...]
         self.reward, self.seconds = rows.reward, rows.seconds  # [N]
         self.terminated, self.truncated = rows.terminated, rows.truncated  # [N]
 
     def fileno(self) -> int:
-        """Readable while there is something to `collect`."""
         return self.executor.fileno()
 
     def step(self, lanes: np.ndarray, actions: np.ndarray) -> None:
-        """Have these lanes step, `[K]`, with these actions, `[K, ...]`, ready for the environment. Returns at once."""
+        """Step these lanes, `[K]`, with actions `[K, ...]` that are ready for the environment. Returns at once."""
         self.rows.action[lanes] = actions
         asked: list[int] = lanes.tolist()
         now, since = time.monotonic(), self._since
@@ -118,18 +115,15 @@ class Lanes:
         return np.array(done, np.int64), broken
 
     def overdue(self, now: float) -> list[Broken]:
-        """Replace the lanes that hang, by the time `now` (monotonic); `collect` will tell of them when they are back.
-
-        Returns nothing while results are pending: one whose result is not collected yet does not hang.
-        """
-        found: list[Broken] = []
+        """Replace the lanes that hang at `now` (monotonic), unless results are pending; `collect` returns them."""
         if now < self._look or self._parallel == "no":
-            return found
+            return []
         late = [lane for lane, since in enumerate(self._since) if now - since > self.hang_seconds]
         if not late:
             self._look = min(now, *self._since) + self.hang_seconds
         if not late or self._poll.poll(0):
-            return found
+            return []
+        found = []
         for lane in late:
             again = lane in self._unreported
             text = f"{'a new one' if again else 'it'} did not come back within {self.hang_seconds:g} s"
@@ -141,25 +135,19 @@ class Lanes:
                 self._replace(lane)
         return found
 
-    def threads(self) -> list[int]:
-        """Native ids of the threads that environments are stepped in; none if it is the calling one."""
-        return self.executor.threads()
-
     def busy_since(self) -> np.ndarray:
         """When each lane was asked to step, `[N]` in monotonic seconds; infinite where it is idle."""
         return np.array(self._since)
 
     def take_faults(self) -> list[EnvFault]:
-        """All environments that broke since this was last asked, also those that broke between two episodes."""
+        """All environments that broke since the last call, also between two episodes."""
         faults, self._faults = self._faults, []
         return faults
 
     def take_info(self) -> Mapping[int, Info]:
-        """By lane the numbers in `info` of episodes that have ended, of the steps that were last collected."""
-        if not self._info:
-            return NOTHING
+        """By lane the numbers in `info` of episodes that ended in the steps that were last collected."""
         info, self._info = self._info, {}
-        return info
+        return info or NOTHING
 
     def reset(self, seed: int | None = None) -> None:
         """Begin the next episode in all lanes, while they are idle; with `seed`, their first ones by it."""
@@ -185,14 +173,12 @@ class Lanes:
         return [answers[lane] for lane in range(self.count)]
 
     def wait(self, seconds: float | None = None) -> None:
-        """Until there is something to `collect`."""
         self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000)
 
     def close(self) -> None:
         self.executor.close()
 
     def _start(self, episode: int) -> About:
-        """Make all environments."""
         for lane in range(self.count):
             self.executor.make(lane, episode)
         made: list[About] = []
@@ -234,7 +220,6 @@ class Lanes:
         return None
 
     def _replacements(self) -> list[Broken]:
-        """Replaced lanes that are there again, and were asked to step."""
         back = [lane for lane in self._unreported if lane not in self._making and self._since[lane] < math.inf]
         self.reward[back], self.terminated[back], self.truncated[back] = 0.0, False, False
         return [self._unreported.pop(lane) for lane in back]
@@ -257,12 +242,9 @@ class Lanes:
         self.executor.make(lane, int(self.rows.episode[lane]))
 
     def _require_fit(self, text: str) -> None:
-        """Tell a user whose environment complains of not being in the main thread what to do."""
         if self._parallel == "threads" and any(words in text for words in _UNFIT):
-            raise UsageError(
-                f"env {self.executor.plan.env!r} cannot run in a thread ({text}): give each a process, "
-                "--set sampling.parallel=processes (raynforce eval: --parallel processes)"
-            )
+            fix = "give each a process, --set sampling.parallel=processes (raynforce eval: --parallel processes)"
+            raise UsageError(f"env {self.executor.plan.env!r} cannot run in a thread ({text}): {fix}")
 
 
 def _executor(parallel: Parallel, plan: Plan, count: int) -> EnvExecutor:

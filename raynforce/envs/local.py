@@ -20,10 +20,7 @@ _BY_LANE = ("episodes", "steps", "returns", "breaks", "unbroken")
 
 
 class LaneVector(VectorEnv):
-    """Single environments, each a `Lane`, which is reset in the step in which its episode ends.
-
-    However they are stepped, equal seeds give the same episodes, and what one has saved, another can load.
-    """
+    """Single environments, each reset in the step that ends its episode; equal seeds give equal episodes in all."""
 
     _rows: Rows
 
@@ -80,7 +77,7 @@ class LaneVector(VectorEnv):
 
 
 class LocalVector(LaneVector):
-    """Lanes that are stepped one after another in a plain loop. One that breaks is made again (see `Lane`)."""
+    """Lanes that are stepped one after another."""
 
     def __init__(
         self,
@@ -142,7 +139,6 @@ def other_spaces(env: str, lane: int, first: int) -> UsageError:
 
 
 def _join(trees: Sequence[Tree]) -> Tree:
-    """The state of all lanes out of those of each."""
     first = trees[0]
     whole: Tree = {"kind": first["kind"], "proven": any(tree["proven"] for tree in trees)}
     whole |= {key: np.concatenate([tree[key] for tree in trees]) for key in _BY_LANE}
@@ -155,7 +151,6 @@ def _join(trees: Sequence[Tree]) -> Tree:
 
 
 def _split(tree: Tree, lanes: int) -> list[Tree]:
-    """The states of each lane out of that of all."""
     ends = np.cumsum(tree["steps"])
     parts = []
     for lane in range(lanes):

@@ -39,7 +39,7 @@ def make(env: str, env_args: Mapping[str, Any] | None = None) -> Env:
 
 
 def make_described(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[Env, EnvSpec]:
-    """Make it, and describe what it takes and gives; one whose spaces are refused is closed again."""
+    """Make it and describe it; one whose spaces are refused is closed."""
     made = make(env, env_args)
     try:
         return made, describe(env, made.observation_space, made.action_space, env_args, stacks_of(made))
@@ -49,7 +49,7 @@ def make_described(env: str, env_args: Mapping[str, Any] | None = None) -> tuple
 
 
 def close_env(env: Env | gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
-    """Close an environment that is not needed any more: nothing is lost if it cannot even do that."""
+    """Close an environment; what that raises is ignored."""
     with contextlib.suppress(Exception, SystemExit):
         env.close()  # type: ignore[no-untyped-call]
 

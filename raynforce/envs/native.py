@@ -44,10 +44,7 @@ def registered_vector(
 
 
 class NativeVector(VectorEnv):
-    """A gymnasium `VectorEnv` of any autoreset mode. Its one random stream is seeded from (seed, sampler).
-
-    Its lanes cannot be restarted one by one: whatever breaks is an `EnvError`.
-    """
+    """A gymnasium `VectorEnv` of any autoreset mode; one random stream, and whatever breaks is an `EnvError`."""
 
     def __init__(
         self,
@@ -163,10 +160,7 @@ class NativeVector(VectorEnv):
         close_env(self._vector)
 
     def _copied(self, raw: Any) -> dict[str, np.ndarray]:
-        """Copy a batched observation, because the env may write the next one into the same memory.
-
-        In C order: a policy rounds otherwise on a transposed array, and after a resume it would be given another one.
-        """
+        """Copy a batched observation: the env may reuse its memory. In C order: a policy rounds otherwise."""
         try:
             values = flatten_obs(raw, self.spec.obs)
         except UsageError as error:
@@ -215,9 +209,8 @@ class NativeVector(VectorEnv):
     def _told(self, infos: Any, lanes: np.ndarray) -> Mapping[int, Info]:
         """By lane the numbers in `infos` of episodes that have ended.
 
-        `infos` has an array `[B]` for each key, and under `_key` whose values are there. Where lanes are reset in the
-        same step, that is what begins the next episodes: the ended ones have the same under `final_info`, or, as older
-        versions of gymnasium had it, `[B]` dicts.
+        `infos` has an array `[B]` for each key, and under `_key` which are there; with autoreset in the same step they
+        are under `final_info`, as such arrays or (older gymnasium) `[B]` dicts.
         """
         found: dict[int, Info] = {}
         with contextlib.suppress(Exception):  # they may be anything, which is no reason to stop
@@ -238,7 +231,6 @@ class NativeVector(VectorEnv):
 
 
 def _of_lane(infos: Mapping[str, Any], lane: int) -> dict[str, Any]:
-    """What is there of one lane."""
     masks = {f"_{name}" for name in infos}
     mine = {name: c[lane] for name, c in infos.items() if name not in masks and isinstance(c, np.ndarray) and c.ndim}
     return {name: value for name, value in mine.items() if f"_{name}" not in infos or infos[f"_{name}"][lane]}

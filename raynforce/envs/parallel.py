@@ -16,7 +16,7 @@ from raynforce.infos import Info
 
 
 class ParallelVector(LaneVector):
-    """As `LocalVector`, side by side. One that hangs, or whose process ends, is replaced as one that raises."""
+    """As `LocalVector`, side by side. An env that hangs or whose process ends is replaced."""
 
     def __init__(self, lanes: Lanes) -> None:
         super().__init__(lanes.spec, lanes.count, lanes.note, lanes.way_back)
@@ -56,7 +56,6 @@ class ParallelVector(LaneVector):
 
     @property
     def idle(self) -> np.ndarray:
-        """`[B]` lanes that are not at a step."""
         return np.isinf(self._lanes.busy_since())
 
     def rows(self) -> dict[str, np.ndarray]:
@@ -65,12 +64,10 @@ class ParallelVector(LaneVector):
 
     @property
     def reward(self) -> np.ndarray:
-        """`[B]` of each lane's last step."""
         return self._lanes.reward
 
     @property
     def ended(self) -> np.ndarray:
-        """`[B]` whether each lane's last step ended its episode."""
         return self._lanes.terminated | self._lanes.truncated
 
     def ask(self, lanes: np.ndarray, action: np.ndarray) -> None:
@@ -78,7 +75,6 @@ class ParallelVector(LaneVector):
         self._lanes.step(lanes, action)
 
     def take_info(self) -> Mapping[int, Info]:
-        """By lane the numbers in `info` of episodes that have ended since this was last asked."""
         return self._lanes.take_info()
 
     def answers(self, until: float) -> tuple[np.ndarray, np.ndarray]:

@@ -13,8 +13,6 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing the doctor looked at."""
-
     level: Level
     title: str
     detail: str
@@ -23,8 +21,6 @@ class Finding:
 
 @dataclass
 class Report:
-    """All findings, in the order of the checks."""
-
     env: str
     findings: list[Finding] = field(default_factory=list)
     spec: EnvSpec | None = None  # what it takes and gives, once that is known
@@ -34,7 +30,6 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether the environment can be trained on: no finding is an error."""
         return all(finding.level != "error" for finding in self.findings)
 
     def add(self, level: Level, title: str, detail: str, fix: str = "") -> None:

@@ -48,10 +48,9 @@ _DTYPES = {np.dtype(x) for x in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", 
 
 
 class Snapshot(Protocol):
-    """Saves and restores the whole state of one environment class.
+    """Saves and restores the whole state of one environment class as a tree of dicts, numpy arrays and JSON values.
 
-    A tree is nested dicts of numpy arrays and JSON values. For a vector environment class it includes the random
-    stream; for a single one `np_random` is saved and restored beside it.
+    For a vector environment that includes the random stream; for a single one `np_random` is saved beside it.
     """
 
     def save(self, env: Any) -> Tree: ...
@@ -60,8 +59,6 @@ class Snapshot(Protocol):
 
 
 class CartPoleSnapshot:
-    """The state of gymnasium's `CartPoleVectorEnv`."""
-
     arrays = ("state", "steps", "prev_done")  # [4, B], [B], [B]
 
     def save(self, env: Any) -> Tree:
@@ -76,8 +73,6 @@ class CartPoleSnapshot:
 
 
 class _Own:
-    """The pair of methods that an environment or wrapper brings along."""
-
     def save(self, env: Any) -> Tree:
         return env.save_state()
 
@@ -173,10 +168,7 @@ class Pair:
 
 
 def pair_of(env: Env) -> tuple[Pair | None, str]:
-    """The outermost pair of an environment; or None, and why one that is there cannot be used.
-
-    A wrapper outside of the pair, unless it is one of `KNOWN`, may have a state of its own that would be lost.
-    """
+    """The outermost pair; or None, and why it is not used: a wrapper around it that is not `KNOWN` may have state."""
     stranger = half = ""
     for layer in layers(env):
         snapshot = snapshot_of(layer)

@@ -108,10 +108,7 @@ class DictIdentity(_Match):
 
 
 class Corridor(gymnasium.Env[int, int]):
-    """Walk right (action 1) `n` steps: -0.01 a step, 1 at the goal; the best return is `1 - 0.01 * (n - 1)`.
-
-    Reaching the goal terminates; `10 * n` steps without reaching it truncate.
-    """
+    """Walk right (1) `n` steps: -0.01 each, 1 at the goal, at best `1 - 0.01 * (n - 1)`; truncated after `10 * n`."""
 
     def __init__(self, n: int = 8) -> None:
         self.observation_space, self.action_space = spaces.Discrete(n + 1), spaces.Discrete(2)
@@ -149,12 +146,11 @@ class Endless(gymnasium.Env[np.ndarray, int]):
 
 
 class Catch(gymnasium.Env[np.ndarray, int]):
-    """A ball falls diagonally through an image, a row a step; hold the net where it will be: 1 for each catch.
+    """A ball falls diagonally through an image, a row a step; hold the net left (0) or right (1) of it: 1 for a catch.
 
-    It goes to the left or to the right throughout an episode, and from one edge to the other. The net is below the ball
-    to the left (action 0) or to the right (1). An image alone does not tell which way the ball goes: whatever is done
-    on what it shows, the mean return is `length / 2`, as it is at random. Two tell: then it is `length - 0.5`, because
-    the first net is a guess. An image is uint8 `[length + 1, width, 1]`, 255 where the ball is.
+    One image does not show which way the ball goes, so on one the mean return is `length / 2`, as at random; on two it
+    is `length - 0.5`, because the first net is a guess. An image is uint8 `[length + 1, width, 1]`, 255 where the ball
+    is.
     """
 
     def __init__(self, length: int = 8, width: int = 8) -> None:

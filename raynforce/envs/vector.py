@@ -73,7 +73,6 @@ class VectorEnv(ABC):
         """The environments that broke and were made again since this was last asked."""
 
     def current(self) -> dict[str, np.ndarray]:
-        """The observations that the policy sees now, `[B, ...]`."""
         if not self._obs:
             raise UsageError(f"env {self.spec.env!r} has no running episodes yet; call reset() or load() first")
         return self._obs
@@ -90,13 +89,11 @@ class VectorEnv(ABC):
     def close(self) -> None: ...
 
     def _require_actions(self, action: np.ndarray) -> None:
-        """There are running episodes, and an action for each."""
         self.current()
         if action.shape != self._action_shape:
             raise UsageError(f"the actions have shape {action.shape}; expected {self._action_shape}")
 
     def _saved_obs(self, tree: Tree, kind: str) -> list[np.ndarray]:
-        """The saved observations, once the saved state is known to fit."""
         name = self.spec.env
         if tree.get("kind") != kind:
             raise CheckpointError(f"env {name!r} was saved by another vector implementation; resume with the same one")
@@ -109,8 +106,6 @@ class VectorEnv(ABC):
 
 @dataclass(frozen=True)
 class EnvArgs:
-    """Which environments a sampler or evaluator makes."""
-
     env: str
     num_envs: int
     seed: int
@@ -133,10 +128,9 @@ def make_vector(
 ) -> VectorEnv:
     """Make `num_envs` environments: the env's own vector implementation if it serves, otherwise a loop.
 
-    With `parallel` they are single ones in any case, stepped side by side in threads or processes; a step that takes
-    longer than `hang_seconds` is then given up.
-    Exact resume needs a snapshot of the implementation's state (`raynforce.register_snapshot`); the loop needs none,
-    because without one it replays the actions of the running episodes, unless `record` is off.
+    With `parallel` they are single ones in any case; a step longer than `hang_seconds` is then given up. Exact resume
+    needs a snapshot of the vector implementation; the loop replays the running episodes' actions, unless `record` is
+    off.
     """
     from raynforce.envs.lanes import Lanes  # all implement this module's contract, so they import it
     from raynforce.envs.local import LocalVector
@@ -158,7 +152,6 @@ def make_vector(
 
 
 def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
-    """What an environment takes and gives, found by making one and closing it again."""
     made, spec = make_described(env, env_args)
     close_env(made)
     return spec
@@ -179,7 +172,7 @@ def require_finite(
 
 
 def finite(array: np.ndarray) -> bool:
-    """Whether there is neither NaN nor infinity in it; several times as fast as `isfinite(array).all()`."""
+    """Several times as fast as `isfinite(array).all()`."""
     return int(np.count_nonzero(np.isfinite(array))) == array.size
 
 

@@ -29,12 +29,11 @@ FRAMES_A_SECOND = 30  # where the environment does not say
 
 
 class Watched(LocalVector):
-    """One environment that shows itself: in a window, or on films, one for each episode."""
+    """One environment in a window, or filmed into the folder `films`."""
 
     def __init__(
         self, env: str, args: Mapping[str, Any] | None, *, seed: int, sampler: int, films: str | Path | None = None
     ) -> None:
-        """`films` is the folder for films; without one there is a window."""
         self.films: Films | None = None
         args = _showing(env, dict(args or {}), "human" if films is None else "rgb_array")
         super().__init__(env, args, 1, seed=seed, sampler=sampler, record=False, lane=_FilmedLane)
@@ -67,7 +66,6 @@ class _FilmedLane(Lane):
         return result
 
     def _frame(self) -> np.ndarray:
-        """What the environment looks like now, `[height, width, 3]` uint8."""
         cannot = f"env {self.plan.env!r} cannot be filmed: render"
         try:
             frame: Any = self.env.render()
@@ -138,7 +136,6 @@ class Films:
         self._first = frame  # there is no film before there is a step: the last episode that begins is not played
 
     def add(self, frame: np.ndarray) -> None:
-        """`[height, width, 3]` uint8."""
         if self._path is None:
             self._open(self._folder / f"episode-{self._number + 1}.mp4")
             if self._first is not None:
@@ -159,7 +156,6 @@ class Films:
             self._write(self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24"))
 
     def end(self) -> None:
-        """The episode has ended: its film is done."""
         if path := self._finish():
             self.paths.append(path)
             self._number += 1
@@ -181,7 +177,6 @@ class Films:
             self._file.mux(packet)
 
     def _finish(self) -> Path | None:
-        """Close the file that is being written, if there is one."""
         path, self._path = self._path, None
         if path is not None:
             if self._stream is not None:

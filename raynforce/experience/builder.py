@@ -33,8 +33,6 @@ def allocate(
 
 
 class Ended(NamedTuple):
-    """An episode that came to its end."""
-
     total: float
     length: int
     info: Info = NOTHING  # numbers in `info` where it ended
@@ -48,7 +46,6 @@ class InFlight:
         self.lengths = np.zeros(lanes, np.int64)
 
     def restart(self, lanes: Sequence[int] | slice | int = slice(None)) -> None:
-        """New episodes begin, and those in flight are not counted."""
         self.returns[lanes], self.lengths[lanes] = 0, 0
 
     def add(
@@ -59,8 +56,7 @@ class InFlight:
     ) -> list[Ended]:
         """Add the rows of these lanes, and the column `first` to theirs; returns the episodes that ended, in order.
 
-        `ends` are row, column and what the episode told, those of a lane in order of time. None tells nothing: it was
-        cut, and is not counted.
+        `ends` are row, column and `info` in order of time; None: it was cut, and is not counted.
         """
         valid = columns["valid"]
         first = np.empty_like(valid)

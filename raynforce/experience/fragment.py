@@ -69,7 +69,6 @@ class Fragment:
 
     @property
     def steps(self) -> int:
-        """Environment steps in it: valid rows."""
         return int(np.count_nonzero(self.columns["valid"]))
 
     @property
@@ -78,7 +77,6 @@ class Fragment:
 
     @property
     def record(self) -> Record:
-        """What is counted of it."""
         episodes = self.columns["episode/return"], self.columns["episode/length"]
         return Record(self.sampler, self.sequence, self.steps, *episodes, self.info())
 

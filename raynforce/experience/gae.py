@@ -18,10 +18,9 @@ def gae(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Generalised advantage estimation (Schulman et al. 2016); returns `(advantage, returns)`, both `[T, B]` float32.
 
-    `value` is `[T+1, B]`, the values of the fragment's observations. `final_value` `[T, B]` is the value of
-    the true last observation where an episode ended, and is not looked at elsewhere (see `final_values`).
-    A terminated step is worth its reward alone; a truncated one is bootstrapped with `final_value`; both end
-    the chain of lambda. Rows that are not valid get numbers too: mask them with the fragment's `valid`.
+    `value` is `[T+1, B]`; `final_value` `[T, B]` is read where an episode ended (see `final_values`). A terminated step
+    is worth its reward alone, a truncated one is bootstrapped with `final_value`; both end the chain of lambda. Rows
+    that are not valid get numbers too: mask them with the fragment's `valid`.
     """
     value = np.asarray(value, np.float32)
     next_value = np.where(truncated, final_value, value[1:])  # [T, B]
@@ -37,8 +36,8 @@ def gae(
 def final_values(fragment: Fragment, value: np.ndarray, final_value: np.ndarray) -> np.ndarray:
     """The value of the true last observation at every episode end, `[T, B]` float32, as `gae` wants it.
 
-    `value` `[T+1, B]` belongs to the fragment's observations, `final_value` `[K]` to `final/obs`. An end that
-    is not listed in `final/index` has its true last observation in the next row.
+    `value` `[T+1, B]` belongs to the fragment's observations, `final_value` `[K]` to `final/obs`; an end that is not in
+    `final/index` has its last observation in the next row.
     """
     values = np.array(value[1:], np.float32, order="C")  # a copy
     values.reshape(-1)[fragment["final/index"]] = final_value
@@ -46,11 +45,7 @@ def final_values(fragment: Fragment, value: np.ndarray, final_value: np.ndarray)
 
 
 def discounted(reward: np.ndarray, done: np.ndarray, gamma: float, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The discounted return each lane's episode has collected so far, as reward scaling needs it.
-
-    `reward` and `done` are `[T, B]`, `carry` `[B]` is what the fragment before this one left over (zeros at
-    first). Returns `(so_far [T, B], carry [B])` in float64; the sum starts again after a `done`.
-    """
+    """Each lane's discounted return so far, `[T, B]`, and what to `carry` `[B]` to the next fragment; float64."""
     so_far = np.empty(reward.shape, np.float64)
     carry = np.array(carry, np.float64)  # a copy: the caller's is left alone
     alive = ~done  # [T, B]

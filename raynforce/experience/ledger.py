@@ -16,8 +16,8 @@ class LedgerError(RaynforceError):
 class Ledger:
     """Counts environment steps of completed fragments: produced = trained + dropped + in flight, at every report.
 
-    Samplers say what they produced, the learner says what it trained on, and the topology says what it dropped and what
-    it still holds: three books that are kept apart and compared by `check`.
+    Samplers say what they produced, the learner what it trained on, the topology what it dropped and still holds: three
+    books that `check` compares.
     """
 
     def __init__(self) -> None:
@@ -30,29 +30,24 @@ class Ledger:
 
     @property
     def in_flight(self) -> int:
-        """Steps of fragments that are complete and not learned from yet."""
         return sum(self._flying.values())
 
     @property
     def flying(self) -> list[Key]:
-        """Names of the fragments that are in flight."""
         return list(self._flying)
 
     def produce(self, record: Record) -> None:
-        """A sampler has completed a fragment."""
         if record.key in self._flying:
             raise LedgerError(f"the ledger has fragment {_name(record.key)} twice")
         self._flying[record.key] = record.steps
         self.produced += record.steps
 
     def train(self, records: Sequence[Record]) -> None:
-        """The learner has learned from these fragments."""
         for record in records:
             self._land(record)
             self.trained += record.steps
 
     def drop(self, record: Record) -> None:
-        """A fragment was given up."""
         self._land(record)
         self.dropped += record.steps
 

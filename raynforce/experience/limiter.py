@@ -34,7 +34,6 @@ class Limiter:
         self.sampled += transitions
 
     def updates(self) -> int:
-        """How many updates may be made now, of a batch each."""
         return max(0, (self._allowed(self.inserted) - self.sampled) // self.batch)
 
     def room(self, coming: int = 0) -> bool:

@@ -148,7 +148,6 @@ class Replay:
         return rows
 
     def _raised(self, error: np.ndarray) -> np.ndarray:
-        """The priorities that belong to TD errors."""
         raised = (np.abs(np.asarray(error, np.float64)) + EPSILON) ** self.alpha
         with np.errstate(over="ignore"):  # infinity is refused by the tree
             return raised.astype(np.float32).astype(np.float64)  # as it is saved
@@ -205,8 +204,8 @@ class Replay:
     def draw(self, counts: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Draw for several minibatches, `counts[k]` transitions for the k-th, one after the other.
 
-        The columns are those of `sample`, but for `priority` `[n]` float64 in place of `weight`: what each counts in
-        `mass`. A minibatch whose transitions come from several buffers is weighted as a whole (`sharding`).
+        Columns as in `sample`, but `priority` `[n]` float64 in place of `weight`: minibatches of several shards are
+        weighted as a whole (`sharding`).
         """
         n = int(counts.sum())
         if n and not self._num_ready:
@@ -227,7 +226,6 @@ class Replay:
         return self._gather(slots) | {"priority": priority, "index": index}
 
     def _gather(self, slots: np.ndarray) -> dict[str, np.ndarray]:
-        """The transitions at these positions."""
         ring = self._ring
         reward, last, steps = self._returns(slots)
         following = (last + ring.width) % self.capacity
@@ -283,10 +281,7 @@ class Replay:
         return total.astype(np.float32), last, steps
 
     def update_priorities(self, index: np.ndarray, priority: np.ndarray) -> None:
-        """Set the priorities of sampled transitions from their TD errors; a uniform buffer has none to set.
-
-        Those of transitions that have been overwritten since are left out, and counted in `late`.
-        """
+        """Set priorities from TD errors, if the buffer has any; those of overwritten transitions count as `late`."""
         if not self._tree:
             return
         raised, (slots, there) = self._raised(priority), self._ring.named(index)
@@ -301,14 +296,10 @@ class Replay:
     # State
 
     def state(self, known: Collection[str] = ()) -> Tree:
-        """All that later samples depend on; only the rows that have been filled, in segments, empty if known.
+        """All that later samples depend on: the rows that are filled, in segments, empty if known, and priorities.
 
-        Priorities, which change all the time, stand apart from them. A transition that cannot be sampled yet is there
-        with the one that it will begin with.
-
-        The arrays are views, but for compressed images: a second copy of a large buffer may not fit into memory. What a
-        role returns is copied (inline, by `keep`) or serialised (process, ray) by the runtime before the role's next
-        call; so must it be by whoever calls this otherwise.
+        The arrays are views, but for compressed images: a second copy may not fit into memory. The runtime copies or
+        serialises what a role returns before the role's next call; so must any other caller.
         """
         counts = {"late": self.late, "drawn": [self._drawn, self._drawn_age]}
         tree = {**self._ring.state(known), "max_priority": self._max_priority, **counts}
@@ -328,9 +319,9 @@ class Replay:
     def load(self, tree: Tree) -> None:
         """Become the buffer that `state` was taken from. `n_step`, `gamma` and priorities may differ.
 
-        Rows whose segment is missing are not valid; `missing` counts them. Of a buffer with another capacity, or
-        other samplers or lanes, the newest transitions that fit are kept. Where their streams have to be cut, they
-        end as by truncation: with the true next observation, from which values are bootstrapped.
+        Rows whose segment is missing are not valid; `missing` counts them. With another capacity, samplers or lanes,
+        the newest transitions that fit are kept; where streams are cut, they end as by truncation, with the true next
+        observation.
         """
         ring = self._ring
         saved = SavedReplay(tree, ring.columns, ring.obs, ring.stacked)

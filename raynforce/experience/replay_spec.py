@@ -30,14 +30,13 @@ class ReplaySpec:
 
 
 def make_limiter(config: Config, spec: ReplaySpec) -> Limiter:
-    """What holds the ratio of samples to inserts."""
     sampling = config.sampling
     ahead = 2 * sampling.samplers * sampling.envs * sampling.fragment * spec.samples_per_insert
     return Limiter(spec.samples_per_insert, spec.batch_size, spec.learning_starts, slack=ahead)
 
 
 def make_replay(config: Config, spec: ReplaySpec, env: EnvSpec, shard: int | None = None) -> Replay:
-    """The whole buffer, or the part of it that one shard has."""
+    """The whole buffer, or a shard's part."""
     return Replay(
         env.obs,
         env.action,
@@ -51,7 +50,6 @@ def make_replay(config: Config, spec: ReplaySpec, env: EnvSpec, shard: int | Non
 
 
 def replay_bytes(config: Config, spec: ReplaySpec, env: EnvSpec, shard: int | None = None) -> int:
-    """What `make_replay` will take of the memory."""
     shape, compress = _shape(config, spec, shard), config.replay.compress
     return estimate_bytes(env.obs, env.action, **shape, prioritized=spec.prioritized, compress=compress)
 

@@ -77,8 +77,7 @@ def _restore(ring: Ring, saved: SavedReplay) -> np.ndarray:
 def _cut_off(ring: Ring, unknown: np.ndarray, there: np.ndarray) -> None:
     """End the streams before rows whose observations are `unknown` `[rows, width]`; `there` are not.
 
-    A step right before has lost its next observation, and is no step any more; the step before that one can
-    still be truncated.
+    The step right before has lost its next observation and is not valid; the one before that is truncated.
     """
     end, valid, final_slot = (ring[path] for path in ("end", "valid", "final_slot"))
     torn = unknown & there[:, None]
@@ -135,7 +134,6 @@ def _mend(ring: Ring, saved: SavedReplay, move: Move) -> None:
 
 
 def _saved_obs(ring: Ring, saved: SavedReplay, path: str, slots: np.ndarray) -> np.ndarray:
-    """Observations of a saved buffer, `[n, ...]`."""
     return saved.observed(path, slots, ring.stacks.frames.get(path, 1) if ring.stacks else 1)
 
 
@@ -149,10 +147,10 @@ class Move(NamedTuple):
 
 
 def relayout(saved: SavedReplay, layout: Layout) -> Move:
-    """The newest transitions that fit, rows that are none left out, the oldest ones again in the first rows.
+    """The newest transitions that fit, without rows that are none, the oldest in the first rows.
 
-    Streams are dealt out block by block, each block some stretch of time. Within one, streams stand end to end and
-    are cut into as many pieces as there are lanes now; each lane's pieces join on to each other without a hole.
+    Streams are dealt out by blocks of time: in each they stand end to end and are cut into as many pieces as there are
+    lanes now; a lane's pieces join without a hole.
     """
     source, age = saved.transitions()
     room, width, before = layout.capacity - layout.width, layout.width, saved.layout

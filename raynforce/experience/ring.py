@@ -86,7 +86,6 @@ class Ring:
         return rows[:, None] * self.width + np.arange(sampler * self.lanes, (sampler + 1) * self.lanes)
 
     def lanes_of(self, sampler: int) -> slice:
-        """The columns of a sampler."""
         return slice(sampler * self.lanes, (sampler + 1) * self.lanes)
 
     # A step's name is its row, counted since its sampler's beginning, times the ring's width, plus its column. Modulo
@@ -108,7 +107,6 @@ class Ring:
         return np.array(self.head)[slots % self.width // self.lanes] * self.width - 1
 
     def observed(self, path: str, index: np.ndarray) -> np.ndarray:
-        """The observations at these positions, `[n, ...]`."""
         if self.stacks and path in self.stacks.frames:
             return self.stacks.get(path, index)
         return self.stored[path].take(index, axis=0)
@@ -125,8 +123,8 @@ class Ring:
     def append(self, fragment: Fragment) -> Appended:
         """Copy a fragment in, over the oldest steps of its sampler.
 
-        Where a sequence number is missing the step before the gap becomes an end. So does the step before a lane's
-        first row that is not valid, or that shows another observation than the one before has led to.
+        The step before a missing sequence number becomes an end; so does the step before a lane's first row that is not
+        valid, or shows another observation than the one before led to.
         """
         self._check(fragment)
         sampler, final_index = fragment.sampler, fragment["final/index"]
@@ -184,10 +182,7 @@ class Ring:
             )
 
     def _make_room(self, fragment: Fragment, head: int, gap: bool) -> tuple[Plan | None, np.ndarray]:
-        """Let no stack of frames depend on the rows that a fragment will overwrite.
-
-        Returns how its own stacks are to be stored, and the rows that have changed.
-        """
+        """Let no stack of frames depend on rows that will be overwritten; returns the plan and the rows changed."""
         if self.stacks is None:
             return None, np.zeros(0, np.int64)
         sampler, first = fragment.sampler, head + gap
@@ -275,10 +270,10 @@ class Ring:
     # Save
 
     def state(self, known: Collection[str] = ()) -> Tree:
-        """The rows that have been filled, in segments, with the samplers' cursors; all but images compressed are views.
+        """Filled rows in segments, with the samplers' cursors; views, but for compressed images.
 
-        A segment's name is its first row and the stamp of its last change: while the name stays, so does what is in it.
-        One whose name is known to be saved is empty.
+        A segment's name is its first row and the stamp of its last change, so equal names have equal content; one that
+        is known is empty.
         """
         filled = self.filled
         names = {
@@ -298,11 +293,9 @@ class Ring:
 
     @property
     def filled(self) -> int:
-        """Rows in use, the newest observation's included."""
         return self.layout.filled(self.head)
 
     def touch(self, rows: np.ndarray) -> None:
-        """Put the newest stamp on the segments of these rows."""
         self.stamps[rows % self.rows // self.segment_rows] = self.stamp
 
     def _segment(self, first: int, stop: int) -> Tree:
@@ -332,7 +325,6 @@ class Ring:
                 self[column.path][rows] = 0
 
     def put_finals(self, slots: np.ndarray, finals: Mapping[str, np.ndarray]) -> None:
-        """Store the true next observations of the steps at these positions."""
         taken = self.finals.acquire(len(slots))
         self.final_slot[slots] = taken
         for path, final in finals.items():

@@ -36,7 +36,6 @@ class Segment(NamedTuple):
         return array.reshape(-1, *array.shape[2:])
 
     def stored(self, path: str) -> Stored:
-        """Any column, `[rows * width, ...]`."""
         return self.frames[path] if path in self.frames else self.flat(path)
 
 
@@ -111,10 +110,7 @@ class SavedReplay:
         return Segment(first, first + rows, stamp, arrays, frames, *finals, *wholes)
 
     def pick(self, slots: np.ndarray) -> Iterator[tuple[Segment, np.ndarray, np.ndarray]]:
-        """Where these positions of the ring are found: a segment, which of them it has, and their places in it.
-
-        The places of one segment come in rising order; positions that are in no segment do not come.
-        """
+        """Segments that have some of these ring positions: which of them, and their places in it, in rising order."""
         order = slots.argsort(kind="stable")
         ordered, width = slots[order], self.layout.width
         for segment in self.segments:

@@ -11,10 +11,7 @@ from raynforce.experience.sumtree import importance_weights
 
 
 def portions(masses: Sequence[float] | np.ndarray, batch: int, updates: int, rng: np.random.Generator) -> np.ndarray:
-    """How many of each minibatch's transitions every shard is to draw, `[updates, shards]`.
-
-    Chosen at random by what shards hold (`Replay.mass`), so that any transition is as likely as in one buffer.
-    """
+    """How many transitions each shard draws for each minibatch, `[updates, shards]`, at random by `Replay.mass`."""
     mass = np.asarray(masses, np.float64)
     (filled,) = (mass > 0.0).nonzero()  # rounding could give a shard of none what is left of the others
     if not len(filled):
@@ -30,10 +27,10 @@ def portions(masses: Sequence[float] | np.ndarray, batch: int, updates: int, rng
 def minibatches(
     draws: Sequence[Mapping[str, np.ndarray] | None], counts: np.ndarray, beta: float
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Join what each shard has drawn (`Replay.draw(counts[:, shard])`) to minibatches, in the form of `Replay.sample`.
+    """Join the draws of all shards (`Replay.draw(counts[:, shard])`) to minibatches, in the form of `Replay.sample`.
 
-    A column `shard` `[n]` int64 says beside `index` where a transition is from. A shard that was lost is None: then
-    minibatches are made of the others, and one that nothing is left of does not come.
+    A column `shard` `[n]` int64 stands beside `index`. A lost shard is None: minibatches are made of the others, and an
+    empty one does not come.
     """
     stops = counts.cumsum(axis=0)
     for start, stop in zip(stops - counts, stops, strict=True):

@@ -14,18 +14,16 @@ from raynforce.spaces import ObsLeaf
 
 
 class Plan(NamedTuple):
-    """How the stacks of a fragment are stored."""
-
     depth: np.ndarray
     """`[T+1, B]` uint8, how many rows above belong to a stack; older frames are repeats of the oldest one of these."""
     whole: np.ndarray  # [T+1, B] bool, the stacks that the rows above do not give
 
 
 class Stacks:
-    """The observations of a ring that are stacks of frames. A row has its newest frame alone.
+    """The observations of a ring that are stacks of frames; a row has its newest frame alone.
 
-    Nothing is taken on trust: a stack that differs in any bit from what the rows above give is stored whole. So are the
-    oldest ones of a lane, when the rows above them are overwritten.
+    A stack that differs in any bit from what the rows above give is stored whole; so are a lane's oldest, when the rows
+    above them are overwritten.
     """
 
     def __init__(
@@ -46,7 +44,6 @@ class Stacks:
         self._stored, self._width, self._capacity = stored, layout.width, layout.capacity
 
     def get(self, path: str, index: np.ndarray) -> np.ndarray:
-        """The stacks at these positions, `[n, ...]`."""
         frames = self.frames[path]
         back = np.minimum(np.arange(frames - 1, -1, -1), self.depth.take(index)[:, None])  # [n, frames]
         found = self._stored[path].take((index[:, None] - back * self._width) % self._capacity, axis=0)
@@ -58,10 +55,9 @@ class Stacks:
         return stacks
 
     def plan(self, fragment: Fragment, joins: np.ndarray | None, above: int) -> Plan:
-        """How a fragment will be stored.
+        """How a fragment will be stored, with `above` rows above its first one.
 
         `joins` are the positions, one for each lane, of the row that its first one replaces, if it goes on from there.
-        `above` is how many rows there will be above its first one.
         """
         words = [_words(fragment[path], frames) for path, frames in self.frames.items()]  # [T+1, B, frames, words]
         rows, lanes = words[0].shape[:2]
@@ -100,7 +96,6 @@ class Stacks:
         return slots[reaches & (self.slot.take(slots) < 0)]
 
     def hold(self, slots: np.ndarray, stacks: Mapping[str, np.ndarray]) -> None:
-        """Store the stacks at these positions whole."""
         taken = self.pool.acquire(len(slots))
         self.slot[slots] = taken
         for path in self.frames:

@@ -48,7 +48,6 @@ class Column:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one element."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
@@ -91,7 +90,6 @@ def is_stacked(obs: Sequence[ObsLeaf]) -> bool:
 
 
 def _frame(leaf: ObsLeaf) -> tuple[int, ...]:
-    """The shape of one frame, or of what is not stacked."""
     return leaf.shape if leaf.stack == 1 else (leaf.shape[0] // leaf.stack, *leaf.shape[1:])
 
 
@@ -105,10 +103,7 @@ def estimate_bytes(
     prioritized: bool = False,
     compress: bool = False,
 ) -> int:
-    """Bytes of a full `Replay` with these arguments, true final observations and stacks stored whole left out.
-
-    What compressed images take is a guess, a third: those of games take less, photographs and noise more.
-    """
+    """Bytes of a full `Replay` without final observations and whole stacks; compressed images count as a third."""
     width = samplers * lanes
     slots = capacity // width * width
     columns = [*columns_of(obs, action), *derived_columns(obs)]
@@ -121,7 +116,6 @@ def has_images(obs: Sequence[ObsLeaf]) -> bool:
 
 
 def require_images(obs: Sequence[ObsLeaf]) -> None:
-    """Refuse to compress what has nothing to be compressed."""
     if not has_images(obs):
         found = ", ".join(f"{leaf.path!r} is {leaf.shape} {leaf.dtype}" for leaf in obs)
         raise UsageError(
@@ -131,10 +125,7 @@ def require_images(obs: Sequence[ObsLeaf]) -> None:
 
 
 class Pool:
-    """Observations beside the ring, by slot.
-
-    They are the true last ones of episodes whose next row already shows the next episode, or stacks of frames.
-    """
+    """Observations beside the ring, by slot: true last ones of episodes, or whole stacks of frames."""
 
     def __init__(self, columns: Sequence[Column], memory_fraction: float, what: str):
         self._memory_fraction, self._what = memory_fraction, what
@@ -168,7 +159,6 @@ class Pool:
         self._free, self._num_free = free, self._num_free + new - old
 
     def clear(self) -> None:
-        """Let every slot be free."""
         self._num_free = len(self._free)
         self._free[:] = np.arange(self._num_free)
 

@@ -14,16 +14,12 @@ from raynforce.spaces import ActionSpec, ObsLeaf
 
 
 class End(NamedTuple):
-    """Where an episode ended."""
-
     row: int
     last: Arrays  # its true last observation, `[1, ...]`
     info: Info | None = None  # what it told; None: it was cut
 
 
 class Segment(NamedTuple):
-    """T steps of one lane, one after the other."""
-
     lane: int
     columns: Arrays  # [T+1, ...] observations, `[T, ...]` the rest
     ends: Sequence[End]
@@ -31,12 +27,11 @@ class Segment(NamedTuple):
 
 
 class Trajectories:
-    """What `lanes` environments are at, T rows of each. Whichever of them have something to tell are told together.
+    """What `lanes` environments are at, T rows of each.
 
-    A lane takes turns: it is shown an observation (`begin`, or the last `step`), an action is chosen for it (`act`),
-    and its environment answers (`step`), or breaks (`cut`). `fragment` cuts one as soon as all lanes together have
-    enough steps, however they are spread over them, so that no step waits for others of its lane. A lane that has
-    filled its T rows before goes on in new ones, and is in the fragment more than once.
+    A lane takes turns: an observation (`begin`, or the last `step`), an action (`act`), and the environment's answer
+    (`step`), or it breaks (`cut`). `fragment` cuts one once all lanes together have enough steps. A lane that has
+    filled its T rows goes on in new ones, and is in the fragment more than once.
     """
 
     def __init__(
@@ -87,8 +82,8 @@ class Trajectories:
     ) -> None:
         """What their environments answered.
 
-        Where an episode `ended` (`[E]` places among the K lanes), `obs` shows the next one already, `final_obs`
-        `[E, ...]` its true last observation, and `info` has by lane what it told.
+        Where an episode `ended` (`[E]` places among the K lanes), `obs` shows the next one, `final_obs` `[E, ...]` its
+        true last observation, and `info` has its numbers by lane.
         """
         places, flat = self._place[lanes], self._flat
         flat["reward"][places] = reward
@@ -108,10 +103,7 @@ class Trajectories:
                 self._fill(lane)
 
     def cut(self, lanes: np.ndarray) -> None:
-        """Their environments broke: episodes in flight end with what was seen last; `begin` is next.
-
-        The step that broke it did not happen. What was sampled before it is as good as ever.
-        """
+        """Their environments broke: episodes in flight end with what was seen last; `begin` is next."""
         for lane in lanes.tolist():
             row = int(self._place[lane]) // self.lanes - 1
             if row < 0:  # what it gave before is in an earlier segment, which ends where it broke

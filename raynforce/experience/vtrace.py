@@ -19,13 +19,10 @@ def vtrace(
 ) -> tuple[np.ndarray, np.ndarray]:
     """V-trace (arXiv 1802.01561); returns `(advantage, targets)`, both `[T, B]` float32.
 
-    The arguments of `gae` mean the same here. `log_ratio` `[T, B]` is the log-probability of each action by the
-    policy that `value` belongs to, minus that by the policy which chose it. `targets` are the paper's v_s (equation
-    1). `advantage` is r + gamma v_s+1 - V(x_s), with the lambda-weighted mean of v_s+1 and V(x_s+1) for v_s+1; for
-    the paper's policy gradient it is still to be weighted with rho_s, since other objectives bring a ratio of their
-    own. Where every ratio is 1 and no clip is lower, both are those of `gae`.
-
-    An episode's end cuts the chain, so rows that are not valid, which only ever follow one, reach no other row.
+    Arguments are as in `gae`; `log_ratio` `[T, B]` is each action's log-probability by the policy of `value` minus that
+    by the policy which chose it. `targets` are the paper's v_s (equation 1). `advantage` is r + gamma v_s+1 - V(x_s),
+    with the lambda-weighted mean of v_s+1 and V(x_s+1) for v_s+1, still to be weighted with rho_s. Where every ratio is
+    1 and no clip is lower, both are those of `gae`.
     """
     value = np.asarray(value, np.float32)
     next_value = np.where(truncated, final_value, value[1:])  # [T, B]

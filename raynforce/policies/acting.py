@@ -76,18 +76,12 @@ class ActingSpec:
         return EpsilonGreedy(self.env.action.sizes, self.values, exponent)
 
     def action_values(self, out: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Action values `[n, ...]`, put together from the outputs `[..., n]` that they are made of.
-
-        Actions come first because numpy is several times as fast over a first axis as over a short last one.
-        """
+        """Action values `[n, ...]` from outputs `[..., n]`; numpy is several times as fast with actions first."""
         values = np.ascontiguousarray(np.moveaxis(out[self.values], -1, 0))
         return values if self.state_value is None else out[self.state_value][..., 0] + values - values.mean(0)
 
     def facts(self, *, weights_alone: bool = False) -> Tree:
-        """All that a checkpoint has to have in common with this, by names that a user knows.
-
-        Weights alone also fit an environment of another name whose observations and actions have the same shapes.
-        """
+        """All that a checkpoint has to have in common with this; `weights_alone` fit any env of the same shapes."""
         encoding = {i.path: i.encoding for i in self.network.inputs}
         leaves = {leaf.path: {**asdict(leaf), "encoding": encoding.get(leaf.path)} for leaf in self.env.obs}
         action = asdict(self.env.action)
@@ -130,8 +124,6 @@ class ActingSpec:
 
 @dataclass(frozen=True)
 class PolicyVersion:
-    """One published state of the policy. Numbers only grow."""
-
     number: int
     params: np.ndarray  # all parameters, one float32 vector
     shift: np.ndarray | None = None
@@ -154,8 +146,7 @@ class Actor:
     """Chooses actions for batches of observations. Needs torch only where the spec says that it acts with it.
 
     `light` takes numpy for every network but a user's own: slower on large images, without torch's memory and start.
-    `places` `[B]` are a sampler's: where each of its lanes stands among all of the run, from 0 to 1. They explore by
-    the spec's ladder, and outputs that are only recorded are there too.
+    `places` `[B]`, from 0 to 1, are a sampler's lanes on the exploration ladder; then recorded outputs are there too.
     """
 
     def __init__(self, spec: ActingSpec, *, light: bool = False, places: np.ndarray | None = None) -> None:
@@ -184,14 +175,12 @@ class Actor:
             self._version, self.schedules = version, version.schedules
 
     def outputs(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Network outputs for `[B, ...]` raw observations."""
         return self._net(obs)
 
     def sample(self, out: Mapping[str, np.ndarray], noise: Any) -> np.ndarray:
         return self.distribution.sample(out, noise, self.schedules)
 
     def greedy(self, obs: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Greedy actions, ready for the environment."""
         return self.to_env(self.distribution.mode(self._net(obs)))
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
@@ -202,8 +191,8 @@ class Actor:
 def action_map(spec: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:
     """The function from recorded actions to the environment's.
 
-    Choices are shifted by the space's start. Of a bounded box, -1 and 1 are the bounds and what lies beyond
-    is clipped, whatever the units of the space; an unbounded one is taken as it is.
+    Choices are shifted by the space's start. A bounded box is scaled from -1 and 1 to its bounds and clipped; an
+    unbounded one is taken as it is.
     """
     if spec.kind != "box":
         start = np.asarray(spec.start, np.int64).reshape(spec.shape)

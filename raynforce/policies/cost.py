@@ -24,7 +24,7 @@ class PolicyCost:
 
 
 def policy_cost(spec: ActingSpec, envs: int) -> PolicyCost | None:
-    """What it costs to act by `spec`; None if that takes torch, whose import alone would take longer than it may."""
+    """What it costs to act by `spec`; None if that takes torch, whose import would take longer."""
     if spec.acts_with == "torch":
         return None
     actor = Actor(spec)

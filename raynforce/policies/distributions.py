@@ -18,8 +18,7 @@ LOG_2PI = math.log(2 * math.pi)
 class Distribution(Protocol):
     """How outputs of the network become an action.
 
-    Noise for a whole fragment is drawn at once, so that a step costs only arithmetic and random streams end at
-    fragment borders.
+    Noise is drawn for a whole fragment, so that a step is only arithmetic and random streams end at fragment borders.
     """
 
     outputs: tuple[str, ...]
@@ -114,10 +113,7 @@ class Gaussian:
 
 
 class EpsilonGreedy:
-    """The best of `n` action values, or with the version's `epsilon` to the power of `exponent` a uniform choice.
-
-    Exponents `[B]` let each lane explore as much as its own says.
-    """
+    """The best of `n` action values, or with chance `epsilon ** exponent` (a number or `[B]`) a uniform choice."""
 
     def __init__(self, sizes: Sequence[int], output: str = "q", exponent: float | np.ndarray = 1.0) -> None:
         (self.size,) = sizes
@@ -146,7 +142,6 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def policy_distribution(action: ActionSpec) -> Categorical | MultiCategorical | Gaussian:
-    """The stochastic policy's distribution for an action space."""
     if action.kind == "discrete":
         return Categorical(action.sizes)
     if action.kind == "multidiscrete":

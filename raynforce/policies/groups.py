@@ -31,12 +31,10 @@ class Group:
 
 
 def rate_of(name: str) -> str:
-    """The name of a group's learning rate among the schedules."""
     return f"learning_rate/{name}"
 
 
 def is_rate(name: str) -> bool:
-    """Whether a schedule is a learning rate: of the algorithm, or of a group."""
     return name.partition("/")[0] == "learning_rate"
 
 

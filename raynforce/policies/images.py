@@ -27,9 +27,9 @@ def with_images(
 ) -> tuple[tuple[Input, ...], tuple[Tower, ...]]:
     """The inputs and towers of a network in which every image has convolutions of its own in front.
 
-    Towers that would read the whole input, alone or beside an input that is `named`, then read what the convolutions
-    give, flat and joined with all else. `conv` holds for every image; None chooses by its size, and leaves those below
-    5 pixels flat; empty leaves all flat.
+    Towers that read the whole input, alone or beside a `named` one, then read what the convolutions give, flat and
+    joined with the rest. `conv` holds for every image; None chooses by size and leaves those below 5 pixels flat; empty
+    leaves all flat.
     """
     inputs = inputs_of(leaves)
     if any(isinstance(layer, Conv) for tower in towers for layer in tower.layers):  # the algorithm has its own
@@ -68,10 +68,7 @@ def with_images(
 
 
 def as_image(leaf: ObsLeaf, *, any_box: bool = False) -> Input | None:
-    """The leaf as an image: bytes of two to four dimensions, flags of three, or any numbers of three if asked.
-
-    A stack has one dimension more than its frames: of two, they are vectors.
-    """
+    """The leaf as an image: bytes of 2 to 4 dimensions (a stack: 3 or 4), flags of 3, or any numbers of 3 if asked."""
     dimensions = len(leaf.shape)
     if leaf.kind == "box" and leaf.dtype == "uint8" and 2 + (leaf.stack > 1) <= dimensions <= 4:
         return Input(leaf.path, "image", leaf.shape, stack=leaf.stack)

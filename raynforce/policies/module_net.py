@@ -121,7 +121,6 @@ class ModuleNet(Base):
 
 
 def _further_arguments(module: torch.nn.Module) -> tuple[str, ...]:
-    """The names of what `forward` takes beside the observation."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     try:
         given = list(inspect.signature(module.forward).parameters.values())[1:]

@@ -29,10 +29,7 @@ class Network(Protocol):
         """
 
     def gradient(self, loss: Tensor) -> Tensor:
-        """The gradient `[P]` of a loss made from this network's outputs since the last call.
-
-        The vector may be reused by the next call: copy it to keep it.
-        """
+        """The gradient `[P]` of a loss made from outputs since the last call; the next call may reuse the vector."""
 
     def record(self, obs: Mapping[str, Tensor], **named: Tensor) -> Outputs:
         """Evaluate without autograd, and keep what `backward` needs: for losses derived by hand."""
@@ -48,8 +45,6 @@ class Network(Protocol):
 
 
 class SomeOutputs(Outputs):
-    """Those that a call could make; asking for another tells what it lacked."""
-
     def __init__(self, found: Mapping[str, Tensor], why: Callable[[str], str]) -> None:
         super().__init__(found)
         self._why = why
@@ -66,8 +61,6 @@ def tensor(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 class Base:
-    """What both kinds of network share: the flat vector, the normaliser's shift and scale, `predict`."""
-
     def __init__(self, spec: NetworkSpec, flat: np.ndarray, device: torch.device) -> None:
         self.spec = spec
         self.device = device

@@ -48,10 +48,7 @@ class NumpyNet:
             self._ops[tower.name].append(op)
 
     def __call__(self, obs: Obs, **named: np.ndarray) -> dict[str, np.ndarray]:
-        """Evaluate the outputs asked for: towers give `[N, size]`, free vectors `[size]`.
-
-        All named inputs that these read have to be given.
-        """
+        """Evaluate the outputs: towers give `[N, size]`, free vectors `[size]`; all named inputs they read are due."""
         values = encode(self.spec, obs, named)
         if self.spec.named:
             for name in self.outputs:
@@ -85,8 +82,7 @@ def _linear(weight: np.ndarray, bias: np.ndarray) -> Op:
 def _conv(weight: np.ndarray, bias: np.ndarray, stride: int) -> Op:
     """Windows laid out as rows, then one matrix product.
 
-    Channels are last in memory, whatever the axes say: so a row of a window is one stretch of it, and the product is
-    the next layer's input as it stands.
+    Channels are last in memory: a row of a window is one stretch, and the product is the next layer's input.
     """
     out, channels, kernel, _ = weight.shape
     matrix = weight.transpose(2, 3, 1, 0).reshape(-1, out)  # [k*k*C, out]
@@ -162,7 +158,6 @@ def encode(spec: NetworkSpec, obs: Obs, named: Obs = NONE) -> dict[str, np.ndarr
 
 
 def flat_input(spec: NetworkSpec, obs: Obs) -> np.ndarray:
-    """All leaves but the images, `[N, D]`."""
     if len(spec.flat) == 1:
         return _flat(spec.flat[0], obs)
     return np.concatenate([_flat(leaf, obs) for leaf in spec.flat], axis=1)

@@ -51,8 +51,6 @@ def openblas_backward(x: Tensor, g: Tensor, transposed: np.ndarray, out: np.ndar
 
 
 class _Linear(torch.autograd.Function):
-    """The same for autograd."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
@@ -77,7 +75,6 @@ class _Linear(torch.autograd.Function):
 
 
 def convolution(weight: Tensor, bias: Tensor, stride: int) -> Callable[[Tensor], Tensor]:
-    """Of images `[N, C, H, W]`."""
     if skips_pixels(weight, stride):
         return lambda x: F.conv2d(x[:, :, ::stride, ::stride], weight, bias)
     return lambda x: F.conv2d(x, weight, bias, stride)
@@ -97,7 +94,5 @@ def convolution_backward(
 
 
 def skips_pixels(weight: Tensor, stride: int) -> bool:
-    """Whether pixels are left out. With few channels, oneDNN's AVX2 kernel writes past its memory then (its issue 6035,
-    open as of 3.12): we leave them out ourselves.
-    """
+    """Whether we leave out pixels ourselves: oneDNN's AVX2 kernel writes past its memory (issue 6035, open in 3.12)."""
     return stride > 1 and weight.shape[2:] == (1, 1)

@@ -41,8 +41,6 @@ class Conv:
 
 @dataclass(frozen=True)
 class Activation:
-    """An elementwise nonlinearity."""
-
     name: Literal["tanh", "relu", "elu", "silu"]
 
 
@@ -99,10 +97,7 @@ class Input:
 
     @property
     def channels_last(self) -> bool:
-        """Whether an image, or each of several stacked in front, is `[height, width, channels]`.
-
-        Of three dimensions the first of a stack is its frames', so there the channels are in front for certain.
-        """
+        """Whether an image is `[height, width, channels]`; a stack of three dimensions has its channels in front."""
         dimensions = len(self.shape) - (self.stack > 1)
         return dimensions >= 3 and channels_last(self.shape[-3:])
 
@@ -127,8 +122,6 @@ class Input:
 
 
 class Param(NamedTuple):
-    """One array inside the flat parameter vector."""
-
     name: str
     shape: tuple[int, ...]
     offset: int
@@ -139,7 +132,6 @@ class Param(NamedTuple):
         return math.prod(self.shape)
 
     def view(self, flat: Any) -> Any:
-        """This parameter's view into a flat numpy or torch vector."""
         return flat[self.offset : self.offset + self.size].reshape(self.shape)
 
 
@@ -256,7 +248,6 @@ class NetworkSpec:
             shapes[tower.name] = shape
 
     def params(self) -> list[Param]:
-        """The layout of the flat parameter vector."""
         found: list[Param] = []
         offset = 0
 
@@ -282,7 +273,6 @@ class NetworkSpec:
 
     @cached_property
     def parts(self) -> dict[str, slice]:
-        """Where each parameter is in the flat vector."""
         return {p.name: slice(p.offset, p.offset + p.size) for p in self.params()}
 
     def initial(self, rng: np.random.Generator) -> np.ndarray:

@@ -47,7 +47,7 @@ def taken(spec: ActionSpec, out: Mapping[str, Tensor], action: Tensor) -> Taken:
 
 
 def logp_entropy(spec: ActionSpec, out: Mapping[str, Tensor], action: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability `[N]` of the actions taken and entropy `[N]` of the policy, for autograd."""
+    """Log-probability and entropy, each `[N]`, for autograd."""
     return taken(spec, out, action)[:2]
 
 

@@ -51,12 +51,10 @@ IMAGES_AT_ONCE = 256
 class SpecNet(Base):
     """A network spec in torch.
 
-    Towers of linear layers and convolutions with tanh or relu, the common case, have their backward pass written out
-    below: the loss is differentiated down to the network's outputs, by hand or by autograd, then the chain rule runs
-    over preallocated gradient views. On small networks that costs half of an autograd node per operation.
-
-    Anything else goes through autograd, to the same numbers: other layers, and calls whose inputs have gradients of
-    their own, such as an action that another call has put out.
+    Towers of linear layers and convolutions with tanh or relu have their backward pass written out: from the outputs,
+    whose derivatives come by hand or autograd, the chain rule runs over preallocated gradient views. On small networks
+    that halves the cost. Anything else goes through autograd, to the same numbers: other layers, and calls whose inputs
+    have gradients.
     """
 
     def __init__(self, spec: NetworkSpec, flat: np.ndarray, device: torch.device, threads: int = 1) -> None:
@@ -278,16 +276,12 @@ class SpecNet(Base):
 
 
 class _Pass(NamedTuple):
-    """One call of the network, for the backward pass that is written out."""
-
     values: Values
     outputs: Outputs
     stamp: int
 
 
 class _Bound(NamedTuple):
-    """A spec's layers over one particular parameter vector."""
-
     layers: dict[str, list[Callable[[Tensor], Tensor]]]
     views: dict[str, Tensor]
 
@@ -373,7 +367,6 @@ def build(
 
 
 def _require_arguments(factory: str, make: Any, args: Mapping[str, Any]) -> None:
-    """Refuse keyword arguments that the factory does not take, before it is called."""
     try:
         signature = inspect.signature(make)
     except (TypeError, ValueError):

@@ -52,8 +52,6 @@ class Address(NamedTuple):
 
 
 class _End(Generic[S]):
-    """One end of a connection: a session, and the wire that it speaks over."""
-
     _other = "the other side"
 
     def __init__(self, session: S, wire: Wire) -> None:
@@ -72,8 +70,7 @@ class _End(Generic[S]):
         return self._wire.waiting > 0 and not self._mute
 
     def send(self, *messages: Message) -> None:
-        """Send as much as goes now, and keep the rest. Nothing is raised if the connection is lost, or the other side
-        does not read: `receive` tells `Ended` then (the socket is readable), after what came before it."""
+        """Send what goes now, keep the rest. A lost connection is `Ended` in `receive`, after what came before."""
         if self._mute:
             return
         try:
@@ -86,11 +83,10 @@ class _End(Generic[S]):
             self.end("full", f"{self._other} does not read: {error}")
 
     def flush(self) -> None:
-        """Send what is waiting, as much as goes now."""
         self.send()
 
     def receive(self, now: float) -> list[Any]:
-        """Read what is there, and send what the session answers; its events in order. After `Ended`, `close` is due."""
+        """Read what is there and send the answers; returns events in order. After `Ended`, `close` is due."""
         events: list[Any] = []
         try:
             for _ in range(READS):
@@ -103,7 +99,7 @@ class _End(Generic[S]):
         return self._told(events)
 
     def poll(self, now: float) -> list[Any]:
-        """Time passes: asks whether the other side is there, and tells what is overdue; to be called now and then."""
+        """Ask whether the other side is there, and return what is overdue; to be called regularly."""
         outcome = self.session.poll(now)
         self._say(outcome)
         return self._told(list(outcome.events))
@@ -123,7 +119,6 @@ class _End(Generic[S]):
         self._wire.hang_up()
 
     def _take(self, now: float, events: list[Any]) -> None:
-        """Hand messages that are all there to the session."""
         session, wire = self.session, self._wire
         while not session.ended:
             try:
@@ -171,17 +166,14 @@ class Link(_End[PolicySession]):
 
     @property
     def host(self) -> int | None:
-        """Which of the launch's hosts it is, if it says so."""
         return self.session.hello.host
 
 
 class HostLink(_End[HostSession]):
-    """The policy, as a host sees it."""
-
     _other = "the policy"
 
     def work_when_asked(self, work: Callable[[], None]) -> None:
-        """Where both ends are in one process: what to do whenever the policy looks for answers."""
+        """With both ends in one process: what to do when the policy looks for answers."""
         assert isinstance(self._wire, DirectWire)
         self._wire.work = work
 
@@ -189,8 +181,7 @@ class HostLink(_End[HostSession]):
 class Listener:
     """Where hosts connect. `fileno` is readable when `accept` has something to do.
 
-    `offer` is made to every host, with a token and a launch unless it has them, and a session number for each; with
-    `offer.each` a host gets an offer of its own.
+    Every host gets `offer`, or what `offer.each` makes of it; token and launch are made if it has none.
     """
 
     def __init__(
@@ -238,8 +229,7 @@ class Listener:
         return -1 if self._socket is None else cast(Any, self._selector).fileno()
 
     def accept(self, now: float | None = None) -> Link | None:
-        """The next host that was taken in, if there is one; never waits. Also drops whoever keeps silent, so that it
-        should be called now and then."""
+        """The next host that was taken in, if any; never waits. Call it regularly: it drops silent connections."""
         now = time.monotonic() if now is None else now
         if self._socket is not None:
             for key, _ in self._selector.select(0):
@@ -295,7 +285,6 @@ class Listener:
             link.close()
 
     def _connect_directly(self, host: HostLink, theirs: DirectWire, now: float) -> list[Any]:
-        """A host of this process: its HELLO and our answer."""
         session = self._session(now)
         wire = DirectWire(session.codec)
         DirectWire.join(wire, theirs)
@@ -325,10 +314,7 @@ _DIRECT: dict[str, Listener] = {}
 
 
 def connect(address: Address, hello: Hello, *, seconds: float, most_waiting: int = MOST_WAITING) -> HostLink:
-    """Connect to a policy and be taken in: `session.welcome` is there. Tries until the time is over.
-
-    The proof of the address's token is added to `hello`. A refusal is final.
-    """
+    """Connect to a policy and be taken in, within `seconds`; `hello` gets the token's proof. A refusal is final."""
     hello = signed(hello, address.token, address.launch)
     if address.kind == "direct":
         return _connect_directly(address, hello)
@@ -379,7 +365,6 @@ def _connected(address: Address, hello: Hello, seconds: float, most_waiting: int
 
 
 def _answer(link: HostLink, until: float) -> list[Any]:
-    """Wait for the answer to HELLO."""
     with selectors.DefaultSelector() as selector:
         selector.register(link, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_write else 0))
         while (left := until - time.monotonic()) > 0:

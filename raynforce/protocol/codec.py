@@ -48,8 +48,6 @@ class Column(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a buffer lies in a body."""
-
     dtype: np.dtype
     shape: tuple[int, ...]
     offset: int
@@ -82,7 +80,6 @@ class Codec:
         self.places = lru_cache(maxsize=1024)(self._places)  # a peer chooses the keys, so it is bounded
 
     def agree(self, spaces: Spaces, autoreset: str, envs: int, minor: int, capabilities: Sequence[str] = ()) -> None:
-        """From here on, messages are of these spaces and this many envs."""
         obs = tuple(Column(DTYPES[leaf.dtype], leaf.shape) for leaf in spaces.obs)
         action = Column(DTYPES[spaces.action.dtype], spaces.action.shape)
         final = tuple(column._replace(ended=True) for column in obs) if autoreset == "same_step" else ()
@@ -195,7 +192,6 @@ class Codec:
 
 
 def result_flags(capabilities: Sequence[str]) -> int:
-    """What RESULT may have with these."""
     return (ENDED_EPISODES if "episodes" in capabilities else 0) | (TIMING if "timing" in capabilities else 0)
 
 

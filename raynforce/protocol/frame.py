@@ -84,7 +84,6 @@ class Header(NamedTuple):
 
     @property
     def whole(self) -> int:
-        """Bytes of the whole message."""
         return HEADER.size + self.meta_bytes + self.body_bytes
 
 
@@ -132,7 +131,6 @@ class Message(NamedTuple):
         return [self.head(), *(buffer.data for buffer in self.buffers)]
 
     def to_bytes(self) -> bytes:
-        """The same as one piece."""
         return b"".join(self.pieces())
 
 
@@ -159,7 +157,7 @@ def most_meta(type_: int) -> int:
 
 
 def write_meta(meta: Mapping[str, Any], type_: int) -> bytes:
-    """As JSON with spaces behind it, so that what follows is aligned."""
+    """JSON, padded with spaces."""
     name = TYPES[type_].name
     try:
         text = json.dumps(meta, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")

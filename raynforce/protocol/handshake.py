@@ -59,8 +59,6 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Hello:
-    """A host introduces itself."""
-
     envs: int
     spaces: Spaces
     autoreset: tuple[str, ...] = ("same_step",)  # what it can do, the best first
@@ -113,8 +111,6 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """The policy takes a host in, and says how."""
-
     session: int
     autoreset: str
     seeds: np.ndarray  # [envs] uint64, what each env's first RESET begins with if it carries no seed
@@ -144,7 +140,6 @@ class Welcome:
 
     @staticmethod
     def read(message: Message, hello: Hello) -> Welcome:
-        """What came in answer to our `hello`."""
         meta = message.meta
         if not message.session:
             raise ProtocolError("session", "WELCOME: session is 0; it must be another number")
@@ -179,8 +174,6 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Offer:
-    """On what terms a policy takes a host in."""
-
     session: int = field(default_factory=lambda: secrets.randbits(64) | 1)
     """Any number but 0 that no other session has had."""
     spaces: Spaces | None = None  # what the hosts' spaces must be; None takes any
@@ -258,12 +251,11 @@ class Refusal(ProtocolError):
 
 
 def prove(token: bytes, launch: str) -> str:
-    """That one knows the token without saying it; good for one launch."""
+    """HMAC of the launch: good for one launch, and does not show the token."""
     return hmac.new(token, b"raynforce hello " + launch.encode(), hashlib.sha256).hexdigest()
 
 
 def signed(hello: Hello, token: bytes, launch: str) -> Hello:
-    """The same HELLO with the proof of a token."""
     return replace(hello, launch=launch, proof=prove(token, launch))
 
 

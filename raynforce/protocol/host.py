@@ -83,7 +83,6 @@ class HostSession(Session):
         self._failures: dict[int, Message] = {}  # of envs that broke, until they are reset
 
     def start(self) -> Message:
-        """The HELLO, to be sent once there is a connection."""
         return self.hello.message()
 
     def _greet(self, message: Message, now: float) -> Outcome:
@@ -160,7 +159,7 @@ class HostSession(Session):
         return rows, order[fresh], again + [self._failures[env] for env in broken]
 
     def results(self, envs: np.ndarray, now: float) -> Message:
-        """Hand over what is in the slots of these envs, each of which must owe a result."""
+        """Send the slots of these envs, each of which must owe a result."""
         self._speaking()
         rows = self._owing(envs)
         first = self.envs.first[rows]
@@ -193,7 +192,6 @@ class HostSession(Session):
         return self._message(Type.RESULT, meta, columns, len(rows), len(over), self._flags)
 
     def _told(self, over: np.ndarray) -> dict[str, Any]:
-        """The numbers of these envs, as many as there is room for."""
         told: dict[str, Info] = {}
         room = OTHER_META - len('{"info":{}}') - ALIGN
         for env in over.tolist():
@@ -213,9 +211,9 @@ class HostSession(Session):
         recoverable: bool = True,
         facts: Mapping[str, Any] | None = None,
     ) -> Message:
-        """Say that an env broke over what it was asked: its episode is cut; it can be reset if it is `recoverable`.
+        """Report an env that broke: its episode is cut, and it can be reset if it is `recoverable`.
 
-        `facts` are more details as JSON; they are left out if they are too many, or are not JSON.
+        `facts` are left out if they are too many or not JSON.
         """
         self._speaking()
         rows = self._owing(np.array([env]))
@@ -234,7 +232,6 @@ class HostSession(Session):
         return message
 
     def log(self, level: str, text: str) -> Message:
-        """A line for the run's log."""
         self._speaking()
         if level not in LEVELS:
             raise UsageError(f"level is {level!r}; it must be one of {', '.join(LEVELS)}")

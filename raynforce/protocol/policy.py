@@ -21,8 +21,6 @@ _DAY = int(np.float32(86_400).view(np.uint32))
 
 
 class Joined(NamedTuple):
-    """A host was taken in."""
-
     hello: Hello
     welcome: Welcome
 
@@ -48,7 +46,6 @@ class Results(NamedTuple):
     """By env id the numbers told of an episode that has ended, if the capability `info` was agreed upon."""
 
     def some(self, keep: np.ndarray) -> Results:
-        """Those rows alone where `keep` `[K]` is True."""
         stays = keep[self.ended]
         ended = (np.cumsum(keep) - 1)[self.ended[stays]]
         total, length = (None if c is None else c[stays] for c in (self.episode_return, self.episode_length))
@@ -136,7 +133,6 @@ class PolicySession(Session):
 
     @property
     def asks(self) -> bool:
-        """Whether envs may still be asked for something."""
         return self.open and not (self.ended or self._closing_here or self._closing_there)
 
     def _begin(self, envs: np.ndarray, reset: bool, now: float, deadline_ms: int) -> np.ndarray:
@@ -171,7 +167,6 @@ class PolicySession(Session):
         return messages
 
     def poll(self, now: float) -> Outcome:
-        """As every session's; also the envs that are overdue."""
         outcome = super().poll(now)
         if self.ended or not self.open:
             return outcome

@@ -48,8 +48,6 @@ class Note(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What follows from a message, a call or the passing of time."""
-
     events: Sequence[Any] = ()
     send: Sequence[Message] = ()
 
@@ -91,7 +89,6 @@ class Envs:
         return rows
 
     def begin(self, rows: np.ndarray, sequence: int, reset: bool) -> None:
-        """A STEP or RESET of these envs."""
         phase = self.phase[rows].tobytes()  # in bytes, such questions are answered at once
         if phase.count(self.BUSY) + phase.count(self.GONE) if reset else phase.count(self.READY) < len(phase):
             raise self._cannot(rows, reset)
@@ -126,7 +123,6 @@ class Envs:
             )
 
     def fail(self, rows: np.ndarray, recoverable: bool) -> None:
-        """They broke: what they owed will not come."""
         self.phase[rows] = self.NEW if recoverable else self.GONE
         self._over[rows] = False
 
@@ -138,10 +134,7 @@ class Envs:
 
 
 class Session:
-    """One side of one session; `HostSession` and `PolicySession` add what is theirs.
-
-    It belongs to the thread that reads and writes the connection; of the rest, only `progress` may be called by others.
-    """
+    """One side of one session. It belongs to the thread that has the connection; others may only call `progress`."""
 
     def __init__(self, takes: Sequence[Type], most_envs: int, deadlines: Deadlines, now: float) -> None:
         self.codec = Codec((*takes, Type.ERROR, Type.PING, Type.PONG, Type.CLOSE), most_envs)
@@ -166,7 +159,6 @@ class Session:
     # What comes in
 
     def take(self, data: Data, now: float) -> Outcome:
-        """A whole message as bytes."""
         return self.take_frames((data,), now)
 
     def take_frames(self, frames: Sequence[Data], now: float) -> Outcome:
@@ -178,7 +170,6 @@ class Session:
         return self.receive(message, now)
 
     def receive(self, message: Message, now: float) -> Outcome:
-        """A message that `self.codec` has decoded."""
         if self.ended:
             self.refused["ended"] += 1
             return NOTHING
@@ -209,14 +200,14 @@ class Session:
         raise NotImplementedError
 
     def violated(self, error: ProtocolError) -> Outcome:
-        """The other side broke the protocol (also told by whoever reads the stream): say so, and end."""
+        """The other side broke the protocol: say so, and end."""
         if self.ended:
             return NOTHING
         self.refused[error.code] += 1
         return Outcome([self._end(error.code, str(error))], [self._last_word(error)])
 
     def drop(self, code: str, reason: str) -> Outcome:
-        """The connection is lost or given up: nothing can be said any more."""
+        """The connection is lost or given up."""
         if self.ended:
             return NOTHING
         if self._closing_there:  # whoever has said CLOSE may hang up
@@ -255,7 +246,6 @@ class Session:
         return Outcome([Closing(reason, grace)])
 
     def _dropped(self, reason: str, rows: np.ndarray) -> None:
-        """`[N]` bool, which rows of a message are not taken."""
         if count := int(np.count_nonzero(rows)):
             self.refused[reason] += count
 
@@ -266,7 +256,7 @@ class Session:
         self._progressed = now
 
     def poll(self, now: float) -> Outcome:
-        """See whether something is overdue; to be called every now and then."""
+        """What is overdue; to be called regularly."""
         if self.ended:
             return NOTHING
         if not self.open:
@@ -292,7 +282,7 @@ class Session:
         return NOTHING
 
     def close(self, now: float, reason: str = "") -> Outcome:
-        """End it in good order. If the other side has not closed yet, `poll` waits for it as long as the grace says."""
+        """End in good order: unless the other side has closed, `poll` waits for it within the grace."""
         if self.ended or self._closing_here:
             return NOTHING
         if not self.open:

@@ -40,7 +40,6 @@ class Spaces:
 
     @property
     def obs_bytes(self) -> int:
-        """Of one observation."""
         return sum(row_bytes(leaf) for leaf in self.obs)
 
     def to_json(self) -> dict[str, Any]:

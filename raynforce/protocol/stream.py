@@ -14,10 +14,9 @@ CHUNK = 1 << 16
 
 
 class Reader:
-    """Cuts what a socket gives into messages. `space()`, fill some of it, `filled(count)`, then `next()` until None.
+    """Cuts a byte stream into messages: `space()`, fill some of it, `filled(count)`, then `next()` until None.
 
-    Call `next` anew for each message and hand it to the session before the next: a WELCOME changes how the following
-    are read. A `ProtocolError` is final, since a stream that went wrong has no place to begin again.
+    Hand each message to the session before the next: a WELCOME changes how they are read. A `ProtocolError` is final.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -39,7 +38,6 @@ class Reader:
         return memoryview(self._chunk)[self._stop :]
 
     def filled(self, count: int) -> None:
-        """So many bytes were written to `space()`."""
         if self._long:
             self._have += count
         else:
@@ -68,7 +66,6 @@ class Reader:
 
     @property
     def partial(self) -> bool:
-        """Whether some of a message is there, but not all."""
         return self._stop > self._start or self._header is not None
 
     def missing(self) -> int:
@@ -101,8 +98,6 @@ def _joined(pieces: list[bytes | memoryview]) -> list[bytes | memoryview]:
 
 
 class Writer:
-    """Sends what a socket takes and keeps the rest, up to `most_bytes`."""
-
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.waiting = 0  # bytes that were put and not sent yet
