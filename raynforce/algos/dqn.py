@@ -72,7 +72,7 @@ class DQN(OffPolicy[DQNConfig]):
     topology_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # All gradients that a fragment leads to are at equal weights, and those of others come in between: with longer
         # fragments or steps they overshoot.
-        "shared-agent": {"sampling.fragment": 1, "algorithm.learning_rate": 5e-4},
+        "shared-agent": {"sampling.fragment": 1, "algorithm.learning_rate": 5e-4}
     }
 
     def __init__(self, config: Config, env: EnvSpec) -> None:

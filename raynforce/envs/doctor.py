@@ -98,13 +98,7 @@ def _say_differs(report: Report, differs: Differs, cause: Cause | None) -> None:
 
 
 def _check_resume(
-    env: str,
-    env_args: Mapping[str, Any] | None,
-    report: Report,
-    actions: list[Any],
-    *,
-    fresh: bool,
-    determined: bool,
+    env: str, env_args: Mapping[str, Any] | None, report: Report, actions: list[Any], *, fresh: bool, determined: bool
 ) -> None:
     """Save in a second episode and play on; load, into a `fresh` env if asked, and play on with the same actions."""
     vector: VectorEnv | None = None

@@ -47,13 +47,7 @@ class NativeVector(VectorEnv):
     """A gymnasium `VectorEnv` of any autoreset mode; one random stream, and whatever breaks is an `EnvError`."""
 
     def __init__(
-        self,
-        env: str,
-        vector: GymVector,
-        *,
-        seed: int,
-        sampler: int = 0,
-        env_args: Mapping[str, Any] | None = None,
+        self, env: str, vector: GymVector, *, seed: int, sampler: int = 0, env_args: Mapping[str, Any] | None = None
     ) -> None:
         spec = describe(env, vector.single_observation_space, vector.single_action_space, env_args)
         self._snapshot = snapshot_of(vector)

@@ -80,9 +80,7 @@ class _Own:
         env.load_state(tree)
 
 
-SNAPSHOTS: dict[str, Snapshot] = {
-    "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": CartPoleSnapshot(),
-}
+SNAPSHOTS: dict[str, Snapshot] = {"gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": CartPoleSnapshot()}
 """Snapshot adapters by class path, `module:Class`."""
 
 

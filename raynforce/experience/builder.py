@@ -49,10 +49,7 @@ class InFlight:
         self.returns[lanes], self.lengths[lanes] = 0, 0
 
     def add(
-        self,
-        columns: Arrays,
-        ends: Iterable[tuple[int, int, Info | None]],
-        lanes: np.ndarray | slice = slice(None),
+        self, columns: Arrays, ends: Iterable[tuple[int, int, Info | None]], lanes: np.ndarray | slice = slice(None)
     ) -> list[Ended]:
         """Add the rows of these lanes, and the column `first` to theirs; returns the episodes that ended, in order.
 

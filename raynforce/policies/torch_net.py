@@ -19,13 +19,7 @@ from raynforce.policies.network import Network as Network
 from raynforce.policies.network import Outputs as Outputs
 from raynforce.policies.network import tensor as tensor
 from raynforce.policies.numpy_net import onehot_offsets
-from raynforce.policies.products import (
-    convolution,
-    convolution_backward,
-    linear,
-    linear_backward,
-    openblas_backward,
-)
+from raynforce.policies.products import convolution, convolution_backward, linear, linear_backward, openblas_backward
 from raynforce.policies.spec import (
     NORM_EPS,
     Activation,
