@@ -19,8 +19,7 @@ from raynforce.protocol.handshake import Hello, Offer, signed
 from raynforce.protocol.host import HostSession, Rejected
 from raynforce.protocol.policy import PolicySession
 from raynforce.protocol.session import Ended, Outcome, Session
-from raynforce.protocol.stream import Full
-from raynforce.protocol.wire import DirectWire, SocketWire, Wire
+from raynforce.protocol.wire import DirectWire, Full, SocketWire, Wire
 
 Kind = Literal["direct", "unix", "tcp"]
 STRANGERS = 64  # connections that have not said a proven HELLO yet; beyond, the oldest is dropped
@@ -130,8 +129,7 @@ class _End(Generic[S]):
                     return
                 outcome = session.receive(message, now)
             events += outcome.events
-            if outcome.send:
-                self._say(outcome)
+            self._say(outcome)
 
     def _greet(self, now: float) -> list[Any]:
         """Read a first message, and no byte beyond it: so the socket stays readable if there is more."""
@@ -150,9 +148,8 @@ class _End(Generic[S]):
             self.send(*outcome.send)
 
     def _told(self, events: list[Any]) -> list[Any]:
-        if self._untold:
-            events += self._untold
-            self._untold = []
+        events += self._untold
+        self._untold.clear()
         return events
 
     def _lost(self, error: OSError) -> None:
@@ -187,23 +184,19 @@ class Listener:
     def __init__(
         self, kind: Kind, offer: Offer, *, bind_host: str = "127.0.0.1", most_waiting: int = MOST_WAITING
     ) -> None:
-        self.offer = replace(
-            offer, token=offer.token or secrets.token_bytes(32), launch=offer.launch or secrets.token_hex(8)
-        )
-        self.refused: Counter[str] = Counter()
-        """Connections that were dropped, by reason: `silence`, `crowd`, or the code of a refusal."""
+        token, launch = offer.token or secrets.token_bytes(32), offer.launch or secrets.token_hex(8)
+        self.offer = replace(offer, token=token, launch=launch)
+        self.refused: Counter[str] = Counter()  # dropped connections: `silence`, `crowd`, or the code of a refusal
         self._most_waiting = most_waiting
         self._strangers: dict[Link, float] = {}  # the oldest first, and when each must be done
         self._proven: deque[Link] = deque()
         self._hosts: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
         self._socket: socket.socket | None = None
-        if kind == "direct":
-            where = secrets.token_hex(8)
-            _DIRECT[where] = self
-        elif kind in ("unix", "tcp"):
-            where = self._listen(kind, bind_host)
-        else:
+        if kind not in ("direct", "unix", "tcp"):
             raise UsageError(f"the kind of channel is {kind!r}; it must be direct, unix or tcp")
+        where = secrets.token_hex(8) if kind == "direct" else self._listen(kind, bind_host)
+        if kind == "direct":
+            _DIRECT[where] = self
         self.address = Address(kind, where, self.offer.token, self.offer.launch)
 
     def _listen(self, kind: str, bind_host: str) -> str:

@@ -14,8 +14,8 @@ from raynforce.errors import RaynforceError, UsageError, summary
 
 MAGIC = b"RAYN"
 MAJOR, MINOR_MIN, MINOR_MAX = 1, 0, 0
+# magic, major, minor, type, flags, session, sequence, envs, ended, buffers, reserved, meta bytes, body bytes
 HEADER = struct.Struct("<4sBBBBQQIIHHIQ")
-"""magic, major, minor, type, flags, session, sequence, envs, ended, buffers, reserved, meta bytes, body bytes."""
 ALIGN = 8  # header, meta and every buffer begin at a multiple of this, so that a receiver may read numbers in place
 
 MOST_ENVS = 65_536
@@ -64,8 +64,7 @@ class ProtocolError(RaynforceError):
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
-        self.code = code
-        """One of `docs/protocol.md`, such as `size` or `env`; peers see it, and refusals are counted by it."""
+        self.code = code  # one of `docs/protocol.md`; peers see it, and refusals are counted by it
 
 
 class Header(NamedTuple):
@@ -102,10 +101,7 @@ class Message(NamedTuple):
 
     def head(self) -> bytes:
         """Header and meta."""
-        body = 0
-        for buffer in self.buffers:
-            body += padded(buffer.nbytes)
-        return self._head(body)
+        return self._head(sum(padded(buffer.nbytes) for buffer in self.buffers))
 
     def _head(self, body: int) -> bytes:
         type_, session, sequence, envs, ended, flags, minor, meta, buffers = self

@@ -27,9 +27,8 @@ from raynforce.protocol.frame import (
 )
 from raynforce.protocol.spaces import Spaces, differences, row_bytes
 
+# The host's own count of returns and lengths; what each env itself took; numbers of episodes that ended.
 CAPABILITIES = ("episodes", "timing", "info")
-"""What may be agreed upon beyond the core: `episodes`, the host's own count of returns and lengths; `timing`, what each
-env itself took; `info`, numbers that envs tell of episodes that ended."""
 _DAY = 86_400_000  # milliseconds
 
 
@@ -133,10 +132,8 @@ class Welcome:
         }
         if self.env_config:
             meta["env_config"] = [dict(config) for config in self.env_config]
-        envs = len(self.seeds)
-        return Message(
-            Type.WELCOME, self.session, envs=envs, minor=self.minor, meta=meta, buffers=[self.seeds.astype("<u8")]
-        )
+        envs, seeds = len(self.seeds), self.seeds.astype("<u8")
+        return Message(Type.WELCOME, self.session, envs=envs, minor=self.minor, meta=meta, buffers=[seeds])
 
     @staticmethod
     def read(message: Message, hello: Hello) -> Welcome:
@@ -152,9 +149,8 @@ class Welcome:
             raise ProtocolError("field", f"capabilities has {min(foreign)!r}, which HELLO did not offer")
         spec_hash = _optional(meta, "spec_hash")
         if spec_hash and spec_hash != hello.spaces.digest():
-            raise ProtocolError(
-                "spaces", f"spec_hash is {spec_hash}; that of HELLO's spaces is {hello.spaces.digest()}"
-            )
+            ours = hello.spaces.digest()
+            raise ProtocolError("spaces", f"spec_hash is {spec_hash}; that of HELLO's spaces is {ours}")
         env_config = items(take(meta, "env_config", "WELCOME", []), "env_config", 0, hello.envs)
         if env_config and len(env_config) != hello.envs:
             raise ProtocolError("field", f"env_config has {len(env_config)} items; expected {hello.envs} or none")
@@ -174,8 +170,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Offer:
-    session: int = field(default_factory=lambda: secrets.randbits(64) | 1)
-    """Any number but 0 that no other session has had."""
+    session: int = field(default_factory=lambda: secrets.randbits(64) | 1)  # not 0, and not used before
     spaces: Spaces | None = None  # what the hosts' spaces must be; None takes any
     seeds: Callable[[int], np.ndarray] = lambda envs: np.arange(envs, dtype=np.uint64)  # seeds of so many envs
     most_envs: int = MOST_ENVS
@@ -189,8 +184,7 @@ class Offer:
     token: bytes = b""  # if given, hosts must prove that they know it, for the launch below
     launch: str = ""
     each: Callable[[Offer, Hello], Offer] | None = None
-    """Makes of this the offer for one host, by its `Hello.host`, say; asked once the host has proven the token. It may
-    raise a `Refusal`."""
+    """Makes of this the offer for one host that has proven the token, or raises a `Refusal`."""
 
     def __post_init__(self) -> None:
         if not 0 < self.session < 1 << 64:
@@ -201,9 +195,8 @@ class Offer:
     def answer(self, hello: Hello) -> Welcome:
         """The welcome for a host, or a `Refusal`, a `ProtocolError` whose code and text go into a REJECT."""
         if self.token and not self._proven(hello):
-            raise Refusal(
-                "auth", "launch and proof do not belong to this launch: start hosts with the token they are given"
-            )
+            fix = "start hosts with the token they are given"
+            raise Refusal("auth", f"launch and proof do not belong to this launch: {fix}")
         if self.each is not None:
             return replace(self.each(self, hello), token=b"", each=None).answer(hello)
         minor = min(hello.minors[1], MINOR_MAX)
@@ -215,10 +208,8 @@ class Offer:
             raise Refusal("spaces", told + (f" (and {len(diff) - 1} more)" if diff[1:] else ""), diff)
         largest = hello.envs * (max(2 * hello.spaces.obs_bytes, row_bytes(hello.spaces.action)) + 64)
         if hello.envs > self.most_envs or largest > self.most_bytes:
-            told = (
-                f"{hello.envs} envs with messages up to {largest} bytes; at most {self.most_envs} and {self.most_bytes}"
-            )
-            raise Refusal("capacity", told)
+            asked = f"{hello.envs} envs with messages up to {largest} bytes"
+            raise Refusal("capacity", f"{asked}; at most {self.most_envs} and {self.most_bytes}")
         if self.env_config and len(self.env_config) != hello.envs:
             raise Refusal("capacity", f"{hello.envs} envs; this side has settings for {len(self.env_config)}")
         modes = [mode for mode in self.autoreset if mode in hello.autoreset]

@@ -56,19 +56,14 @@ class Slots:
 
     def __init__(self, spaces: Spaces, envs: int, final: bool) -> None:
         self.obs = {leaf.path: np.zeros((envs, *leaf.shape), DTYPES[leaf.dtype]) for leaf in spaces.obs}
-        """`[envs, ...]` what the policy sees next."""
         self.reward = np.zeros(envs, np.float32)
-        self.status = np.zeros(envs, np.uint8)
-        """`TERMINATED`, `TRUNCATED`, both or neither, as when a STEP comes; `results` sets it for what is no step."""
+        self.status = np.zeros(envs, np.uint8)  # TERMINATED, TRUNCATED, both or neither; `results` sets RESET
+        # With `same_step`, an ended episode's last observation; `obs` then has the next one's first.
         self.final = {path: np.zeros_like(leaf) for path, leaf in self.obs.items()} if final else {}
-        """`[envs, ...]` with `same_step`, an ended episode's last observation; `obs` then has the next one's first."""
-        self.episode_return = np.zeros(envs, np.float64)
-        """Of the episode that ended, if the capability `episodes` was agreed upon; so is the next."""
-        self.episode_length = np.zeros(envs, np.uint32)
-        self.seconds = np.zeros(envs, np.float32)
-        """What the env itself took, if the capability `timing` was agreed upon."""
-        self.info: dict[int, Info] = {}
-        """By env the numbers that it tells of an episode that ended, if the capability `info` was agreed upon."""
+        # If such a capability was agreed upon:
+        self.episode_return, self.episode_length = np.zeros(envs, np.float64), np.zeros(envs, np.uint32)  # `episodes`
+        self.seconds = np.zeros(envs, np.float32)  # `timing`: what the env itself took
+        self.info: dict[int, Info] = {}  # `info`: numbers of an episode that ended, by env
 
 
 class HostSession(Session):

@@ -29,40 +29,28 @@ class Results(NamedTuple):
     """Some envs are ready, in any order and of any requests. Arrays are read-only views of what came."""
 
     envs: np.ndarray  # [K] env ids, as an index
-    obs: dict[str, np.ndarray]
-    """`[K, ...]` what the policy sees next; without `same_step`, where an episode ended, its last observation."""
+    obs: dict[str, np.ndarray]  # [K, ...] what the policy sees next; without `same_step`, an ended episode's last
     reward: np.ndarray  # [K] float32
     terminated: np.ndarray  # [K] bool
     truncated: np.ndarray  # [K] bool
     valid: np.ndarray  # [K] bool, False where this is only the first observation of an episode, and no env step
     ended: np.ndarray  # [E] rows above whose episode has ended
     final_obs: dict[str, np.ndarray]  # [E, ...] with `same_step`, their last observations
-    episode_return: np.ndarray | None
-    """`[E]` float64, as the host counts it, if the capability `episodes` was agreed upon; so is the next."""
-    episode_length: np.ndarray | None
-    seconds: np.ndarray | None = None
-    """`[K]` float32, what each env itself took, if the capability `timing` was agreed upon."""
-    info: Mapping[int, Info] = NO_INFO
-    """By env id the numbers told of an episode that has ended, if the capability `info` was agreed upon."""
+    episode_return: np.ndarray | None  # [E] float64, as the host counts it, with the capability `episodes`
+    episode_length: np.ndarray | None  # [E] likewise
+    seconds: np.ndarray | None = None  # [K] float32, what each env itself took, with the capability `timing`
+    info: Mapping[int, Info] = NO_INFO  # numbers of episodes that ended, by env id, with the capability `info`
 
     def some(self, keep: np.ndarray) -> Results:
         stays = keep[self.ended]
+        envs, bits = self.envs[keep], (self.terminated[keep], self.truncated[keep], self.valid[keep])
+        obs = {path: column[keep] for path, column in self.obs.items()}
         ended = (np.cumsum(keep) - 1)[self.ended[stays]]
+        final = {path: column[stays] for path, column in self.final_obs.items()}
         total, length = (None if c is None else c[stays] for c in (self.episode_return, self.episode_length))
-        return Results(
-            self.envs[keep],
-            {path: column[keep] for path, column in self.obs.items()},
-            self.reward[keep],
-            self.terminated[keep],
-            self.truncated[keep],
-            self.valid[keep],
-            ended,
-            {path: column[stays] for path, column in self.final_obs.items()},
-            total,
-            length,
-            None if self.seconds is None else self.seconds[keep],
-            self.info and {env: self.info[env] for env in self.envs[keep].tolist() if env in self.info},
-        )
+        seconds = None if self.seconds is None else self.seconds[keep]
+        info = self.info and {env: self.info[env] for env in envs.tolist() if env in self.info}
+        return Results(envs, obs, self.reward[keep], *bits, ended, final, total, length, seconds, info)
 
 
 class Broken(NamedTuple):
@@ -183,9 +171,8 @@ class PolicySession(Session):
         ended = np.flatnonzero(status & ENDED) if told.strip(b"\0") else self._none
         if max(told) > RESET or len(ended) != message.ended:
             found = f"RESULT: status up to {status.max()}, {len(ended)} rows ended of {message.ended}"
-            raise ProtocolError(
-                "status", f"{found}; known bits are 1 and 2, or 4 alone, and ended rows must be as many as said"
-            )
+            known = "known bits are 1 and 2, or 4 alone, and ended rows must be as many as said"
+            raise ProtocolError("status", f"{found}; {known}")
         results = self._results(rows, reward, status, ended, rest, message.flags)
         if message.meta and len(ended) and "info" in self.welcome.capabilities:
             results = results._replace(info=self._told(message.meta.get("info"), rows[ended]))

@@ -31,13 +31,8 @@ class Closing(NamedTuple):
 class Ended(NamedTuple):
     """The session is over; nothing more is sent or taken."""
 
-    code: str
-    """`closed` after CLOSE; else what broke it: `silence`, `refused`, a `ProtocolError`'s code, or that of `drop`."""
+    code: str  # `closed` after CLOSE; else `silence`, `refused`, a `ProtocolError`'s code, or that of `drop`
     reason: str
-
-    @property
-    def clean(self) -> bool:
-        return self.code == "closed"
 
 
 class Note(NamedTuple):
@@ -58,8 +53,8 @@ NOTHING = Outcome()
 class Envs:
     """What each env is at: both sides keep this table, so that both notice when the other goes astray."""
 
+    # May be stepped; owes a result; must be reset first; broken for good. The odd ones cannot be reset.
     READY, BUSY, NEW, GONE = range(4)
-    """May be stepped; owes a result; must be reset first; broken for good. The odd ones cannot be reset."""
 
     def __init__(self, count: int, autoreset: str) -> None:
         self.autoreset = autoreset
@@ -117,10 +112,8 @@ class Envs:
         wrong = (status == RESET) != self.first[rows]
         if np.count_nonzero(wrong):
             row = int(np.flatnonzero(wrong)[0])
-            wanted = "it is" if self.first[rows[row]] else "it is not"
-            raise ProtocolError(
-                "status", f"env {rows[row]}: status {status[row]}; {wanted} an episode's first observation"
-            )
+            wanted = f"it is{'' if self.first[rows[row]] else ' not'} an episode's first observation"
+            raise ProtocolError("status", f"env {rows[row]}: status {status[row]}; {wanted}")
 
     def fail(self, rows: np.ndarray, recoverable: bool) -> None:
         self.phase[rows] = self.NEW if recoverable else self.GONE
@@ -149,7 +142,8 @@ class Session:
         self._close_by = np.inf
         self._closing_here = self._closing_there = False
         self._closing_reason = ""  # theirs
-        self._handlers: dict[int, Callable[[Message, float], Outcome]] = {
+        self._handlers: dict[int, Callable[[Message, float], Outcome]]
+        self._handlers = {
             Type.PING: self._ping,
             Type.PONG: self._pong,
             Type.ERROR: self._error,
@@ -159,12 +153,9 @@ class Session:
     # What comes in
 
     def take(self, data: Data, now: float) -> Outcome:
-        return self.take_frames((data,), now)
-
-    def take_frames(self, frames: Sequence[Data], now: float) -> Outcome:
         """A whole message as it came over a transport that keeps borders."""
         try:
-            message = self.codec.decode_frames(frames)
+            message = self.codec.decode(data)
         except ProtocolError as error:
             return self.violated(error)
         return self.receive(message, now)
@@ -204,7 +195,7 @@ class Session:
         if self.ended:
             return NOTHING
         self.refused[error.code] += 1
-        return Outcome([self._end(error.code, str(error))], [self._last_word(error)])
+        return self._end(error.code, str(error), self._last_word(error))
 
     def drop(self, code: str, reason: str) -> Outcome:
         """The connection is lost or given up."""
@@ -212,7 +203,7 @@ class Session:
             return NOTHING
         if self._closing_there:  # whoever has said CLOSE may hang up
             code, reason = "closed", self._closing_reason
-        return Outcome([self._end(code, reason)])
+        return self._end(code, reason)
 
     def _last_word(self, error: ProtocolError) -> Message:
         return self._error_message(False, error.code, str(error))
@@ -234,13 +225,13 @@ class Session:
         if flag(take(meta, "recoverable", "ERROR"), "recoverable"):
             self.refused["told"] += 1
             return Outcome([Note("error", text)])
-        return Outcome([self._end(clean(take(meta, "code", "ERROR"), 40), f"the other side ended the session: {text}")])
+        return self._end(clean(take(meta, "code", "ERROR"), 40), f"the other side ended the session: {text}")
 
     def _close(self, message: Message, now: float) -> Outcome:
         self._closing_there = True
         self._closing_reason = reason = clean(take(message.meta, "reason", "CLOSE", ""))
         if self._closing_here:
-            return Outcome([self._end("closed", reason)])
+            return self._end("closed", reason)
         grace = whole(take(message.meta, "grace_ms", "CLOSE", 0), "grace_ms", 0, 86_400_000) / 1000
         self._close_by = now + grace
         return Outcome([Closing(reason, grace)])
@@ -260,22 +251,19 @@ class Session:
         if self.ended:
             return NOTHING
         if not self.open:
-            late = now - self._began > self.deadlines.handshake_ms / 1000
-            return (
-                Outcome([self._end("silence", f"no handshake within {self.deadlines.handshake_ms} ms")])
-                if late
-                else NOTHING
-            )
+            if now - self._began <= self.deadlines.handshake_ms / 1000:
+                return NOTHING
+            return self._end("silence", f"no handshake within {self.deadlines.handshake_ms} ms")
         if now >= self._close_by:
             if self._closing_here:
-                return Outcome([self._end("silence", "no CLOSE in answer to ours within its grace")])
+                return self._end("silence", "no CLOSE in answer to ours within its grace")
             return self.close(now, "the grace is over")
         if self._close_by < np.inf:
             return NOTHING
         silent = now - self._heard
         if silent > self.deadlines.silence_ms / 1000:
             self.refused["silence"] += 1
-            return Outcome([self._end("silence", f"nothing heard for {silent:.1f} s")])
+            return self._end("silence", f"nothing heard for {silent:.1f} s")
         if now - max(self._heard, self._asked) > self.deadlines.ping_ms / 1000:
             self._asked = now
             return Outcome(send=[self._message(Type.PING)])
@@ -286,12 +274,12 @@ class Session:
         if self.ended or self._closing_here:
             return NOTHING
         if not self.open:
-            return Outcome([self._end("closed", reason)])
+            return self._end("closed", reason)
         self._closing_here = True
         grace = self.deadlines.close_ms
         message = self._message(Type.CLOSE, {"reason": clean(reason), "grace_ms": grace})
         if self._closing_there:
-            return Outcome([self._end("closed", reason)], [message])
+            return self._end("closed", reason, message)
         self._close_by = now + grace / 1000
         return Outcome(send=[message])
 
@@ -300,9 +288,9 @@ class Session:
             state = "over" if self.ended else "closing" if self._closing_here else "not open yet"
             raise UsageError(f"the session is {state}; nothing can be sent")
 
-    def _end(self, code: str, reason: str) -> Ended:
+    def _end(self, code: str, reason: str, *send: Message) -> Outcome:
         self.ended = Ended(code, reason)
-        return self.ended
+        return Outcome([self.ended], send)
 
     def _message(
         self,
@@ -318,6 +306,5 @@ class Session:
         return Message(type_, self.session, self._sequence, envs, ended, flags, minor, meta or {}, buffers)
 
     def _error_message(self, recoverable: bool, code: str, text: str) -> Message:
-        none = np.zeros(0, np.uint32), np.zeros(0, np.uint64)
         meta = {"scope": "session", "recoverable": recoverable, "code": code, "text": clean(text)}
-        return self._message(Type.ERROR, meta, none)
+        return self._message(Type.ERROR, meta, (np.zeros(0, np.uint32), np.zeros(0, np.uint64)))
