@@ -18,9 +18,9 @@ from raynforce.trees import Tree
 if TYPE_CHECKING:
     from raynforce.policies.torch_net import TorchActor
 
+# Products in one observation's convolutions from which on torch acts faster than numpy (docs/performance.md). A figure
+# and no clock: equal seeds must give equal runs.
 TORCH_FROM = 5_000_000
-"""Multiplications in the convolutions of one observation from which on torch acts faster than numpy, by measurements
-(docs/performance.md). A figure and no clock: equal seeds must give equal runs."""
 
 
 @dataclass(frozen=True)
@@ -30,31 +30,22 @@ class ActingSpec:
     env: EnvSpec
     network: NetworkSpec
     heads: Mapping[str, int]  # network outputs and their sizes, for a user's own module
-    factory: str | None = None
-    """`module:factory` of a user's own torch module; None for a network that the spec describes."""
-    factory_args: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    """Keyword arguments for the factory: `network.factory_args`."""
-    exploration: Literal["policy", "epsilon"] = "policy"
-    """Sample from the policy's distribution, or act greedily but for `epsilon`."""
+    factory: str | None = None  # `module:factory` of a user's own torch module
+    factory_args: Mapping[str, Any] = field(default_factory=dict, kw_only=True)  # `network.factory_args`
+    exploration: Literal["policy", "epsilon"] = "policy"  # sample the distribution, or greedy but for `epsilon`
     values: str = "q"  # the output that `epsilon` exploration maximises
     record: tuple[str, ...] = ()  # extra columns for the fragments: `logp`, or of `epsilon` exploration `priority`
-    state_value: str | None = None
-    """The output that action values take their mean from, if `values` are advantages; None: `values` are all of it."""
+    state_value: str | None = None  # the output that action values take their mean from, if `values` are advantages
     gamma: float = 1.0  # the discount in `priority`
-    ladder: float = 1.0
-    """Samplers' lanes explore with `epsilon` to powers that run geometrically from 1 / `ladder` to `ladder`."""
+    ladder: float = 1.0  # lanes explore with `epsilon` to powers from 1 / `ladder` to `ladder`, geometrically
 
     def __post_init__(self) -> None:
         if "priority" in self.record and self.exploration != "epsilon":
-            raise UsageError(
-                f"exploration = {self.exploration!r} records no priorities, which are errors of action values: "
-                "leave 'priority' out of record, or explore with 'epsilon'"
-            )
+            what = f"exploration = {self.exploration!r} records no priorities, which are errors of action values"
+            raise UsageError(f"{what}: leave 'priority' out of record, or explore with 'epsilon'")
         for name in (*self.distribution().outputs, *self.kept) if self.network.named else ():
-            if needs := self.network.needs.get(name):
-                raise UsageError(
-                    f"samplers act by {name!r}, which reads {', '.join(needs)}: they have the observation alone"
-                )
+            if needs := ", ".join(self.network.needs.get(name, ())):
+                raise UsageError(f"samplers act by {name!r}, which reads {needs}: they have the observation alone")
 
     @property
     def acts_with(self) -> Literal["numpy", "torch"]:
@@ -112,14 +103,8 @@ class ActingSpec:
 
     @staticmethod
     def from_json(data: Tree) -> ActingSpec:
-        return ActingSpec(
-            **{
-                **data,
-                "env": EnvSpec.from_json(data["env"]),
-                "network": NetworkSpec.from_json(data["network"]),
-                "record": tuple(data["record"]),
-            }
-        )
+        env, network = EnvSpec.from_json(data["env"]), NetworkSpec.from_json(data["network"])
+        return ActingSpec(**(data | {"env": env, "network": network, "record": tuple(data["record"])}))
 
 
 @dataclass(frozen=True)
@@ -128,8 +113,7 @@ class PolicyVersion:
     params: np.ndarray  # all parameters, one float32 vector
     shift: np.ndarray | None = None
     scale: np.ndarray | None = None  # the observation normaliser as `(x - shift) * scale`, if the network has one
-    schedules: Mapping[str, float] = field(default_factory=dict)
-    """Values that follow the run's progress and that acting needs, such as `epsilon`."""
+    schedules: Mapping[str, float] = field(default_factory=dict)  # values that follow the run, such as `epsilon`
 
     def state(self) -> Tree:
         tree: Tree = {"number": self.number, "params": self.params, "schedules": dict(self.schedules)}
@@ -151,14 +135,14 @@ class Actor:
 
     def __init__(self, spec: ActingSpec, *, light: bool = False, places: np.ndarray | None = None) -> None:
         self.spec = spec
-        acts_with = "numpy" if light and not spec.factory else spec.acts_with
         self.distribution = spec.distribution(places)
         outputs = self.distribution.outputs if places is None else (*self.distribution.outputs, *spec.kept)
         self._version: PolicyVersion | None = None
         self.schedules: Mapping[str, float] = {}
-        numpy = acts_with == "numpy"
+        numpy = spec.acts_with == "numpy" or (light and not spec.factory)
         self._net = NumpyNet(spec.network, outputs) if numpy else _torch_actor(spec)
-        self._to_env = action_map(spec.env.action)
+        self.to_env = action_map(spec.env.action)
+        self.outputs = self._net  # a function of `[B, ...]` raw observations
 
     @property
     def note(self) -> str:
@@ -174,18 +158,11 @@ class Actor:
             self._net.load(version.params, version.shift, version.scale)
             self._version, self.schedules = version, version.schedules
 
-    def outputs(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._net(obs)
-
     def sample(self, out: Mapping[str, np.ndarray], noise: Any) -> np.ndarray:
         return self.distribution.sample(out, noise, self.schedules)
 
     def greedy(self, obs: Mapping[str, np.ndarray]) -> np.ndarray:
         return self.to_env(self.distribution.mode(self._net(obs)))
-
-    def to_env(self, action: np.ndarray) -> np.ndarray:
-        """Map recorded actions `[B, ...]` to what the environment takes."""
-        return self._to_env(action)
 
 
 def action_map(spec: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:

@@ -48,10 +48,8 @@ def with_images(
         eyes.append(Tower(f"conv{leaf.path.removeprefix('obs')}", _layers(image, chosen), leaf.path))
     if conv and not eyes:
         seen = ", ".join(f"{leaf.path} is {leaf.dtype} {list(leaf.shape)}" for leaf in leaves)
-        raise UsageError(
-            f"network.conv = {_shown(conv)} needs an image in the observation (a Box of HxWxC or CxHxW, or HxW bytes)"
-            f", and {seen}: leave it out"
-        )
+        needs = "an image in the observation (a Box of HxWxC or CxHxW, or HxW bytes)"
+        raise UsageError(f"network.conv = {_shown(conv)} needs {needs}, and {seen}: leave it out")
     if not eyes:
         return inputs, tuple(towers)
     rest = ["input"] if len(eyes) < len(found) else []
@@ -90,10 +88,9 @@ def _layers(image: Input, conv: Convolutions) -> tuple[Layer, ...]:
         if min(layer.output(shape)) < 1:
             left = f"{shape[1]}x{shape[2]}"
             whole = "" if index == 0 else f" that are left of {image.image_shape[1]}x{image.image_shape[2]}"
-            raise UsageError(
-                f"network.conv[{index}] = {[channels, kernel, stride]}: a kernel of {kernel} is larger than the {left} "
-                f"pixels of {image.path}{whole}; use smaller kernels and strides, or leave network.conv out"
-            )
+            large = f"a kernel of {kernel} is larger than the {left} pixels of {image.path}{whole}"
+            fix = "use smaller kernels and strides, or leave network.conv out"
+            raise UsageError(f"network.conv[{index}] = {[channels, kernel, stride]}: {large}; {fix}")
         layers += [layer, Activation("relu")]
         shape = layer.output(shape)
     return tuple(layers)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from raynforce.errors import UsageError, summary
-from raynforce.policies.network import Base, Outputs, SomeOutputs, derivatives
+from raynforce.policies.network import Network, Outputs, SomeOutputs, derivatives
 from raynforce.policies.spec import NetworkSpec, require_named
 
 
-class ModuleNet(Base):
+class ModuleNet(Network):
     """A user's own `torch.nn.Module` whose parameters become views into the flat vector.
 
     `factory(leaves, heads)` gets the observation's leaves (`raynforce.spaces.ObsLeaf`) and the outputs wanted with
@@ -31,9 +31,9 @@ class ModuleNet(Base):
         if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()):
             raise UsageError("network.factory returned a module with batch normalisation: use layer normalisation")
         if any(True for _ in module.buffers()):
+            fix = "make them parameters with requires_grad=False"
             raise UsageError(
-                "network.factory returned a module with buffers, which do not travel with the policy: "
-                "make them parameters with requires_grad=False"
+                f"network.factory returned a module with buffers, which do not travel with the policy: {fix}"
             )
         start = [p.detach().float().reshape(-1).numpy() for _, p in named]
         start += [np.full(f.size, f.init, np.float32) for f in spec.free]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,35 +12,6 @@ from raynforce.errors import AlgorithmError, UsageError
 from raynforce.policies.spec import NetworkSpec
 
 Outputs = dict[str, Tensor]
-
-
-class Network(Protocol):
-    """What an algorithm's loss sees of a network."""
-
-    flat: Tensor  # all parameters, float32 `[P]`. Target networks are copies of this vector
-
-    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None, **named: Tensor) -> Outputs:
-        """Evaluate the outputs on `[N, ...]` observations, with other parameters than its own if given.
-
-        `named` are inputs beside the observation, such as `action`; an output that reads one that is not given is left
-        out. Gradients flow to the network's own parameters and to all inputs. Other parameters are constants, unless
-        they require gradients themselves.
-        """
-
-    def gradient(self, loss: Tensor) -> Tensor:
-        """The gradient `[P]` of a loss made from outputs since the last call; the next call may reuse the vector."""
-
-    def record(self, obs: Mapping[str, Tensor], **named: Tensor) -> Outputs:
-        """Evaluate without autograd, and keep what `backward` needs: for losses derived by hand."""
-
-    def backward(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """The gradient `[P]` of a loss, given its gradients with respect to the outputs `record` returned."""
-
-    def normalize_with(self, shift: np.ndarray, scale: np.ndarray) -> None:
-        """Set the first layer: `clip((x - shift) * scale)`."""
-
-    def predict(self, obs: Mapping[str, np.ndarray], **named: np.ndarray) -> dict[str, np.ndarray]:
-        """Evaluate on numpy arrays, without gradients, into numpy arrays."""
 
 
 class SomeOutputs(Outputs):
@@ -60,38 +30,52 @@ def tensor(array: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device, non_blocking=True)
 
 
-class Base:
+class Network:
+    """What an algorithm's loss sees of a network: a spec's (`SpecNet`), or a user's own module (`ModuleNet`)."""
+
     def __init__(self, spec: NetworkSpec, flat: np.ndarray, device: torch.device) -> None:
         self.spec = spec
         self.device = device
         self.flat = torch.from_numpy(flat.copy()).to(device)
+        """All parameters, float32 `[P]`. Target networks are copies of this vector."""
         self.parts: dict[str, slice] = {}  # where each parameter is in the flat vector
         self._shift: Tensor | None = None
         self._scale: Tensor | None = None
         self._recorded: Outputs = {}
 
     def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None, **named: Tensor) -> Outputs:
+        """Evaluate the outputs on `[N, ...]` observations, with other parameters than its own if given.
+
+        `named` are inputs beside the observation, such as `action`; an output that reads one that is not given is left
+        out. Gradients flow to the network's own parameters and to all inputs. Other parameters are constants, unless
+        they require gradients themselves.
+        """
         raise NotImplementedError
 
     def gradient(self, loss: Tensor) -> Tensor:
+        """The gradient `[P]` of a loss made from outputs since the last call; the next call may reuse the vector."""
         raise NotImplementedError
 
     def record(self, obs: Mapping[str, Tensor], **named: Tensor) -> Outputs:
+        """Evaluate without autograd, and keep what `backward` needs: for losses derived by hand."""
         with torch.enable_grad():
             self._recorded = self(obs, **named)
         return {k: v.detach() for k, v in self._recorded.items()}
 
     def backward(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """The gradient `[P]` of a loss, given its gradients with respect to the outputs `record` returned."""
         self._require_recorded(gradients, self._recorded)
         with torch.enable_grad():
             return self.gradient(torch.stack([(self._recorded[k] * g).sum() for k, g in gradients.items()]).sum())
 
     def normalize_with(self, shift: np.ndarray, scale: np.ndarray) -> None:
+        """Set the first layer: `clip((x - shift) * scale)`."""
         if self.spec.normalizes:
             self._shift = torch.from_numpy(shift).to(self.device)
             self._scale = torch.from_numpy(scale).to(self.device)
 
     def predict(self, obs: Mapping[str, np.ndarray], **named: np.ndarray) -> dict[str, np.ndarray]:
+        """Evaluate on numpy arrays, without gradients, into numpy arrays."""
         with torch.no_grad():
             given = {k: tensor(v, self.device) for k, v in named.items()}
             outputs = self({k: tensor(v, self.device) for k, v in obs.items()}, **given)

@@ -53,8 +53,7 @@ class ObservationNormalizer:
 
     def __init__(self, spec: NetworkSpec) -> None:
         self._spec = spec
-        self.paths = [i.path for i in spec.flat]
-        """The leaves of an observation that it takes in: all but images with convolutions."""
+        self.paths = [i.path for i in spec.flat]  # the leaves that it takes in: all but images with convolutions
         self._plain = np.concatenate([np.full(i.width, i.encoding == "vector") for i in spec.flat])
         self.stats = RunningStats(spec.input_width)
 

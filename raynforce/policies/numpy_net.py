@@ -9,9 +9,7 @@ import numpy as np
 from raynforce.errors import UsageError
 from raynforce.policies.spec import NORM_EPS, Conv, Input, LayerNorm, Linear, NetworkSpec, require_named
 
-COLUMNS_BYTES = 1 << 19
-"""Of the windows of a convolution that are laid out at a time: they stay in the cache until they are multiplied."""
-
+COLUMNS_BYTES = 1 << 19  # of a convolution's windows laid out at a time: they stay in the cache until multiplied
 Obs = Mapping[str, np.ndarray]
 NONE: Obs = {}
 Op = Callable[[np.ndarray], np.ndarray]

@@ -64,11 +64,8 @@ class _Linear(torch.autograd.Function):
         if torch.is_grad_enabled():  # the gradient will be differentiated itself
             product: Callable[..., Tensor] = _Linear.apply
             zero = g.new_zeros(())
-            return (
-                product(g, weight.t(), zero) if by_x else None,
-                product(x.t(), g, zero) if by_weight else None,
-                d_bias,
-            )
+            d_x = product(g, weight.t(), zero) if by_x else None
+            return d_x, product(x.t(), g, zero) if by_weight else None, d_bias
         d_weight = torch.empty(weight.shape) if by_weight else None
         d_x = linear_backward(x.detach(), weight.detach(), g.detach(), d_weight, openblas=True, wanted=by_x)
         return d_x if by_x else None, d_weight, d_bias

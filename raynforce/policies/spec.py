@@ -62,8 +62,7 @@ class Tower:
     name: str
     layers: tuple[Layer, ...]
     source: str | tuple[str, ...] = "input"
-    """`input`, the path of an image, the name of a named input such as `action`, or that of an earlier tower; several
-    are made flat and joined in order."""
+    """`input`, an image's path, a named input such as `action`, or an earlier tower; several are joined flat."""
 
 
 @dataclass(frozen=True)
@@ -167,10 +166,8 @@ class NetworkSpec:
         found = {t.name: several(t.source) for t in self.towers}
         if any(isinstance(layer, Conv) for t in self.towers if t.source == "input" for layer in t.layers):
             if len(self.inputs) != 1 or not self.inputs[0].is_image:
-                raise UsageError(
-                    "convolutions need an observation that is one image (a Box of shape HxWxC or CxHxW), "
-                    "or the path of an image as the tower's source"
-                )
+                needs = "an observation that is one image (a Box of shape HxWxC or CxHxW)"
+                raise UsageError(f"convolutions need {needs}, or the path of an image as the tower's source")
             path = self.inputs[0].path
             found = {name: tuple(path if s == "input" else s for s in read) for name, read in found.items()}
         read = {source for sources in found.values() for source in sources}
