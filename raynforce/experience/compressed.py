@@ -98,8 +98,7 @@ class CompressedFrames:
         return found
 
 
-Stored: TypeAlias = np.ndarray | CompressedFrames
-"""Frames by slot, `[slots, ...]`, which may be compressed; `take` gives either's."""
+Stored: TypeAlias = np.ndarray | CompressedFrames  # frames by slot, `[slots, ...]`; `take` gives either's
 
 
 def copy(source: Stored, places: np.ndarray | slice, target: Stored, slots: np.ndarray | slice) -> None:
@@ -107,10 +106,7 @@ def copy(source: Stored, places: np.ndarray | slice, target: Stored, slots: np.n
     if isinstance(source, CompressedFrames) and isinstance(target, CompressedFrames):
         target.move(slots, source, places)
         return
-    if isinstance(source, CompressedFrames):
-        found = source.take(np.arange(source.shape[0])[places])
-    else:
-        found = source[places]
+    found = source.take(np.arange(source.shape[0])[places]) if isinstance(source, CompressedFrames) else source[places]
     if isinstance(target, CompressedFrames):
         target.put(slots, found)
     else:

@@ -24,8 +24,7 @@ class Ledger:
         self.produced = 0
         self.trained = 0
         self.dropped = 0  # sampled, and given up because it had become too old
-        self.lost = 0
-        """Steps at most of fragments that were never completed, because what they were lost with was not redone."""
+        self.lost = 0  # at most, of fragments that were never completed and not redone
         self._flying: dict[Key, int] = {}
 
     @property
@@ -66,10 +65,8 @@ class Ledger:
             extra = ", ".join(map(_name, sorted(set(there) ^ set(self._flying)))) or "some twice"
             raise LedgerError(f"the ledger and the run hold different fragments: {extra}")
         if self.produced != self.trained + self.dropped + self.in_flight:
-            raise LedgerError(
-                f"the ledger does not balance: {self.produced} steps produced, {self.trained} trained, "
-                f"{self.dropped} dropped, {self.in_flight} in flight"
-            )
+            used = f"{self.trained} trained, {self.dropped} dropped, {self.in_flight} in flight"
+            raise LedgerError(f"the ledger does not balance: {self.produced} steps produced, {used}")
 
     def _land(self, record: Record) -> None:
         key, steps = record.key, record.steps
@@ -79,12 +76,8 @@ class Ledger:
             raise LedgerError(f"{steps} steps of fragment {_name(key)} were used, {why}")
 
     def metrics(self) -> dict[str, float]:
-        return {
-            "health/produced_steps": float(self.produced),
-            "health/dropped_steps": float(self.dropped),
-            "health/lost_steps": float(self.lost),
-            "health/in_flight_steps": float(self.in_flight),
-        }
+        steps = ("produced", "dropped", "lost", "in_flight")
+        return {f"health/{name}_steps": float(getattr(self, name)) for name in steps}
 
     def state(self) -> Tree:
         """What is in flight is saved with the fragments themselves."""

@@ -18,10 +18,8 @@ class Limiter:
     def __init__(self, ratio: float, batch: int, starts: int, slack: float) -> None:
         """`slack`, which is raised to two batches if it is less, has to allow for one fragment at least."""
         if not 0 < ratio < math.inf:
-            raise UsageError(
-                f"algorithm.samples_per_insert = {ratio} is not allowed: it is above 0 and finite; "
-                "16 with a batch of 64 is an update every 4 steps"
-            )
+            hint = "it is above 0 and finite; 16 with a batch of 64 is an update every 4 steps"
+            raise UsageError(f"algorithm.samples_per_insert = {ratio} is not allowed: {hint}")
         self.ratio, self.batch, self.starts = ratio, batch, starts
         self.slack = max(slack, 2 * batch)
         self.inserted = 0  # environment steps

@@ -55,11 +55,9 @@ class Replay:
         if n_step < 1:
             raise UsageError(f"replay: n_step {n_step} is not allowed; it is at least 1")
         if layout.rows < n_step + 2:
-            raise UsageError(
-                f"replay: a capacity of {capacity} gives each of {layout.width} lanes {layout.rows} rows, {n_step}-step"
-                f" returns need {n_step + 2}; raise algorithm.buffer_size to at least {(n_step + 2) * layout.width} "
-                "or lower --envs"
-            )
+            gives = f"a capacity of {capacity} gives each of {layout.width} lanes {layout.rows} rows"
+            fix = f"raise algorithm.buffer_size to at least {(n_step + 2) * layout.width} or lower --envs"
+            raise UsageError(f"replay: {gives}, {n_step}-step returns need {n_step + 2}; {fix}")
         if compress:
             require_images(obs)
         sizes = {"capacity": capacity, "lanes": lanes, "samplers": samplers}
@@ -93,21 +91,15 @@ class Replay:
     @property
     def nbytes(self) -> int:
         """Bytes reserved, which the operating system hands out as rows fill; of compressed images, bytes taken."""
-        tree = self._tree.nbytes if self._tree else 0
-        return self._ring.nbytes + tree
+        return self._ring.nbytes + (self._tree.nbytes if self._tree else 0)
 
     def metrics(self) -> dict[str, float]:
         """Its size, and the mean age of what was sampled since the last call.
 
         The age of a transition is how many steps its own sampler's environments have made since.
         """
-        size = len(self)
-        found = {
-            "replay/size": float(size),
-            "replay/capacity": float(self.capacity),
-            "replay/fill": size / self.capacity,
-            "replay/mb": self.nbytes / 1e6,
-        }
+        found = {"replay/size": float(len(self)), "replay/capacity": float(self.capacity)}
+        found |= {"replay/fill": len(self) / self.capacity, "replay/mb": self.nbytes / 1e6}
         if self._drawn:
             found["replay/age"] = self._drawn_age / self._drawn
             self._drawn = self._drawn_age = 0
@@ -209,10 +201,8 @@ class Replay:
         """
         n = int(counts.sum())
         if n and not self._num_ready:
-            raise UsageError(
-                f"replay: none of the {self._ring.num_valid} transitions stored can be sampled yet; "
-                f"insert at least {self.n_step} steps first (algorithm.learning_starts)"
-            )
+            none = f"replay: none of the {self._ring.num_valid} transitions stored can be sampled yet"
+            raise UsageError(f"{none}; insert at least {self.n_step} steps first (algorithm.learning_starts)")
         if not n:
             slots = np.zeros(0, np.int64)
         elif self._tree:
@@ -235,7 +225,7 @@ class Replay:
         batch |= {"reward": reward, "discount": discount.astype(np.float32)}
         batch |= {f"next_{path}": there for path, (_, there) in seen.items()}
         if ring.finals.used:
-            final_slot = ring.final_slot.take(last)
+            final_slot = ring.finals.slot.take(last)
             (ends,) = (final_slot >= 0).nonzero()
             if len(ends):
                 for path, final in ring.finals.arrays.items():
@@ -272,9 +262,7 @@ class Replay:
         for gamma in self._gammas[1:-1].tolist():
             goes_on = ~ring.end.take(last)  # where it does not, `last` stays where it is
             following = (last + ring.width) % self.capacity
-            more = np.where(
-                goes_on, rewards.take(following), 0.0
-            )  # no product: what lies behind an end may be infinity
+            more = np.where(goes_on, rewards.take(following), 0.0)  # no product: behind an end may be infinity
             total += np.multiply(gamma, more, dtype=np.float64)
             last = np.where(goes_on, following, last)
             steps += goes_on

@@ -20,9 +20,7 @@ class ReplaySpec:
     learning_starts: int  # environment steps gathered before the first update
     batch_size: int  # transitions per update
     samples_per_insert: float  # how often each transition is learned from on average
-    divisible: bool = False
-    """Whether the buffer is a `Replay` with these settings, and `loss` learns from the columns of `Replay.sample`: then
-    shards can have it. An algorithm that makes a buffer of its own leaves this as it is."""
+    divisible: bool = False  # its buffer is a `Replay` with these settings, not one of its own: shards can have it
     n_step: int = 1  # steps of real reward before bootstrapping
     gamma: float = 0.99
     prioritized: bool = False  # sample transitions in proportion to their error instead of uniformly

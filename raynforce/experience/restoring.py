@@ -27,9 +27,8 @@ def _start_fresh(ring: Ring, saved: SavedReplay, rows: np.ndarray) -> None:
     if ring.stamp:  # else they are empty, and their memory not even there
         ring.clear(rows)
     ring.finals.clear()
-    ring.final_slot[:] = -1
     if ring.stacks:
-        ring.stacks.clear()
+        ring.stacks.pool.clear()
     ring.stamp = saved.stamp + 1
     ring.stamps[:] = ring.stamp
 
@@ -49,9 +48,9 @@ def _restore(ring: Ring, saved: SavedReplay) -> np.ndarray:
     ring.head, ring.sequence = saved.head, saved.sequence
     for segment in saved.segments:
         _take_over(ring, slice(segment.first * ring.width, segment.stop * ring.width), segment, slice(None))
-        ring.put_finals(segment.final_index + segment.first * ring.width, segment.finals)
+        ring.finals.put(segment.final_index + segment.first * ring.width, segment.finals)
         if ring.stacks:
-            ring.stacks.hold(segment.whole_index + segment.first * ring.width, segment.wholes)
+            ring.stacks.pool.put(segment.whole_index + segment.first * ring.width, segment.wholes)
         number, within = divmod(segment.first, ring.segment_rows)
         if within == 0 and segment.stop == min(saved.filled, segment.first + ring.segment_rows):
             ring.stamps[number] = segment.stamp
@@ -101,16 +100,16 @@ def _refill(ring: Ring, saved: SavedReplay) -> np.ndarray:
         target = move.target[which]
         _take_over(ring, target, segment, place)
         found, at = held(segment.final_index, place)
-        ring.put_finals(target[found], {path: final[at] for path, final in segment.finals.items()})
+        ring.finals.put(target[found], {path: final[at] for path, final in segment.finals.items()})
         if ring.stacks:
             found, at = held(segment.whole_index, place)
-            ring.stacks.hold(target[found], {path: whole[at] for path, whole in segment.wholes.items()})
+            ring.stacks.pool.put(target[found], {path: whole[at] for path, whole in segment.wholes.items()})
     _mend(ring, saved, move)
     cut = move.target[move.cut]
     ring.end[cut] = True
-    open_ = ring.final_slot[cut] < 0
+    open_ = ring.finals.slot[cut] < 0
     cut, following = cut[open_], saved.following(move.source[move.cut][open_])
-    ring.put_finals(cut, {path: _saved_obs(ring, saved, path, following) for path in ring.obs_paths})
+    ring.finals.put(cut, {path: _saved_obs(ring, saved, path, following) for path in ring.obs_paths})
     priority = np.zeros(ring.capacity)
     if saved.priority is not None:
         priority[move.target] = saved.priority[move.source]
@@ -128,9 +127,10 @@ def _mend(ring: Ring, saved: SavedReplay, move: Move) -> None:
         above = move.target - back * ring.width
         fits = (above >= 0) & (origin[np.maximum(above, 0)] == saved.following(move.source, -back))
         torn |= (depth >= back) & ~fits
-    torn &= ring.stacks.slot.take(move.target) < 0
+    torn &= ring.stacks.pool.slot.take(move.target) < 0
     source = move.source[torn]
-    ring.stacks.hold(move.target[torn], {path: _saved_obs(ring, saved, path, source) for path in ring.stacks.frames})
+    found = {path: _saved_obs(ring, saved, path, source) for path in ring.stacks.frames}
+    ring.stacks.pool.put(move.target[torn], found)
 
 
 def _saved_obs(ring: Ring, saved: SavedReplay, path: str, slots: np.ndarray) -> np.ndarray:

@@ -55,16 +55,14 @@ class SavedReplay:
         self.layout = Layout(*(_count(f"layout.{name}", layout.get(name), 1) for name in Layout._fields))
         if self.layout.capacity >= LARGEST:
             raise _unexpected("layout", layout, f"fewer than {LARGEST} transitions")
-        self.head = _counts("head", tree.get("head"), 0, self.layout.samplers)
-        """Rows that each sampler has ever written."""
+        self.head = _counts("head", tree.get("head"), 0, self.layout.samplers)  # rows ever written by each sampler
         self.sequence = _counts("sequence", tree.get("sequence"), -1, self.layout.samplers)
         self.stamp = _count("stamp", tree.get("stamp"), 0)
         self.max_priority = _priority(tree.get("max_priority"))
         self.late = _count("late", tree.get("late", 0), 0)
         self.drawn = _counts("drawn", tree.get("drawn", [0, 0]), 0, 2)
         self.filled = self.layout.filled(self.head)
-        self.priority = self._priorities(tree["priority"]) if "priority" in tree else None
-        """`[filled * width]` float32, or None."""
+        self.priority = self._priorities(tree["priority"]) if "priority" in tree else None  # [filled * width] float32
         pieces = tree.get(SEGMENTS)
         if not isinstance(pieces, dict):
             raise _unexpected(SEGMENTS, pieces, "a tree")
@@ -73,13 +71,13 @@ class SavedReplay:
         stop = 0
         for segment in self.segments:
             if not stop <= segment.first < segment.stop <= self.filled:
+                rows, last = f"the rows {segment.first} to {segment.stop - 1}", self.filled - 1
                 raise CheckpointError(
-                    f"replay: a segment has the rows {segment.first} to {segment.stop - 1}, expected some between "
-                    f"{stop} and {self.filled - 1}; {DAMAGED}"
+                    f"replay: a segment has {rows}, expected some between {stop} and {last}; {DAMAGED}"
                 )
             stop = segment.stop
+        # Places of the ring that should be there and are in none of the segments.
         self.missing = (self.filled - sum(s.stop - s.first for s in self.segments)) * self.layout.width
-        """Places of the ring that should be there and are in none of the segments."""
 
     def _priorities(self, found: Any) -> np.ndarray:
         shape = (self.filled * self.layout.width,)
@@ -243,9 +241,8 @@ def _beside(
 def _frames(piece: Any, name: str, column: Column, places: int) -> CompressedFrames:
     frames = CompressedFrames.from_saved(_find(piece, column.path), column.shape)
     if frames.shape[0] != places:
-        raise CheckpointError(
-            f"replay: '{name}/{column.path}' has {frames.shape[0]} compressed frames, expected {places}; {DAMAGED}"
-        )
+        found = f"'{name}/{column.path}' has {frames.shape[0]} compressed frames"
+        raise CheckpointError(f"replay: {found}, expected {places}; {DAMAGED}")
     frames.take(np.zeros(1, np.int64))  # those of another size are found here, and not when they are sampled
     return frames
 
@@ -260,8 +257,6 @@ def _array(piece: Any, name: str, path: str, shape: tuple[int, ...], dtype: str)
     found = _find(piece, path)
     if not isinstance(found, np.ndarray) or found.shape != shape or found.dtype != dtype:
         what = "nothing" if found is None else _described(found)
-        raise CheckpointError(
-            f"replay: expected '{name}/{path}' of {shape} {dtype}, found {what}; the checkpoint belongs to another "
-            "environment or buffer, or is damaged"
-        )
+        why = "the checkpoint belongs to another environment or buffer, or is damaged"
+        raise CheckpointError(f"replay: expected '{name}/{path}' of {shape} {dtype}, found {what}; {why}")
     return found.view(np.uint8) != 0 if dtype == "bool" else found  # a file may hold other bytes than 0 and 1

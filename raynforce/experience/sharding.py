@@ -15,10 +15,8 @@ def portions(masses: Sequence[float] | np.ndarray, batch: int, updates: int, rng
     mass = np.asarray(masses, np.float64)
     (filled,) = (mass > 0.0).nonzero()  # rounding could give a shard of none what is left of the others
     if not len(filled):
-        raise UsageError(
-            f"replay: none of the {len(mass)} shards has a transition to sample yet; wait for more steps "
-            "(algorithm.learning_starts)"
-        )
+        fix = "wait for more steps (algorithm.learning_starts)"
+        raise UsageError(f"replay: none of the {len(mass)} shards has a transition to sample yet; {fix}")
     counts = np.zeros((updates, len(mass)), np.int64)
     counts[:, filled] = rng.multinomial(batch, mass[filled] / mass.sum(), size=updates)
     return counts

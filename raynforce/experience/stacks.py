@@ -14,8 +14,7 @@ from raynforce.spaces import ObsLeaf
 
 
 class Plan(NamedTuple):
-    depth: np.ndarray
-    """`[T+1, B]` uint8, how many rows above belong to a stack; older frames are repeats of the oldest one of these."""
+    depth: np.ndarray  # [T+1, B] uint8, rows above that belong to a stack; older frames repeat the oldest of these
     whole: np.ndarray  # [T+1, B] bool, the stacks that the rows above do not give
 
 
@@ -38,9 +37,8 @@ class Stacks:
         """`stored` has the ring's columns, `[slots, ...]` each; `depth` and `slot` are its own, `[slots]`."""
         self.frames = {leaf.path: leaf.stack for leaf in leaves}
         self.most = max(self.frames.values()) - 1  # rows above a stack's own that it can reach
-        self.depth, self.slot = depth, slot
-        self.slot[:] = -1
-        self.pool = Pool(whole_columns(leaves), memory_fraction, "whole stacks")
+        self.depth = depth
+        self.pool = Pool(whole_columns(leaves), slot, memory_fraction, "whole stacks")
         self._stored, self._width, self._capacity = stored, layout.width, layout.capacity
 
     def get(self, path: str, index: np.ndarray) -> np.ndarray:
@@ -49,7 +47,7 @@ class Stacks:
         found = self._stored[path].take((index[:, None] - back * self._width) % self._capacity, axis=0)
         stacks: np.ndarray = found.reshape(len(index), frames * found.shape[2], *found.shape[3:])
         if self.pool.used:
-            slot = self.slot.take(index)
+            slot = self.pool.slot.take(index)
             (whole,) = (slot >= 0).nonzero()
             stacks[whole] = self.pool.arrays[path][slot[whole]]
         return stacks
@@ -71,7 +69,7 @@ class Stacks:
         else:
             for stack, (path, frames) in zip(words, self.frames.items(), strict=True):
                 goes_on[0] &= (stack[0] == _words(self.get(path, joins)[None], frames)[0]).all(axis=(1, 2))
-            depth_above, dirty_above = self.depth.take(joins).astype(np.int64), self.slot.take(joins) >= 0
+            depth_above, dirty_above = self.depth.take(joins).astype(np.int64), self.pool.slot.take(joins) >= 0
         begins = (~goes_on).nonzero()
         for stack in words:
             here = stack[begins]
@@ -85,31 +83,15 @@ class Stacks:
 
     def write(self, plan: Plan, fragment: Fragment, slots: np.ndarray) -> None:
         """Store all but the frames of a fragment; `slots` `[T+1, B]` are its positions."""
-        self.release(slots)
+        self.pool.drop(slots)
         self.depth[slots] = plan.depth
         if plan.whole.any():
-            self.hold(slots[plan.whole], {path: fragment[path][plan.whole] for path in self.frames})
+            self.pool.put(slots[plan.whole], {path: fragment[path][plan.whole] for path in self.frames})
 
     def losing(self, slots: np.ndarray) -> np.ndarray:
         """Which positions have to be stored whole if `slots` `[n, B]` become the oldest rows."""
         reaches: np.ndarray = self.depth.take(slots) > np.arange(len(slots))[:, None]
-        return slots[reaches & (self.slot.take(slots) < 0)]
-
-    def hold(self, slots: np.ndarray, stacks: Mapping[str, np.ndarray]) -> None:
-        taken = self.pool.acquire(len(slots))
-        self.slot[slots] = taken
-        for path in self.frames:
-            self.pool.arrays[path][taken] = stacks[path]
-
-    def release(self, slots: np.ndarray) -> None:
-        if self.pool.used:
-            old = self.slot.take(slots)
-            self.pool.release(old[old >= 0])
-            self.slot[slots] = -1
-
-    def clear(self) -> None:
-        self.pool.clear()
-        self.slot[:] = -1
+        return slots[reaches & (self.pool.slot.take(slots) < 0)]
 
 
 def _words(stacks: np.ndarray, frames: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -75,17 +75,17 @@ def columns_of(obs: Sequence[ObsLeaf], action: ActionSpec) -> list[Column]:
         Column("terminated", (), "bool"),
         Column("end", (), "bool"),  # the episode, or what is known of it, ends with this step
         Column("valid", (), "bool"),
-        *([Column("depth", (), "uint8")] if is_stacked(obs) else []),  # rows above that a stack of frames goes on in
+        *([Column("depth", (), "uint8")] if _is_stacked(obs) else []),  # rows above that a stack of frames goes on in
     ]
 
 
 def derived_columns(obs: Sequence[ObsLeaf]) -> list[Column]:
     """What follows: whether a step can be sampled, where its true next observation is, and stacks stored whole."""
-    derived = [Column("ready", (), "bool"), Column("final_slot", (), "int32")]
-    return [*derived, Column("whole_slot", (), "int32")] if is_stacked(obs) else derived
+    whole = [Column("whole_slot", (), "int32")] if _is_stacked(obs) else []
+    return [Column("ready", (), "bool"), Column("final_slot", (), "int32"), *whole]
 
 
-def is_stacked(obs: Sequence[ObsLeaf]) -> bool:
+def _is_stacked(obs: Sequence[ObsLeaf]) -> bool:
     return any(leaf.stack > 1 for leaf in obs)
 
 
@@ -118,21 +118,21 @@ def has_images(obs: Sequence[ObsLeaf]) -> bool:
 def require_images(obs: Sequence[ObsLeaf]) -> None:
     if not has_images(obs):
         found = ", ".join(f"{leaf.path!r} is {leaf.shape} {leaf.dtype}" for leaf in obs)
-        raise UsageError(
-            f"replay.compress = true compresses images, which are uint8 of two dimensions or more, and {found}: "
-            "leave it out"
-        )
+        images = "images, which are uint8 of two dimensions or more"
+        raise UsageError(f"replay.compress = true compresses {images}, and {found}: leave it out")
 
 
 class Pool:
-    """Observations beside the ring, by slot: true last ones of episodes, or whole stacks of frames."""
+    """Observations of some of the ring's positions: true last ones of episodes, or whole stacks of frames."""
 
-    def __init__(self, columns: Sequence[Column], memory_fraction: float, what: str):
+    def __init__(self, columns: Sequence[Column], slot: np.ndarray, memory_fraction: float, what: str):
+        """`slot` `[positions]` is the ring's own column."""
         self._memory_fraction, self._what = memory_fraction, what
         self._bytes_each = sum(column.nbytes for column in columns)
         self.arrays = {column.path: np.zeros((0, *column.shape), column.dtype) for column in columns}  # [slots, ...]
-        self._free = np.zeros(0, np.int32)  # a stack: the first `_num_free` are free slots
-        self._num_free = 0
+        self.slot = slot  # where in `arrays` a position's observation is; -1: nowhere
+        self._free, self._num_free = np.zeros(0, np.int32), 0  # a stack: the first `_num_free` are free slots
+        self.clear()
 
     @property
     def used(self) -> int:
@@ -158,15 +158,29 @@ class Pool:
         free[self._num_free : self._num_free + new - old] = np.arange(old, new)
         self._free, self._num_free = free, self._num_free + new - old
 
+    def put(self, positions: np.ndarray, found: Mapping[str, np.ndarray]) -> None:
+        self.reserve(len(positions))
+        self._num_free -= len(positions)
+        taken = self._free[self._num_free : self._num_free + len(positions)].copy()
+        self.slot[positions] = taken
+        for path, array in self.arrays.items():
+            array[taken] = found[path]
+
+    def drop(self, positions: np.ndarray) -> None:
+        if self.used:
+            old = self.slot.take(positions)
+            old = old[old >= 0]
+            self._free[self._num_free : self._num_free + len(old)] = old
+            self._num_free += len(old)
+            self.slot[positions] = -1
+
     def clear(self) -> None:
         self._num_free = len(self._free)
         self._free[:] = np.arange(self._num_free)
+        self.slot[:] = -1
 
-    def acquire(self, count: int) -> np.ndarray:
-        self.reserve(count)
-        self._num_free -= count
-        return self._free[self._num_free : self._num_free + count].copy()
-
-    def release(self, slots: np.ndarray) -> None:
-        self._free[self._num_free : self._num_free + len(slots)] = slots
-        self._num_free += len(slots)
+    def saved(self, name: str, start: int, stop: int) -> dict[str, np.ndarray]:
+        """What it has of the positions from `start` to before `stop`, and of which."""
+        slots = self.slot[start:stop]
+        (index,) = (slots >= 0).nonzero()
+        return {f"{name}_index": index} | {f"{name}/{path}": array[slots[index]] for path, array in self.arrays.items()}
