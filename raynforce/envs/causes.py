@@ -56,7 +56,7 @@ def find_cause(make: Callable[[], Env] | None, seed: int, actions: Sequence[Any]
     try:
         (first, state, unseeded), (second, again, _) = (_play(make, seed, actions) for _ in range(2))
         if first == second:
-            return _past(used, {name: digest for name, digest in state.items() if again.get(name) == digest})
+            return _past(used, dict(state.items() & again.items()))
         return _chance(make, seed, actions, state, again, unseeded=unseeded)
     except (Exception, SystemExit):
         return None
@@ -109,23 +109,17 @@ def _past(used: State, fresh: Mapping[str, str]) -> Cause:
     """The cause is the attributes in which the used environment differs from new ones, or that these lack."""
     names = [name for name, digest in used.data.items() if name in fresh and digest != fresh[name]]
     names = names or [name for name in used.data if name not in fresh]
-    streams = _short([name for name in names if used.data[name].startswith(_STREAM)])
-    if streams:
-        what = f"{_listed(streams)} is a random stream that reset(seed) does not start again"
-        return Cause("past", what, _DRAW)
+    if streams := _short([name for name in names if used.data[name].startswith(_STREAM)]):
+        return Cause("past", f"{_listed(streams)} is a random stream that reset(seed) does not start again", _DRAW)
     names = _short(names)
-    if not names:
-        return Cause("past", "reset leaves something as it is", _SET_BACK)
     if any(name.partition(".")[0] in used.wrappers for name in names):
         return Cause("past", f"a wrapper keeps {_listed(names)}", _SAVE_WRAPPER)
-    return Cause("past", f"reset leaves {_listed(names)} as it is", _SET_BACK)
+    return Cause("past", f"reset leaves {_listed(names) or 'something'} as it is", _SET_BACK)
 
 
 _SET_BACK = "set it in reset() from the seed and options alone, or save it: give the class save_state and load_state"
-_SAVE_WRAPPER = (
-    "give the wrapper save_state and load_state, or leave it out: --set network.normalize_obs=true normalises "
-    "observations, and is saved with the policy"
-)
+_NORMALIZE = "--set network.normalize_obs=true normalises observations, and is saved with the policy"
+_SAVE_WRAPPER = f"give the wrapper save_state and load_state, or leave it out: {_NORMALIZE}"
 _DRAW = "call super().reset(seed=seed) in reset() and draw all random numbers from self.np_random"
 
 
@@ -141,8 +135,7 @@ def _chance(
     for stream, module in (("numpy's global np.random", np.random), ("Python's global random", random)):
         if _agree_if_seeded(module, lambda: _play(make, seed, actions)[0]):
             return Cause("chance", f"it draws from {stream}, which reset(seed) does not seed", _DRAW)
-    shared = _short([name for name in one if name.endswith(")") and one[name] != other.get(name)])
-    if shared:
+    if shared := _short([name for name in one if name.endswith(")") and one[name] != other.get(name)]):
         return Cause("past", f"reset leaves {_listed(shared)} as it is, for all copies of it", _SET_BACK)
     if unseeded:
         return Cause("chance", "its reset does not pass the seed on to super().reset(seed=seed)", _DRAW)

@@ -25,15 +25,11 @@ UNEVEN = 1.5  # times as long as the fastest tenth; a shared machine moves even 
 @dataclass(frozen=True)
 class Cost:
     seconds: float | None
-    """Of a step with its share of the resets, robust against those that were held up; infinite if not even one ended in
-    time, None if the environment raised before."""
+    """Of a step with its share of the resets, at its fastest; infinite if none ended in time, None if it raised."""
     mean: float | None = None  # the same as a plain mean, which rare long steps count in: what throughput depends on
-    spread: tuple[float, float] = (0.0, 0.0)
-    """Seconds within which the fastest tenth of the steps ended, and all but the slowest tenth. They are steps that
-    there were, so that one that was held up moves neither far; a deviation would be all its."""
+    spread: tuple[float, float] = (0.0, 0.0)  # seconds within which the fastest tenth, and nine tenths, of steps ended
     computing: float | None = None
-    """Share of the steps' time in which their thread computed; None: not known. An environment that computes in
-    threads or processes of its own waits for these, and counts as waiting."""
+    """Share of the time in which their thread computed, if known; not what it waited for threads or processes."""
     steps: int = 0
 
     @property
@@ -55,13 +51,9 @@ class Cost:
         low, high = (float(x) for x in np.percentile(fastest, [10, 90], method="nearest"))
         again = resets[1:]  # the first one may load what the others find
         share = ends / len(steps)
-        return Cost(
-            seconds=statistics.median(fastest) + (min(again) * share if again else 0.0),
-            mean=statistics.fmean(steps) + (statistics.fmean(again) * share if again else 0.0),
-            spread=(low, high),
-            computing=min(1.0, sum(computed) / max(1e-9, sum(steps))),
-            steps=len(steps),
-        )
+        seconds = statistics.median(fastest) + (min(again) * share if again else 0.0)
+        mean = statistics.fmean(steps) + (statistics.fmean(again) * share if again else 0.0)
+        return Cost(seconds, mean, (low, high), min(1.0, sum(computed) / max(1e-9, sum(steps))), len(steps))
 
 
 class Stopwatch:

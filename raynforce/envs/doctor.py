@@ -19,7 +19,7 @@ from raynforce.envs.patience import patience
 from raynforce.envs.report import Finding, Report
 from raynforce.envs.vector import VectorEnv, make_vector
 from raynforce.errors import EnvError, RaynforceError, UsageError, summary
-from raynforce.trees import Tree, join, split
+from raynforce.trees import join, split
 
 __all__ = ["Finding", "Report", "check_env"]
 
@@ -54,7 +54,7 @@ def check_env(env: str, env_args: Mapping[str, Any] | None = None, *, steps: int
         report.add("error", "hangs", f"{checkup.doing} was not through in {HANGS:g} seconds")
         return report
     finally:
-        checkup.close()
+        checkup.watch.close()
         close_env(made)  # before the next one is made: some simulators can only be had once
     try:
         with patience(HANGS, "the doctor"):
@@ -86,8 +86,8 @@ def _say_differs(report: Report, differs: Differs, cause: Cause | None) -> None:
     """One finding for what is not the same again: what was seen, why, and what that means for a run."""
     saved = any(finding.title == _COMES_BACK for finding in report.findings)  # by a pair of its own
     if cause is not None and cause.kind == "past":
-        means = "at resume and in evaluation a new environment begins without it"
-        means = "a resume brings it back, in evaluation a new environment begins without it" if saved else means
+        where = "a resume brings it back, in evaluation" if saved else "at resume and in evaluation"
+        means = f"{where} a new environment begins without it"
         report.add("warning", "state is kept across episodes", f"{cause.what}; {differs.what}; {means}", cause.fix)
         return
     title = "reset(seed) is not deterministic" if differs.at_reset else "episodes are not deterministic"
@@ -104,13 +104,19 @@ def _check_resume(
     vector: VectorEnv | None = None
     try:
         vector = make_vector(env, env_args, 1, seed=0)
-        _say_vectorised(vector, report, determined=determined)
+        report.native = isinstance(vector, NativeVector)
+        if report.native:
+            report.add("ok", "vectorised by its own implementation", "all lanes are stepped in one call")
+        else:
+            note = vector.note if determined else ""  # else it is said beside the cause
+            report.add("ok", "vectorised by a loop", note or "single envs are stepped one after the other")
         choices = np.array(actions, vector.spec.action.dtype)[:, None]  # [k, 1, ...]
         vector.reset()
         _end_an_episode(vector, choices)
         for choice in choices:
             vector.step(choice)
-        tree = _through_a_file(vector.state())
+        arrays, rest = split(vector.state())  # as a checkpoint would give it back: arrays apart, the rest as JSON
+        tree = join({path: array.copy() for path, array in arrays.items()}, json.loads(json.dumps(rest)))
         then = [vector.step(choice) for choice in choices]
         if fresh:
             vector.close()
@@ -133,11 +139,9 @@ def _check_resume(
     if notes:
         report.add("warning", "running episodes start over at resume", notes[0])
     elif other is not None:
-        detail = (
-            f"they come back {vector.way_back}, but with the same actions step {other + 1} after loading was not that "
-            "of before"
-        )
+        differs = f"with the same actions step {other + 1} after loading was not that of before"
         fix = "save and load all that step() depends on, also what is kept across episodes; change nothing while saving"
+        detail = f"they come back {vector.way_back}, but {differs}"
         report.add("warning", "running episodes go another way after resume", detail, fix)
     else:
         detail = f"come back {vector.way_back}: {len(now)} steps after loading were the same as before"
@@ -150,18 +154,3 @@ def _end_an_episode(vector: VectorEnv, choices: np.ndarray) -> None:
         if step.terminated[0] or step.truncated[0]:
             return
     vector.reset()
-
-
-def _say_vectorised(vector: VectorEnv, report: Report, *, determined: bool) -> None:
-    report.native = isinstance(vector, NativeVector)
-    if report.native:
-        report.add("ok", "vectorised by its own implementation", "all lanes are stepped in one call")
-    else:
-        note = vector.note if determined else ""  # else it is said beside the cause
-        report.add("ok", "vectorised by a loop", note or "single envs are stepped one after the other")
-
-
-def _through_a_file(tree: Tree) -> Tree:
-    """As a checkpoint would give it back: arrays apart, the rest as JSON."""
-    arrays, rest = split(tree)
-    return join({path: array.copy() for path, array in arrays.items()}, json.loads(json.dumps(rest)))

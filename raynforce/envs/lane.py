@@ -15,7 +15,7 @@ from raynforce.envs.faults import MOST_BYTES, EnvFault, count_break, trace_of
 from raynforce.envs.make import close_env, make_described
 from raynforce.envs.rows import Rows
 from raynforce.envs.snapshots import NoTree, Pair, difference, keepers, pair_of
-from raynforce.envs.vector import FINITE, derive_seed, finite, first_of_attempt
+from raynforce.envs.vector import FINITE, NOT_AT_ALL, derive_seed, finite, first_of_attempt
 from raynforce.errors import ContractError, EnvError, UsageError, summary
 from raynforce.infos import Info, numbers
 from raynforce.trees import Tree
@@ -90,7 +90,9 @@ class Lane:
         self._actions: np.ndarray | None = None  # [T, ...], of the running episode: the first `_steps`
         if replays:
             self.keep_actions()
-        self.way_back = f"through {self._pair}" if self.saves else REPLAY if replays else "not at all: they begin anew"
+        self.way_back = REPLAY if replays else NOT_AT_ALL
+        if self._pair and self.saves:
+            self.way_back = f"through {self._pair.name}"
         self._keeps = next(iter(keepers(self.env)), None) if replays else None
         self.note = ""
         if self._keeps:

@@ -66,10 +66,11 @@ class LaneVector(VectorEnv):
         self._saved_obs(tree, "local")
         self.take_faults()
         found: list[Lost | None] = self._call("restore", [(part,) for part in _split(tree, self.num_envs)])
-        self.restarted = [lane for lane, lost in enumerate(found) if lost]
+        self.restarted = []
         examples: dict[str, list[str]] = {}  # by reason
         for lane, lost in enumerate(found):
             if lost:
+                self.restarted.append(lane)
                 examples.setdefault(lost.reason, []).append(lost.example and f" (lane {lane}: {lost.example})")
         self._show()
         start_over = f"of {self.num_envs} running episodes of env {self.spec.env!r} start over"
@@ -123,9 +124,8 @@ class LocalVector(LaneVector):
         return [getattr(lane, method)(*given) for lane, given in zip(self._lanes, args, strict=True)]
 
     def _step_lanes(self, action: np.ndarray) -> tuple[Sequence[int], Sequence[int], Mapping[int, Info]]:
-        broke = [
-            lane for lane, (step, one) in enumerate(zip(self._steps, self._ready(action), strict=True)) if step(one)
-        ]
+        steps = enumerate(zip(self._steps, self._ready(action), strict=True))
+        broke = [lane for lane, (step, one) in steps if step(one)]
         done = (self._rows.terminated | self._rows.truncated).tobytes()
         if b"\1" not in done:
             return (), broke, NOTHING

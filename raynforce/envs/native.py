@@ -14,7 +14,7 @@ from raynforce.envs.describe import describe, flatten_obs
 from raynforce.envs.faults import EnvFault, trace_of
 from raynforce.envs.make import close_env, locate, make
 from raynforce.envs.snapshots import path_of, snapshot_of
-from raynforce.envs.vector import Step, VectorEnv, derive_seed, first_of_attempt
+from raynforce.envs.vector import NOT_AT_ALL, Step, VectorEnv, derive_seed, first_of_attempt
 from raynforce.errors import ContractError, EnvError, UsageError, summary
 from raynforce.infos import NOTHING, Info, numbers
 from raynforce.trees import Tree
@@ -52,7 +52,7 @@ class NativeVector(VectorEnv):
         spec = describe(env, vector.single_observation_space, vector.single_action_space, env_args)
         self._snapshot = snapshot_of(vector)
         by = f"through the snapshot registered for {path_of(vector)}"
-        super().__init__(spec, vector.num_envs, "", by if self._snapshot is not None else "not at all: they begin anew")
+        super().__init__(spec, vector.num_envs, "", by if self._snapshot is not None else NOT_AT_ALL)
         self._vector, self._seed, self._sampler = vector, seed, sampler
         self._proven = False  # whether a step has gone well
         self._mode = AutoresetMode(vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
@@ -122,13 +122,8 @@ class NativeVector(VectorEnv):
 
     def state(self) -> Tree:
         obs = self.current().values()
-        tree: Tree = {
-            "kind": "native",
-            "resets": self._resets,
-            "steps": self._steps,
-            "ended": self._ended,  # [B]
-            "obs": {str(i): array for i, array in enumerate(obs)},  # by number: a path's '/' would nest
-        }
+        tree: Tree = {"kind": "native", "resets": self._resets, "steps": self._steps, "ended": self._ended}
+        tree["obs"] = {str(i): array for i, array in enumerate(obs)}  # by number: a path's '/' would nest
         if self._snapshot is not None:
             tree["env"] = self._snapshot.save(self._vector)
         return tree
@@ -217,9 +212,9 @@ class NativeVector(VectorEnv):
     def _broken(self, what: str, raised: BaseException | None = None) -> EnvError:
         """The error to raise: for what it `raised`, or for garbage."""
         kind = "garbage" if raised is None else "raised"
-        fault = EnvFault(self.spec.env, self.spec.args, kind, None, None, self._steps, what, trace_of(raised))
         cls = ContractError if raised is None and not self._proven else EnvError
         error = cls(f"env {self.spec.env!r} (its own vector implementation, step {self._steps}) broke: {what}")
+        fault = EnvFault(self.spec.env, self.spec.args, kind, None, None, self._steps, what, trace_of(raised))
         error.facts = fault.facts()
         return error
 

@@ -31,17 +31,10 @@ KNOWN = (
     wrappers.ResizeObservation,
 )
 """Wrappers that may be outside of what has the pair, because nothing of theirs is lost."""
-KEPT: dict[type, tuple[str, str]] = {
-    wrappers.NormalizeObservation: (
-        "NormalizeObservation keeps running statistics",
-        "drop the wrapper and use --set network.normalize_obs=true, which is saved with the policy",
-    ),
-    wrappers.NormalizeReward: (
-        "NormalizeReward keeps running statistics",
-        "scale the reward by a constant instead, or give the wrapper save_state and load_state",
-    ),
-}
-"""Wrappers whose state outlives an episode: what they keep, and what to do about it."""
+_NORMALIZE = "drop the wrapper and use --set network.normalize_obs=true, which is saved with the policy"
+_SCALE = "scale the reward by a constant instead, or give the wrapper save_state and load_state"
+# Wrappers that keep running statistics across episodes, and what to do about it.
+KEPT: dict[type, str] = {wrappers.NormalizeObservation: _NORMALIZE, wrappers.NormalizeReward: _SCALE}
 ALLOWED = "allowed are nested dicts and lists of numpy arrays of numbers, and of None, bool, int, float and str"
 _JSON = (type(None), bool, int, float, str)
 _DTYPES = {np.dtype(x) for x in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")}
@@ -105,7 +98,7 @@ def path_of(env: object) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pair:
     """What saves and loads the running episode of one environment."""
 
@@ -113,18 +106,10 @@ class Pair:
     layer: Any  # the environment itself or the wrapper around it that has the pair
     snapshot: Snapshot
 
-    @property
-    def saver(self) -> str:
-        return "save_state" if isinstance(self.snapshot, _Own) else "save of its snapshot"
-
-    @property
-    def loader(self) -> str:
-        return "load_state" if isinstance(self.snapshot, _Own) else "load of its snapshot"
-
-    def __str__(self) -> str:
-        path = path_of(self.layer)
-        own = isinstance(self.snapshot, _Own)
-        return f"save_state and load_state of {path}" if own else f"the snapshot registered for {path}"
+    def __post_init__(self) -> None:
+        own, path = isinstance(self.snapshot, _Own), path_of(self.layer)
+        self.saver, self.loader = (f"{name}_state" if own else f"{name} of its snapshot" for name in ("save", "load"))
+        self.name = f"save_state and load_state of {path}" if own else f"the snapshot registered for {path}"
 
     def save(self) -> Tree:
         """The state, with the random stream of the environment, the counts of time limits, and stacked frames."""
@@ -174,22 +159,22 @@ def pair_of(env: Env) -> tuple[Pair | None, str]:
         if snapshot is None and len(own) == 2:
             snapshot = _Own()
         if snapshot is None:
-            half = half or (
-                f"{path_of(layer)} has {own[0]} alone; save_state and load_state belong together" if own else ""
-            )
+            if own and not half:
+                half = f"{path_of(layer)} has {own[0]} alone; save_state and load_state belong together"
             stranger = stranger or ("" if type(layer) in KNOWN else path_of(layer))
             continue
         pair = Pair(env, layer, snapshot)
         if not stranger:
             return pair, ""
         fix = "give it save_state and load_state, or register a snapshot for it"
-        return None, f"not through {pair}, as the wrapper {stranger} around it may have a state of its own: {fix}"
+        return None, f"not through {pair.name}, as the wrapper {stranger} around it may have a state of its own: {fix}"
     return None, half
 
 
 def keepers(env: Env) -> tuple[tuple[str, str], ...]:
     """The wrappers of an environment that are known to keep something across episodes: what, and what to do."""
-    return tuple(about for layer in layers(env) for kind, about in KEPT.items() if isinstance(layer, kind))
+    found = [(kind, fix) for layer in layers(env) for kind, fix in KEPT.items() if isinstance(layer, kind)]
+    return tuple((f"{kind.__name__} keeps running statistics", fix) for kind, fix in found)
 
 
 class NoTree(Exception):

@@ -8,6 +8,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+Info = dict[str, Any]
+
 
 class _Match(gymnasium.Env[Any, Any]):
     """Each step shows something new and pays `score(action)` for matching it; ends after `length` steps."""
@@ -21,12 +23,12 @@ class _Match(gymnasium.Env[Any, Any]):
     def score(self, action: Any) -> float:
         raise NotImplementedError
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         super().reset(seed=seed)
         self.steps, self.shown = 0, self.draw()
         return self.shown, {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         reward = self.score(action)
         self.steps, self.shown = self.steps + 1, self.draw()
         return self.shown, reward, self.steps >= self.length, False, {}
@@ -99,7 +101,7 @@ class DictIdentity(_Match):
         self.action_space = spaces.Discrete(n)
         self.n = n
 
-    def draw(self) -> dict[str, Any]:
+    def draw(self) -> Info:
         noise = self.np_random.uniform(-1.0, 1.0, 3).astype(np.float32)
         return {"noise": noise, "target": int(self.np_random.integers(self.n))}
 
@@ -114,12 +116,12 @@ class Corridor(gymnasium.Env[int, int]):
         self.observation_space, self.action_space = spaces.Discrete(n + 1), spaces.Discrete(2)
         self.n = n
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[int, Info]:
         super().reset(seed=seed)
         self.place = self.steps = 0
         return self.place, {}
 
-    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[int, float, bool, bool, Info]:
         self.steps += 1
         self.place = max(0, self.place + (1 if action == 1 else -1))
         there = self.place == self.n
@@ -133,14 +135,12 @@ class Endless(gymnasium.Env[np.ndarray, int]):
         self.observation_space, self.action_space = spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2)
         self.length = length
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         self.steps = 0
         return np.ones(1, np.float32), {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, Info]:
         self.steps += 1
         return np.ones(1, np.float32), 1.0, False, self.steps >= self.length, {}
 
@@ -160,16 +160,14 @@ class Catch(gymnasium.Env[np.ndarray, int]):
         self.action_space = spaces.Discrete(2)
         self.length, self.width = length, width
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         self.steps = 0
         self.column, way = (int(x) for x in self.np_random.integers((self.width, 2)))
         self.drift = 1 if way else -1
         return self._image(), {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, Info]:
         self.steps += 1
         self.column = (self.column + self.drift) % self.width
         caught = (1 if action == 1 else -1) == self.drift
