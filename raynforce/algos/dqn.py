@@ -78,9 +78,8 @@ class DQN(OffPolicy[DQNConfig]):
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
         if env.action.kind != "discrete":
-            raise UsageError(
-                f"dqn needs discrete actions, and those of {env.env} are {_KINDS[env.action.kind]}: use ppo"
-            )
+            kind = _KINDS[env.action.kind]
+            raise UsageError(f"dqn needs discrete actions, and those of {env.env} are {kind}: use ppo")
         self._followed = 0  # updates that the target network has seen
 
     def heads(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Single environments as one vector environment: stepped in a loop here, side by side in `parallel.py`."""
+"""Single environments as one vector environment: stepped in a loop here, side by side in `lanes.py`."""
 
 from __future__ import annotations
 

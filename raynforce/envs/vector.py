@@ -133,10 +133,9 @@ def make_vector(
     needs a snapshot of the vector implementation; the loop replays the running episodes' actions, unless `record` is
     off.
     """
-    from raynforce.envs.lanes import Lanes  # all implement this module's contract, so they import it
+    from raynforce.envs.lanes import Lanes, ParallelVector  # all implement this module's contract, so they import it
     from raynforce.envs.local import LocalVector
     from raynforce.envs.native import NativeVector, registered_vector
-    from raynforce.envs.parallel import ParallelVector
 
     if num_envs < 1:
         raise UsageError(f"num_envs is {num_envs}; it must be 1 or more")

@@ -139,8 +139,13 @@ class Actor:
         outputs = self.distribution.outputs if places is None else (*self.distribution.outputs, *spec.kept)
         self._version: PolicyVersion | None = None
         self.schedules: Mapping[str, float] = {}
-        numpy = spec.acts_with == "numpy" or (light and not spec.factory)
-        self._net = NumpyNet(spec.network, outputs) if numpy else _torch_actor(spec)
+        self._net: NumpyNet | TorchActor
+        if spec.acts_with == "numpy" or (light and not spec.factory):
+            self._net = NumpyNet(spec.network, outputs)
+        else:
+            from raynforce.policies.torch_net import TorchActor  # imports torch: few networks need it
+
+            self._net = TorchActor(spec)
         self.to_env = action_map(spec.env.action)
         self.outputs = self._net  # a function of `[B, ...]` raw observations
 
@@ -183,9 +188,3 @@ def action_map(spec: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:
 
 def _only(tree: Tree, *keys: str) -> Tree:
     return {key: tree[key] for key in keys}
-
-
-def _torch_actor(spec: ActingSpec) -> TorchActor:
-    from raynforce.policies.torch_net import TorchActor  # imports torch: few networks need it
-
-    return TorchActor(spec.network, spec.factory, spec.heads, spec.env.obs, spec.factory_args)

@@ -1,15 +1,17 @@
-"""What a loss sees of a network, and what the torch interpreters of a spec and of a user's own module share."""
+"""What a loss sees of a network, and a user's own torch module over one flat parameter tensor."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raynforce.errors import AlgorithmError, UsageError
-from raynforce.policies.spec import NetworkSpec
+from raynforce.errors import AlgorithmError, UsageError, summary
+from raynforce.policies.spec import NetworkSpec, require_named
 
 Outputs = dict[str, Tensor]
 
@@ -105,3 +107,117 @@ def derivatives(loss: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
             " returns in the same call of loss, without params=, torch.no_grad() or detach()"
         )
     return found
+
+
+class ModuleNet(Network):
+    """A user's own `torch.nn.Module` whose parameters become views into the flat vector.
+
+    `factory(leaves, heads)` gets the observation's leaves (`raynforce.spaces.ObsLeaf`) and the outputs wanted with
+    their sizes, and returns a module. Its `forward(obs)` gets a dict of `[N, ...]` tensors under the leaves' paths
+    (just the tensor if there is one leaf) and returns a dict with a `[N, size]` tensor for each head. Further arguments
+    of `forward` are named inputs, None by default: `forward(obs, action=None)`, which leaves out what it cannot make.
+    """
+
+    def __init__(self, spec: NetworkSpec, module: torch.nn.Module, heads: Mapping[str, int], device: torch.device):
+        named = [(n, p) for n, p in module.named_parameters() if n not in {f.name for f in spec.free}]
+        if not named:
+            raise UsageError("network.factory returned a module without parameters: there is nothing to learn")
+        if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()):
+            raise UsageError("network.factory returned a module with batch normalisation: use layer normalisation")
+        if any(True for _ in module.buffers()):
+            fix = "make them parameters with requires_grad=False"
+            raise UsageError(
+                f"network.factory returned a module with buffers, which do not travel with the policy: {fix}"
+            )
+        start = [p.detach().float().reshape(-1).numpy() for _, p in named]
+        start += [np.full(f.size, f.init, np.float32) for f in spec.free]
+        super().__init__(spec, np.concatenate(start), device)
+        self.module = module.to(device)
+        self.heads = dict(heads)
+        self._takes = _further_arguments(module)
+        self._grad = torch.zeros_like(self.flat)
+        self._own: dict[str, Tensor] = {}
+        offset = 0
+        for name, parameter in named:
+            part = self.parts[name] = slice(offset, offset + parameter.numel())
+            parameter.data = self.flat[part].view(parameter.shape)
+            self._own[name] = parameter
+            offset = part.stop
+        for free in spec.free:
+            part = self.parts[free.name] = slice(offset, offset + free.size)
+            self._own[free.name] = self.flat[part].requires_grad_()
+            offset = part.stop
+        self._free = {free.name: self._own[free.name] for free in spec.free}
+        self._learned = {name: p for name, p in self._own.items() if p.requires_grad}
+
+    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None, **named: Tensor) -> Outputs:
+        if named:
+            require_named(named, self._takes, "network.factory's forward")
+        inputs: Any = self._prepared(obs)
+        if len(self.spec.inputs) == 1:
+            inputs = inputs[self.spec.inputs[0].path]
+        free, views = self._free, None
+        if params is not None:
+            self._require_vector(params)
+            views = {n: params[part].view(self._own[n].shape) for n, part in self.parts.items()}
+            free = {n: views.pop(n) for n in free}
+        outputs = self._call(inputs, named, views)
+        for head, size in self.heads.items():
+            given = outputs.get(head) if isinstance(outputs, dict) else outputs
+            if isinstance(outputs, dict) and head not in outputs and self._takes:
+                continue
+            if not (isinstance(outputs, dict) and isinstance(given, Tensor) and tuple(given.shape[1:]) == (size,)):
+                found = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+                found = found if isinstance(outputs, dict) else type(outputs).__name__
+                raise UsageError(f"network.factory's module must return a dict with {head!r} [N, {size}]; got {found}")
+        return SomeOutputs({**outputs, **free}, self._lacks) if self._takes else {**outputs, **free}
+
+    def _lacks(self, head: str) -> str:
+        takes = ", ".join(f"{name}=…" for name in self._takes)
+        return f"was not returned by network.factory's module: does it want {takes}" if head in self.heads else ""
+
+    def _call(self, inputs: Any, named: dict[str, Tensor], views: dict[str, Tensor] | None) -> Any:
+        try:
+            if views is None:
+                return self.module(inputs, **named)
+            return torch.func.functional_call(self.module, views, (inputs,), named)
+        except Exception as error:
+            given = {k: tuple(v.shape) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(inputs.shape)
+            raise UsageError(f"network.factory's forward raised {summary(error)}; it was given {given}") from error
+
+    def _prepared(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The leaves as the module gets them: raw, but for vectors when observations are normalised."""
+        prepared: dict[str, Tensor] = {}
+        offset = 0
+        for leaf in self.spec.inputs:
+            x, part = obs[leaf.path], slice(offset, offset + leaf.width)
+            offset = part.stop
+            if leaf.encoding == "vector" and self._shift is not None and self._scale is not None:
+                flat = (x.reshape(len(x), -1).float() - self._shift[part]) * self._scale[part]
+                x = flat.clamp_(-10.0, 10.0).view(x.shape)
+            prepared[leaf.path] = x
+        return prepared
+
+    def predict(self, obs: Mapping[str, np.ndarray], **named: np.ndarray) -> dict[str, np.ndarray]:
+        self.module.eval()  # no dropout where nothing is learned
+        try:
+            return super().predict(obs, **named)
+        finally:
+            self.module.train()
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        found = derivatives(loss, list(self._learned.values()))
+        self._grad.zero_()
+        for name, g in zip(self._learned, found, strict=True):
+            if g is not None:
+                self._grad[self.parts[name]].view(g.shape).copy_(g)
+        return self._grad
+
+
+def _further_arguments(module: torch.nn.Module) -> tuple[str, ...]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    try:
+        given = list(inspect.signature(module.forward).parameters.values())[1:]
+    except (TypeError, ValueError):  # some callables have none
+        return ()
+    return tuple(p.name for p in given if p.kind in kinds)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from raynforce.errors import UsageError
-from raynforce.policies.spec import NORM_EPS, Conv, Input, LayerNorm, Linear, NetworkSpec, require_named
+from raynforce.policies.spec import NORM_EPS, Conv, Input, LayerNorm, Linear, NetworkSpec
 
 COLUMNS_BYTES = 1 << 19  # of a convolution's windows laid out at a time: they stay in the cache until multiplied
 Obs = Mapping[str, np.ndarray]
@@ -147,11 +147,7 @@ def encode(spec: NetworkSpec, obs: Obs, named: Obs = NONE) -> dict[str, np.ndarr
     if spec.flat:
         found["input"] = flat_input(spec, obs)
     if named:
-        require_named(named, [leaf.path for leaf in spec.named], "this network")
-        for leaf in spec.named:
-            if leaf.path in named:
-                leaf.require_rows(named[leaf.path])
-                found[leaf.path] = _flat(leaf, named)
+        found |= {leaf.path: _flat(leaf, named) for leaf in spec.given(named)}
     return found
 
 

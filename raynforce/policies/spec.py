@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -195,6 +195,14 @@ class NetworkSpec:
             read = self.reads[tower.name]
             found[tower.name] = frozenset(names.intersection(read)).union(*(found.get(s, ()) for s in read))
         return found
+
+    def given(self, named: Mapping[str, Any]) -> list[Input]:
+        """The named inputs that a call was given, numpy or torch batches; refuses what does not fit."""
+        require_named(named, [leaf.path for leaf in self.named], "this network")
+        leaves = [leaf for leaf in self.named if leaf.path in named]
+        for leaf in leaves:
+            leaf.require_rows(named[leaf.path])
+        return leaves
 
     def lacks(self, output: str, given: Collection[str]) -> str:
         """How to say that an output reads inputs that were not given; empty if it does not."""

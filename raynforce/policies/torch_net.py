@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from raynforce.errors import AlgorithmError, UsageError, summary
 from raynforce.imports import load_object
-from raynforce.policies.module_net import ModuleNet
-from raynforce.policies.network import Network, Outputs, SomeOutputs, derivatives, tensor
+from raynforce.policies.acting import ActingSpec
+from raynforce.policies.network import ModuleNet, Network, Outputs, SomeOutputs, derivatives, tensor
 from raynforce.policies.numpy_net import onehot_offsets
 from raynforce.policies.products import convolution, convolution_backward, linear, linear_backward, openblas_backward
 from raynforce.policies.spec import (
@@ -26,7 +26,6 @@ from raynforce.policies.spec import (
     LayerNorm,
     Linear,
     NetworkSpec,
-    require_named,
 )
 
 __all__ = ["ModuleNet", "Network", "Outputs", "SpecNet", "TorchActor", "build", "tensor"]
@@ -294,11 +293,7 @@ def encode(spec: NetworkSpec, obs: Mapping[str, Tensor], named: Mapping[str, Ten
     elif spec.flat:
         found["input"] = torch.cat([_flat(leaf, obs) for leaf in spec.flat], dim=1)
     if named:
-        require_named(named, [leaf.path for leaf in spec.named], "this network")
-        for leaf in spec.named:
-            if leaf.path in named:
-                leaf.require_rows(named[leaf.path])
-                found[leaf.path] = _flat(leaf, named)
+        found |= {leaf.path: _flat(leaf, named) for leaf in spec.given(named)}
     return found
 
 
@@ -363,16 +358,10 @@ def _require_arguments(factory: str, make: Any, args: Mapping[str, Any]) -> None
 class TorchActor:
     """Acts with torch, behind the interface of `NumpyNet`: with a user's own module, or where it is faster."""
 
-    def __init__(
-        self,
-        spec: NetworkSpec,
-        factory: str | None,
-        heads: Mapping[str, int],
-        leaves: Any,
-        args: Mapping[str, Any] = NO_ARGS,
-    ) -> None:
-        self._net = build(spec, factory, heads, leaves, 0, torch.device("cpu"), args)
-        self._one_thread = factory is None
+    def __init__(self, spec: ActingSpec) -> None:
+        made = spec.network, spec.factory, spec.heads, spec.env.obs
+        self._net = build(*made, 0, torch.device("cpu"), spec.factory_args)
+        self._one_thread = spec.factory is None
 
     def load(self, flat: np.ndarray, shift: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:
         with torch.no_grad():
