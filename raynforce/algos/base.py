@@ -56,18 +56,12 @@ class Loss(NamedTuple):
 class Round:
     """What the learner tells an algorithm of the round of learning that is under way."""
 
-    version: int = 0
-    """Number of the policy version it starts from."""
-    updates: int = 0
-    """Optimiser steps taken so far, whoever computed their gradients."""
-    scheduled: Mapping[str, float] = field(default_factory=dict)
-    """The values of `schedules`."""
-    reward_scale: float = 1.0
-    """What to multiply rewards by; 1 unless `learner.scale_rewards` is on."""
-    due: int | None = None
-    """Updates to make from replay, where the run holds the ratio of samples to inserts; None: the algorithm does."""
-    known: Collection[str] = ()
-    """Names of segments that are saved already, whose content `state` may leave out."""
+    version: int = 0  # number of the policy version it starts from
+    updates: int = 0  # optimiser steps taken so far, whoever computed their gradients
+    scheduled: Mapping[str, float] = field(default_factory=dict)  # the values of `schedules`
+    reward_scale: float = 1.0  # what to multiply rewards by; 1 unless `learner.scale_rewards` is on
+    due: int | None = None  # updates to make from replay; None: the algorithm holds the ratio of samples to inserts
+    known: Collection[str] = ()  # names of segments that are saved already, whose content `state` may leave out
 
 
 class Algorithm(Generic[H]):
@@ -110,22 +104,18 @@ class Algorithm(Generic[H]):
 
     @property
     def version(self) -> int:
-        """Number of the policy version that this round starts from."""
         return self.round.version
 
     @property
     def updates(self) -> int:
-        """Optimiser steps taken so far, whoever computed their gradients."""
         return self.round.updates
 
     @property
     def scheduled(self) -> Mapping[str, float]:
-        """The values of `schedules` in this round."""
         return self.round.scheduled
 
     @property
     def reward_scale(self) -> float:
-        """What to multiply rewards by; 1 unless `learner.scale_rewards` is on."""
         return self.round.reward_scale
 
     limiter: Limiter | None = None

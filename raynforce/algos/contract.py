@@ -33,7 +33,6 @@ INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def require_methods(kind: type[Algorithm[Any]], name: str) -> None:
-    """Refuse an algorithm that leaves out what nobody else can define."""
     for method, what in METHODS.items():
         if getattr(kind, method) is getattr(Algorithm, method):
             raise UsageError(f"algorithm {name!r} does not define {method}: {what}")
@@ -72,7 +71,6 @@ def names(kind: type[Algorithm[Any]], declaration: str) -> tuple[str, ...]:
 
 
 def make_algorithm(config: Config, env: EnvSpec, kind: type[Algorithm[Any]]) -> Algorithm[Any]:
-    """The algorithm of a run; what its `__init__` raises is told with its place."""
     with blamed(config.algo):
         return kind(config, env)
 
@@ -158,7 +156,6 @@ def is_own(algo: Algorithm[Any]) -> bool:
 
 
 def wrong_arrays(algo: Algorithm[Any], method: str, given: Any, error: Exception) -> AlgorithmError:
-    """For what was to be arrays by name, and could not be made tensors."""
     wanted, verb = "arrays by name, such as rows(fragment, {'advantage': advantage})", "returned"
     if method == "minibatches":
         wanted, verb = "a dict of tensors or arrays", "yielded"
@@ -202,7 +199,6 @@ def explained(algo: Algorithm[Any], loss: Any, error: Exception) -> Exception:
 
 
 def require_savable(algo: Algorithm[Any], tree: Any, path: str = "") -> None:
-    """Refuse what `state` returned if it cannot be written to a checkpoint."""
     if not path and not isinstance(tree, dict):
         raise _wrong(algo, "state", tree, "a dict of arrays, numbers and texts")
     if isinstance(tree, dict):

@@ -15,6 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium
@@ -53,11 +54,12 @@ def find_cause(make: Callable[[], Env] | None, seed: int, actions: Sequence[Any]
         return Cause("past", *used.keepers[0])
     if make is None:
         return None
+    play = partial(_play, make, seed, actions)
     try:
-        (first, state, unseeded), (second, again, _) = (_play(make, seed, actions) for _ in range(2))
+        (first, state, unseeded), (second, again, _) = play(), play()
         if first == second:
             return _past(used, dict(state.items() & again.items()))
-        return _chance(make, seed, actions, state, again, unseeded=unseeded)
+        return _chance(play, state, again, unseeded)
     except (Exception, SystemExit):
         return None
 
@@ -89,7 +91,10 @@ def _held(env: Env) -> Iterator[tuple[str, Any, int]]:
                     yield f"{cls.__module__}.{key} (a global)", value, 1
 
 
-def _play(make: Callable[[], Env], seed: int, actions: Sequence[Any]) -> tuple[list[bytes], Mapping[str, str], bool]:
+Played = tuple[list[bytes], Mapping[str, str], bool]
+
+
+def _play(make: Callable[[], Env], seed: int, actions: Sequence[Any]) -> Played:
     """What an episode shows in a new environment, its data after the reset, and whether that left its seed alone."""
     env = make()
     try:
@@ -123,17 +128,9 @@ _SAVE_WRAPPER = f"give the wrapper save_state and load_state, or leave it out: {
 _DRAW = "call super().reset(seed=seed) in reset() and draw all random numbers from self.np_random"
 
 
-def _chance(
-    make: Callable[[], Env],
-    seed: int,
-    actions: Sequence[Any],
-    one: Mapping[str, str],
-    other: Mapping[str, str],
-    *,
-    unseeded: bool,
-) -> Cause:
+def _chance(play: Callable[[], Played], one: Mapping[str, str], other: Mapping[str, str], unseeded: bool) -> Cause:
     for stream, module in (("numpy's global np.random", np.random), ("Python's global random", random)):
-        if _agree_if_seeded(module, lambda: _play(make, seed, actions)[0]):
+        if _agree_if_seeded(module, play):
             return Cause("chance", f"it draws from {stream}, which reset(seed) does not seed", _DRAW)
     if shared := _short([name for name in one if name.endswith(")") and one[name] != other.get(name)]):
         return Cause("past", f"reset leaves {_listed(shared)} as it is, for all copies of it", _SET_BACK)
@@ -143,15 +140,15 @@ def _chance(
     return Cause("chance", what, _DRAW)
 
 
-def _agree_if_seeded(module: Any, play: Callable[[], list[bytes]]) -> bool:
+def _agree_if_seeded(module: Any, play: Callable[[], Played]) -> bool:
     """Whether two new environments show the same once this global stream, numpy's or Python's, is seeded."""
     numpy = module is np.random
     before, shown = module.get_state() if numpy else module.getstate(), []
     try:
         for _ in range(2):
             module.seed(0)
-            shown.append(play())
-        return bool(shown[0] == shown[1])
+            shown.append(play()[0])
+        return shown[0] == shown[1]
     finally:
         (module.set_state if numpy else module.setstate)(before)
 
@@ -160,7 +157,7 @@ _NO_DATA = (types.ModuleType, gymnasium.Env, gymnasium.Space)
 
 
 def _digests(name: str, value: Any, deep: int) -> Iterator[tuple[str, str]]:
-    """Names and digests of the plain data in a value; what is not plain is left out."""
+    """Names and digests of the plain data in a value."""
     if isinstance(value, np.random.Generator):
         yield name, f"{_STREAM}{value.bit_generator.state}"
     elif isinstance(value, np.random.RandomState | random.Random):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from raynforce.envs.causes import Cause, find_cause
-from raynforce.envs.checkup import HANGS, Checkup, Differs, GiveUp, Rollout
+from raynforce.envs.checkup import HANGS, Checkup, Differs, GiveUp
 from raynforce.envs.describe import bits
 from raynforce.envs.lane import REPLAY
 from raynforce.envs.make import close_env, locate, make
@@ -57,33 +57,20 @@ def check_env(env: str, env_args: Mapping[str, Any] | None = None, *, steps: int
         checkup.watch.close()
         close_env(made)  # before the next one is made: some simulators can only be had once
     try:
-        with patience(HANGS, "the doctor"):
-            _check_again(env, env_args, report, rollout, differs, fresh=fresh)
+        with patience(HANGS, "the doctor"):  # of what makes the environment again, if that is affordable
+            if report.ok:
+                affordable = int(_LOADS / max(1e-9, float(np.mean(rollout.step_seconds))))
+                actions = rollout.actions[: max(1, min(affordable, len(rollout.actions) // 10, _LOADED))]
+                _check_resume(env, env_args, report, actions, fresh=fresh, determined=differs is None)
+            if differs is not None:
+                new = (lambda: make(env, env_args)) if fresh else None
+                _say_differs(report, differs, find_cause(new, differs.seed, differs.actions, differs.used))
     except EnvError:
         report.add("error", "hangs", f"made again, to save and load it, it was not through in {HANGS:g} seconds")
     return report
 
 
-def _check_again(
-    env: str,
-    env_args: Mapping[str, Any] | None,
-    report: Report,
-    rollout: Rollout,
-    differs: Differs | None,
-    *,
-    fresh: bool,
-) -> None:
-    if report.ok:
-        affordable = int(_LOADS / max(1e-9, float(np.mean(rollout.step_seconds))))
-        actions = rollout.actions[: max(1, min(affordable, len(rollout.actions) // 10, _LOADED))]
-        _check_resume(env, env_args, report, actions, fresh=fresh, determined=differs is None)
-    if differs is not None:
-        new = (lambda: make(env, env_args)) if fresh else None
-        _say_differs(report, differs, find_cause(new, differs.seed, differs.actions, differs.used))
-
-
 def _say_differs(report: Report, differs: Differs, cause: Cause | None) -> None:
-    """One finding for what is not the same again: what was seen, why, and what that means for a run."""
     saved = any(finding.title == _COMES_BACK for finding in report.findings)  # by a pair of its own
     if cause is not None and cause.kind == "past":
         where = "a resume brings it back, in evaluation" if saved else "at resume and in evaluation"

@@ -94,7 +94,7 @@ class LaneWorker:
 
 
 class _Worker(LaneWorker):
-    """A lane in this process, with a row of its own: one that was abandoned may come back at any time."""
+    """A lane in this process; its row is its own, as one that was abandoned may come back at any time."""
 
     report: Report | None = None
 
@@ -143,7 +143,6 @@ class EnvExecutor:
         worker.do(worker.make)
 
     def step(self, lanes: Sequence[int]) -> None:
-        """Have these lanes step with their rows' actions."""
         for lane in lanes:
             worker = self._workers[lane]
             worker.do(worker.step)
@@ -154,7 +153,6 @@ class EnvExecutor:
         worker.do(worker.call, method, args)
 
     def done(self, worker: _Worker) -> None:
-        """Called by a worker, in its thread, when it is done."""
         self._finished.append(worker)
         self.bell.ring()
 

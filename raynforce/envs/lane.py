@@ -50,8 +50,6 @@ class Plan(NamedTuple):
 
 @dataclass
 class Shared:
-    """What lanes that are stepped together have in common."""
-
     proven: bool = False  # whether a step of any of them went well
     saved: bool = False  # whether any of them could be saved
     faults: list[EnvFault] = field(default_factory=list)
@@ -101,7 +99,6 @@ class Lane:
             self.note = f"running episodes of env {plan.env!r} come back {self.way_back}, {reason}"
 
     def keep_actions(self) -> None:
-        """Save the actions of the running episode, not the env's own state."""
         self.saves, self._actions = False, np.empty((64, *self.spec.action.shape), self.spec.action.dtype)
 
     def write_to(self, row: Rows) -> None:
@@ -206,7 +203,6 @@ class Lane:
         self._return = 0.0
 
     def _advance(self, action: Any) -> tuple[float, bool, bool, Any]:
-        """Step the env; returns reward, terminated, truncated, info."""
         try:
             result: Any = self.env.step(action)
         except (Exception, SystemExit) as error:

@@ -102,11 +102,13 @@ class Lanes:
         self.executor.step(asked)
 
     def collect(self) -> tuple[np.ndarray, list[Broken]]:
-        """Lanes that are done with a step since this was last asked, `[K]` in order, and those that broke."""
+        """Lanes that are done with a step since the last call, `[K]` in order, and those that broke."""
         done, reports = self.executor.collect()
         broken = [found for report in reports if (found := self._handle(report, done)) is not None]
-        if self._unreported:
-            broken += self._replacements()
+        if self._unreported:  # those that are there again, and were asked to step
+            back = [lane for lane in self._unreported if lane not in self._making and self._since[lane] < math.inf]
+            self.reward[back], self.terminated[back], self.truncated[back] = 0.0, False, False
+            broken += [self._unreported.pop(lane) for lane in back]
         since, stepped = self._since, self._stepped
         for lane in done:
             since[lane] = math.inf
@@ -196,7 +198,6 @@ class Lanes:
         return made[0]
 
     def _handle(self, report: Report, done: list[int]) -> Broken | None:
-        """Act on a report other than of a plain step."""
         lane, what, value, faults = report
         self._faults += faults
         if what in ("step", "broke"):
@@ -220,11 +221,6 @@ class Lanes:
             self._replace(lane)
         return None
 
-    def _replacements(self) -> list[Broken]:
-        back = [lane for lane in self._unreported if lane not in self._making and self._since[lane] < math.inf]
-        self.reward[back], self.terminated[back], self.truncated[back] = 0.0, False, False
-        return [self._unreported.pop(lane) for lane in back]
-
     def _lose(self, lane: int, code: str, text: str) -> None:
         """Note the fault of an environment that has to be replaced."""
         plan, rows = self.executor.plan, self.rows
@@ -238,8 +234,7 @@ class Lanes:
         self._stepped[lane] = 0
 
     def _replace(self, lane: int) -> None:
-        self.rows.episode[lane] += 1
-        self.rows.steps[lane] = 0
+        self.rows.episode[lane], self.rows.steps[lane] = self.rows.episode[lane] + 1, 0
         self.executor.make(lane, int(self.rows.episode[lane]))
 
     def _require_fit(self, text: str) -> None:

@@ -210,7 +210,6 @@ class NativeVector(VectorEnv):
         return found
 
     def _broken(self, what: str, raised: BaseException | None = None) -> EnvError:
-        """The error to raise: for what it `raised`, or for garbage."""
         kind = "garbage" if raised is None else "raised"
         cls = ContractError if raised is None and not self._proven else EnvError
         error = cls(f"env {self.spec.env!r} (its own vector implementation, step {self._steps}) broke: {what}")

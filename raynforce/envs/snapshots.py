@@ -207,7 +207,7 @@ def unpack(packed: Tree) -> Tree:
 
 
 def _rest(value: Any, path: list[Any], arrays: list[np.ndarray], places: list[tuple[list[Any], bool]]) -> Any:
-    """The JSON of a tree, with None where there are arrays; those are put into `arrays`, and `places` says where."""
+    """The JSON of a tree, with None in place of its arrays, which go to `arrays`; `places` says where."""
     if type(value) is dict:
         for key in value:
             if type(key) is not str:

@@ -160,7 +160,7 @@ def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
 def require_finite(
     env: str, columns: Mapping[str, np.ndarray], axes: tuple[str, ...], args: Mapping[str, Any] | None = None
 ) -> None:
-    """Refuse NaN and infinity in observations and rewards; `axes` names the leading dimensions for the message."""
+    """Refuse NaN and infinity; `axes` names the leading dimensions for the message."""
     for path, column in columns.items():
         if column.dtype.kind == "f" and not finite(column):
             place = np.argwhere(~np.isfinite(column))[0]

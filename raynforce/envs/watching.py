@@ -1,8 +1,7 @@
 """Episodes to look at: in a window, or as films.
 
-Films are written by PyAV (the extra `video`): it is kept up, brings its encoder along, and writes mp4 files that every
-browser plays, frame by frame in this process. Gymnasium's `RecordVideo` holds a whole episode in memory, and needs
-moviepy, which does not go with current versions of Pillow.
+Films are written by PyAV (the extra `video`), which brings its encoder along and writes mp4 files frame by frame.
+Gymnasium's `RecordVideo` holds a whole episode in memory, and needs moviepy, which does not go with current Pillow.
 """
 
 from __future__ import annotations
@@ -31,10 +30,11 @@ FRAMES_A_SECOND = 30  # where the environment does not say
 class Watched(LocalVector):
     """One environment in a window, or filmed into the folder `films`."""
 
+    films: Films | None = None
+
     def __init__(
         self, env: str, args: Mapping[str, Any] | None, *, seed: int, sampler: int, films: str | Path | None = None
     ) -> None:
-        self.films: Films | None = None
         args = _showing(env, dict(args or {}), "human" if films is None else "rgb_array")
         super().__init__(env, args, 1, seed=seed, sampler=sampler, record=False, lane=_FilmedLane)
         if films is not None:
@@ -48,8 +48,6 @@ class Watched(LocalVector):
 
 
 class _FilmedLane(Lane):
-    """Adds a frame to the film for each reset and step, if there are films."""
-
     films: Films | None = None
 
     def _begin(self, episode: int) -> None:
@@ -78,7 +76,7 @@ class _FilmedLane(Lane):
 
 
 def _showing(env: str, args: dict[str, Any], mode: Mode) -> dict[str, Any]:
-    """The arguments with which the environment shows itself in this way; a `UsageError` if it does not."""
+    """The arguments with which the environment shows itself in this way."""
     option = "--render (render=True)" if mode == "human" else "--video (video=DIR)"
     places = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
     if mode == "human" and sys.platform == "linux" and not any(os.environ.get(name) for name in places):
@@ -116,10 +114,12 @@ class Films:
 
     def __init__(self, folder: Path, rate: float) -> None:
         self.paths: list[Path] = []  # those that are done
-        self._av = _library()
         self._folder, self._rate = folder, Fraction(rate).limit_denominator(1000)
         try:
+            self._av = importlib.import_module("av")
             folder.mkdir(parents=True, exist_ok=True)
+        except ImportError:
+            raise UsageError('films need PyAV, which is not installed: pip install "raynforce[video]"') from None
         except OSError as error:
             raise UsageError(f"video = {str(folder)!r} cannot be made: {error.strerror}") from error
         names = [path.stem.removeprefix("episode-") for path in folder.glob("episode-*.mp4")]
@@ -128,7 +128,6 @@ class Films:
         self._path: Path | None = None  # of the film that is being written
         self._file: Any = None
         self._stream: Any = None
-        self._frames = 0
 
     def begin(self, frame: np.ndarray) -> None:
         """An episode begins. If the one before has not ended, it broke, and is not worth a film."""
@@ -161,7 +160,6 @@ class Films:
             self._number += 1
 
     def close(self) -> None:
-        """Delete a film that was begun."""
         if path := self._finish():
             path.unlink(missing_ok=True)
 
@@ -184,10 +182,3 @@ class Films:
             self._file.close()
             self._stream = None
         return path
-
-
-def _library() -> Any:
-    try:
-        return importlib.import_module("av")
-    except ImportError:
-        raise UsageError('films need PyAV, which is not installed: pip install "raynforce[video]"') from None

@@ -1,7 +1,6 @@
 """What fragments are built of: columns, episodes in flight, true last observations.
 
-A sampler, whose lanes step together, writes whole rows; the policy server, whose lanes go their own pace, writes by
-lane. One way of writing for both would cost samplers an index per row, so each has its own. All else is here.
+Samplers write whole rows, the policy server by lane: one way for both would cost samplers an index per row.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from raynforce.infos import NOTHING, Info, values
 from raynforce.spaces import ActionSpec, ObsLeaf
 
 Arrays = dict[str, np.ndarray]
+Columns = Mapping[str, np.ndarray]
 MASK = "action_mask"
 STATE = "state0/"
 
@@ -81,13 +81,7 @@ def final_columns(columns: Arrays, index: Sequence[np.ndarray], last: Sequence[M
 
 
 def finish(
-    columns: Arrays,
-    episodes: Sequence[Ended],
-    *,
-    version: int,
-    sampler: int,
-    sequence: int,
-    state0: Mapping[str, np.ndarray] = NOTHING,
+    columns: Arrays, episodes: Sequence[Ended], *, version: int, sampler: int, sequence: int, state0: Columns = NOTHING
 ) -> Fragment:
     """The fragment of these columns; `state0` `[B, ...]` is the recurrent state that its first row was chosen with."""
     columns["episode/return"] = np.array([each.total for each in episodes], np.float32)

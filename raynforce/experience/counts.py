@@ -56,7 +56,6 @@ class Counts:
         return tree | ({"info": infos.to_tree(told)} if told else {})
 
     def load(self, tree: Tree) -> None:
-        """Undo `state`; older checkpoints lack some of it."""
         self.steps, self.episodes, self.best_return = tree["steps"], tree["episodes"], tree.get("best_return")
         self._returns = deque(tree["recent"].tolist(), maxlen=RECENT)
         self._lengths = deque(np.asarray(tree.get("lengths", ())).tolist(), maxlen=RECENT)

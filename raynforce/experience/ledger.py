@@ -59,7 +59,7 @@ class Ledger:
         self.lost += steps
 
     def check(self, held: Iterable[Key]) -> None:
-        """Raise unless everything balances, where `held` are the fragments that the topology has in its hands."""
+        """Raise unless everything balances; `held` are the fragments that the topology has."""
         there = sorted(held)
         if there != sorted(self._flying):
             extra = ", ".join(map(_name, sorted(set(there) ^ set(self._flying)))) or "some twice"

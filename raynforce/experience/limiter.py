@@ -46,7 +46,6 @@ class Limiter:
 
     @property
     def measured(self) -> float | None:
-        """Samples per insert until now; None before there is anything to sample."""
         return self.sampled / (self.inserted - self.starts) if self.inserted > self.starts else None
 
     def state(self) -> Tree:

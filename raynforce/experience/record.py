@@ -13,8 +13,6 @@ Key = tuple[int, int]  # sampler and sequence number: a fragment's name
 
 
 class Record(NamedTuple):
-    """Accompanies a fragment to the driver, the learner and the ledger."""
-
     sampler: int
     sequence: int
     steps: int  # environment steps in it: valid rows

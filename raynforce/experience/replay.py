@@ -24,14 +24,10 @@ REDRAWS = 8
 class Replay:
     """Transitions of `samplers` x `lanes` lanes, at most about `capacity` of them, sampled with n-step returns.
 
-    Time runs down the rows, a column is a lane; every sampler has its own write head. The row at a head
-    holds the newest observation alone, so `capacity - samplers * lanes` transitions fit. A transition can be
-    sampled once its n-step window is complete: `n_step` steps long, or shorter where the episode ended.
-
-    Of an observation that is a stack of frames a row holds the newest frame; samples have the whole stack. With
-    `compress` images are kept compressed, which changes nothing but memory and time.
-
-    `len(replay)` counts the transitions that can be sampled now, `replay.resident` all valid ones it holds.
+    Time runs down the rows, a column is a lane; every sampler has its own write head. The row at a head holds the
+    newest observation alone, so `capacity - samplers * lanes` transitions fit. A transition can be sampled once its
+    n-step window is complete, or its episode ended: `len(replay)` counts those. Of a stack of frames a row holds the
+    newest; samples have the whole stack. With `compress` images are kept compressed.
     """
 
     def __init__(
@@ -110,14 +106,10 @@ class Replay:
     # Insert
 
     def insert(self, fragment: Fragment) -> int:
-        """Copy a fragment in, over the oldest steps of its sampler; returns how many valid transitions it added.
+        """Copy a fragment in (see `Ring.append`); returns how many valid transitions it added.
 
-        A sampler's fragments join into one stream of time. Where a sequence number is missing the step before
-        the gap becomes a truncation, so that no window reaches across. So does the step before a lane's first row
-        that is not valid, or that shows another observation than the one before has led to.
-
-        In a prioritised buffer transitions begin with the TD errors in the fragment's column `priority` `[T, B]`.
-        Where that is missing, or no finite number, they begin with the largest priority seen.
+        In a prioritised buffer transitions begin with the TD errors in the fragment's column `priority` `[T, B]`, or
+        with the largest priority seen where that is missing or no finite number.
         """
         ring, sampler = self._ring, fragment.sampler
         before, first, head, steps = ring.append(fragment)
@@ -328,6 +320,5 @@ class Replay:
             self._tree.rebuild(priority * self._ready)
 
     def _near(self, sampler: int) -> np.ndarray:
-        """Positions of the rows whose windows may be open, and of the row at the head, `[n_step, B]` or fewer."""
         head = self._ring.head[sampler]
         return self._ring.slots(sampler, max(0, head - self.n_step + 1), head + 1)

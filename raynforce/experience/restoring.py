@@ -34,7 +34,6 @@ def _start_fresh(ring: Ring, saved: SavedReplay, rows: np.ndarray) -> None:
 
 
 def _take_over(ring: Ring, slots: np.ndarray | slice, segment: Segment, places: np.ndarray | slice) -> None:
-    """Let a ring have at `slots` what a segment has at `places`."""
     for path in (*segment.columns, *segment.frames):
         copy(segment.stored(path), places, ring.stored[path], slots)
 
@@ -138,8 +137,6 @@ def _saved_obs(ring: Ring, saved: SavedReplay, path: str, slots: np.ndarray) -> 
 
 
 class Move(NamedTuple):
-    """Where transitions of a saved buffer go in one of another layout, by position in the ring."""
-
     source: np.ndarray  # [M]
     target: np.ndarray  # [M]
     cut: np.ndarray  # [M] bool: the row below its target is not what followed

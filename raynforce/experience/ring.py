@@ -281,7 +281,6 @@ class Ring:
         return join(arrays, {})
 
     def clear(self, rows: np.ndarray) -> None:
-        """Let these rows, `[rows]` bool, be as if they had never been written."""
         for column in self.columns:
             if column.path in self.frames:
                 self.frames[column.path].clear(rows.repeat(self.width))

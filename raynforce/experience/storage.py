@@ -57,12 +57,10 @@ class Column:
 
 
 def whole_columns(obs: Sequence[ObsLeaf]) -> list[Column]:
-    """Observations as they are seen."""
     return [Column(leaf.path, leaf.shape, leaf.dtype) for leaf in obs]
 
 
 def observation_bytes(obs: Sequence[ObsLeaf]) -> int:
-    """Bytes of one observation as it is seen."""
     return sum(column.nbytes for column in whole_columns(obs))
 
 

@@ -58,7 +58,6 @@ class Trajectories:
             self._flat[path][places] = obs[path]
 
     def newest(self, lanes: np.ndarray) -> Arrays:
-        """What the policy sees of these lanes, `[K, ...]`."""
         places = self._place[lanes]
         return {path: self._flat[path].take(places, 0) for path in self._paths}
 

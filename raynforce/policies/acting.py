@@ -151,7 +151,6 @@ class Actor:
 
     @property
     def note(self) -> str:
-        """What a user should know of how this acts; most often nothing."""
         if self.spec.factory or isinstance(self._net, NumpyNet):
             return ""
         millions = self.spec.network.conv_products / 1e6

@@ -16,8 +16,6 @@ LARGEST = 256  # observations in one pass; more cost as much each
 
 @dataclass(frozen=True)
 class PolicyCost:
-    """Seconds in which a policy chooses actions, with numpy."""
-
     one: float  # for one observation
     all: float  # for the observations of so many `envs`, in one pass
     envs: int

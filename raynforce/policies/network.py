@@ -28,7 +28,7 @@ class SomeOutputs(Outputs):
 
 
 def tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    """An array on the device. What is received read-only, and may be released, is copied."""
+    """On the device; what is received read-only, and may be released, is copied."""
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device, non_blocking=True)
 
 

@@ -35,7 +35,6 @@ class Conv:
     gain: float = SQRT2
 
     def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape it makes of `[C, H, W]`; sides below 1 mean that it does not fit."""
         return (self.channels, *((n - self.kernel) // self.stride + 1 for n in shape[1:]))
 
 
@@ -177,7 +176,6 @@ class NetworkSpec:
 
     @cached_property
     def images(self) -> tuple[Input, ...]:
-        """The images that towers read by their paths."""
         read = {source for sources in self.reads.values() for source in sources}
         return tuple(i for i in self.inputs if i.path in read)
 
@@ -333,7 +331,6 @@ def several(source: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def require_named(given: Collection[str], known: Sequence[str], who: str) -> None:
-    """Refuse inputs that a call was given and that nothing reads."""
     for name in given:
         if name not in known:
             takes = ", ".join(known) or "none"
@@ -351,7 +348,6 @@ def _orthogonal(shape: tuple[int, ...], gain: float, rng: np.random.Generator) -
 
 
 def inputs_of(leaves: Sequence[ObsLeaf]) -> tuple[Input, ...]:
-    """Choose an encoding for each leaf of an observation."""
     found = []
     for leaf in leaves:
         if leaf.kind in ("discrete", "multidiscrete"):
@@ -371,5 +367,4 @@ def action_input(action: ActionSpec) -> Input:
 
 
 def mlp(hidden: Sequence[int], activation: Any) -> tuple[Layer, ...]:
-    """Hidden layers of a multi-layer perceptron."""
     return tuple(x for size in hidden for x in (Linear(size), Activation(activation)))

@@ -22,8 +22,6 @@ LOG2_E = math.log2(math.e)
 
 
 class Taken(NamedTuple):
-    """What a policy says of actions that were taken."""
-
     logp: Tensor  # log-probability of each, `[N]`
     entropy: Tensor  # entropy of the policy at each, `[N]`
     backward: Callable[[Tensor, float], dict[str, Tensor]]

@@ -17,16 +17,7 @@ from raynforce.policies.acting import ActingSpec
 from raynforce.policies.network import ModuleNet, Network, Outputs, SomeOutputs, derivatives, tensor
 from raynforce.policies.numpy_net import onehot_offsets
 from raynforce.policies.products import convolution, convolution_backward, linear, linear_backward, openblas_backward
-from raynforce.policies.spec import (
-    NORM_EPS,
-    Activation,
-    Conv,
-    Input,
-    Layer,
-    LayerNorm,
-    Linear,
-    NetworkSpec,
-)
+from raynforce.policies.spec import NORM_EPS, Activation, Conv, Input, Layer, LayerNorm, Linear, NetworkSpec
 
 __all__ = ["ModuleNet", "Network", "Outputs", "SpecNet", "TorchActor", "build", "tensor"]
 

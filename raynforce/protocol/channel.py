@@ -60,12 +60,10 @@ class _End(Generic[S]):
         self._untold: list[Ended] = []  # what was found out by other than `receive` and `poll`
 
     def fileno(self) -> int:
-        """For selectors; -1 if `direct`, or closed."""
         return self._wire.fileno()
 
     @property
     def wants_write(self) -> bool:
-        """Whether something waits to be sent: `flush` when the socket can be written to."""
         return self._wire.waiting > 0 and not self._mute
 
     def send(self, *messages: Message) -> None:
@@ -218,7 +216,6 @@ class Listener:
         return where
 
     def fileno(self) -> int:
-        """For selectors: of all connections that are not taken in yet. -1 if `direct`."""
         return -1 if self._socket is None else cast(Any, self._selector).fileno()
 
     def accept(self, now: float | None = None) -> Link | None:

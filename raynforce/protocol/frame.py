@@ -68,8 +68,6 @@ class ProtocolError(RaynforceError):
 
 
 class Header(NamedTuple):
-    """The fixed part, in its order but for magic, major and reserved."""
-
     minor: int
     type: int
     flags: int
@@ -100,7 +98,6 @@ class Message(NamedTuple):
     buffers: Sequence[np.ndarray] = ()
 
     def head(self) -> bytes:
-        """Header and meta."""
         return self._head(sum(padded(buffer.nbytes) for buffer in self.buffers))
 
     def _head(self, body: int) -> bytes:

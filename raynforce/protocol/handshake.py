@@ -234,8 +234,6 @@ class Offer:
 
 
 class Refusal(ProtocolError):
-    """A host that is not taken in."""
-
     def __init__(self, code: str, text: str, diff: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(code, text)
         self.diff = diff

@@ -30,22 +30,16 @@ from raynforce.protocol.spaces import DTYPES, Spaces, misfits
 
 
 class Reset(NamedTuple):
-    """Begin new episodes in these envs."""
-
     envs: np.ndarray  # [K] env ids, as an index
     seeds: np.ndarray | None  # [K] uint64, or None: go on with the random streams
 
 
 class Step(NamedTuple):
-    """Step these envs."""
-
     envs: np.ndarray  # [K] env ids, as an index
     actions: np.ndarray  # [K, ...] ready for the environment: start added, clipped to its bounds; read-only
 
 
 class Rejected(NamedTuple):
-    """The policy does not take this host in."""
-
     code: str
     text: str
     diff: object

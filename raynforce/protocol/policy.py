@@ -64,8 +64,6 @@ class Broken(NamedTuple):
 
 
 class Overdue(NamedTuple):
-    """Envs whose result has not come within the deadline; told once for each request."""
-
     envs: np.ndarray
 
 
@@ -165,7 +163,7 @@ class PolicySession(Session):
         return Outcome([*outcome.events, Overdue(late)], outcome.send)
 
     def _result(self, message: Message, now: float) -> Outcome:
-        ids, request, reward, status, *rest = message.buffers
+        ids, request, _, status, *_ = message.buffers
         rows, envs = self.envs.rows(ids), self.envs
         told = status.tobytes()
         ended = np.flatnonzero(status & ENDED) if told.strip(b"\0") else self._none
@@ -173,7 +171,7 @@ class PolicySession(Session):
             found = f"RESULT: status up to {status.max()}, {len(ended)} rows ended of {message.ended}"
             known = "known bits are 1 and 2, or 4 alone, and ended rows must be as many as said"
             raise ProtocolError("status", f"{found}; {known}")
-        results = self._results(rows, reward, status, ended, rest, message.flags)
+        results = self._results(message, rows, ended)
         if message.meta and len(ended) and "info" in self.welcome.capabilities:
             results = results._replace(info=self._told(message.meta.get("info"), rows[ended]))
         if (owed := envs.owed(rows, request)) is not None:
@@ -193,17 +191,9 @@ class PolicySession(Session):
         kept = results.some(~bad)
         return Outcome([kept, fault] if len(kept.envs) else [fault])
 
-    def _results(
-        self,
-        rows: np.ndarray,
-        reward: np.ndarray,
-        status: np.ndarray,
-        ended: np.ndarray,
-        rest: list[np.ndarray],
-        flags: int,
-    ) -> Results:
-        leaves = self.hello.spaces.obs
-        seconds = None
+    def _results(self, message: Message, rows: np.ndarray, ended: np.ndarray) -> Results:
+        _, _, reward, status, *rest = message.buffers
+        leaves, flags, seconds = self.hello.spaces.obs, message.flags, None
         if flags & TIMING:
             seconds, rest = self._possible(rest[0]), rest[1:]
         obs = {leaf.path: column for leaf, column in zip(leaves, rest, strict=False)}

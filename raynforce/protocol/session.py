@@ -51,7 +51,7 @@ NOTHING = Outcome()
 
 
 class Envs:
-    """What each env is at: both sides keep this table, so that both notice when the other goes astray."""
+    """What each env is at. Both sides keep this table, and notice when the other goes astray."""
 
     # May be stepped; owes a result; must be reset first; broken for good. The odd ones cannot be reset.
     READY, BUSY, NEW, GONE = range(4)
@@ -101,19 +101,14 @@ class Envs:
     def finish(self, rows: np.ndarray, status: np.ndarray) -> None:
         """Their results. Whether a row is a first observation is known beforehand, so it is checked."""
         if status.tobytes().count(RESET) or self.first[rows].tobytes().count(1):
-            self._check_first(rows, status)
+            for row in np.flatnonzero((status == RESET) != self.first[rows])[:1]:
+                wanted = f"it is{'' if self.first[rows[row]] else ' not'} an episode's first observation"
+                raise ProtocolError("status", f"env {rows[row]}: status {status[row]}; {wanted}")
         self.phase[rows] = self.READY
         if self.autoreset == "explicit":
             self.phase[rows[(status & ENDED) != 0]] = self.NEW
         elif self.autoreset == "next_step":
             self._over[rows] = (status & ENDED) != 0
-
-    def _check_first(self, rows: np.ndarray, status: np.ndarray) -> None:
-        wrong = (status == RESET) != self.first[rows]
-        if np.count_nonzero(wrong):
-            row = int(np.flatnonzero(wrong)[0])
-            wanted = f"it is{'' if self.first[rows[row]] else ' not'} an episode's first observation"
-            raise ProtocolError("status", f"env {rows[row]}: status {status[row]}; {wanted}")
 
     def fail(self, rows: np.ndarray, recoverable: bool) -> None:
         self.phase[rows] = self.NEW if recoverable else self.GONE

@@ -59,7 +59,9 @@ class Reader:
             return None
         else:
             if not self._long:
-                self._begin_long(whole)
+                self._long, self._have = bytearray(whole), self._stop - self._start
+                self._long[: self._have] = memoryview(self._chunk)[self._start : self._stop]
+                self._start = self._stop = 0
             if self._have < whole:
                 return None
             data, self._long, self._have = self._long, bytearray(), 0
@@ -74,12 +76,6 @@ class Reader:
         """Bytes that `next`, which has just said None, waits for, as far as it knows."""
         have = self._have if self._long else self._stop - self._start
         return (self._header.whole if self._header else HEADER.size) - have
-
-    def _begin_long(self, whole: int) -> None:
-        self._long = bytearray(whole)
-        self._have = self._stop - self._start
-        self._long[: self._have] = memoryview(self._chunk)[self._start : self._stop]
-        self._start = self._stop = 0
 
 
 class Full(Exception):
