@@ -11,6 +11,7 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.wrappers import AtariPreprocessing, ClipReward
 
 from raynforce.envs.frames import FrameStack
+from raynforce.envs.make import closed_on_error
 from raynforce.errors import UsageError, nearest
 from raynforce.trees import Tree
 
@@ -51,20 +52,12 @@ def make(
         render_mode=render_mode,
         disable_env_checker=True,
     )
-    try:
-        env: Env = Atari(
-            QuickReset(made) if noops and not sticky else made,
-            noop_max=noops,
-            frame_skip=frame_skip,
-            screen_size=screen,
-            terminal_on_life_loss=life_loss,
-        )
+    with closed_on_error(made):
+        game_env = QuickReset(made) if noops and not sticky else made
+        env: Env = Atari(game_env, noops, frame_skip, screen, terminal_on_life_loss=life_loss)
         if clip_rewards:
             env = ClipReward(env, -1.0, 1.0)
         return FrameStack(env, frame_stack) if frame_stack != 1 else env
-    except BaseException:
-        made.close()  # type: ignore[no-untyped-call]
-        raise
 
 
 class QuickReset(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -15,6 +15,7 @@ from raynforce.doorbell import Doorbell
 from raynforce.envs.faults import EnvFault
 from raynforce.envs.lane import Lane, Plan
 from raynforce.envs.local import other_spaces
+from raynforce.envs.make import closed_on_error
 from raynforce.envs.rows import Rows
 from raynforce.errors import UsageError
 from raynforce.spaces import EnvSpec
@@ -84,11 +85,8 @@ class LaneWorker:
 
     def _make(self) -> About:
         lane = Lane(self.plan, self.index)
-        try:
+        with closed_on_error(lane):
             lane.begin_at(self.episode)
-        except BaseException:
-            lane.close()
-            raise
         self.lane, self.action = lane, lane.row.action
         return About(lane.spec, lane.note, lane.way_back)
 

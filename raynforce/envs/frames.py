@@ -20,14 +20,11 @@ MOST = 255  # frames in a stack
 
 def stacked(env: str, frames: int = 4, args: Mapping[str, Any] | None = None, render_mode: str | None = None) -> Env:
     """The environment `env` (an id or `module:factory`, made with `args`) with its newest `frames` images stacked."""
-    from raynforce.envs.make import close_env, make  # which asks this module what is stacked
+    from raynforce.envs.make import closed_on_error, make  # which asks this module what is stacked
 
     made = make(env, {**(args or {}), **({"render_mode": render_mode} if render_mode else {})})
-    try:
+    with closed_on_error(made):
         return FrameStack(made, frames)
-    except BaseException:
-        close_env(made)
-        raise
 
 
 class FrameStack(gymnasium.Wrapper[Any, Any, Any, Any]):

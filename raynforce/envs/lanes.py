@@ -16,6 +16,7 @@ from raynforce.envs.faults import EnvFault, count_break
 from raynforce.envs.lane import Plan
 from raynforce.envs.limits import require_files, require_tasks
 from raynforce.envs.local import LaneVector
+from raynforce.envs.make import closed_on_error
 from raynforce.envs.processes import Processes
 from raynforce.envs.vector import Parallel, derive_seed, first_of_attempt
 from raynforce.errors import EnvError, UsageError, summary
@@ -74,12 +75,8 @@ class Lanes:
         self.executor = _executor(parallel, Plan(env, dict(args or {}), seed, sampler, first, record), count)
         self._poll = select.poll()
         self._poll.register(self.executor.fileno(), select.POLLIN)
-        try:
-            about = self._start(first_of_attempt(attempt) if attempt else 0)
-        except BaseException:
-            self.close()
-            raise
-        self.spec, self.note, self.way_back = about
+        with closed_on_error(self):
+            self.spec, self.note, self.way_back = self._start(first_of_attempt(attempt) if attempt else 0)
         self.threads = self.executor.threads
         rows = self.rows = self.executor.rows
         self.obs, self.final = rows.obs, rows.final  # [N, ...]

@@ -10,6 +10,7 @@ import numpy as np
 
 from raynforce.envs.faults import EnvFault
 from raynforce.envs.lane import Lane, Lost, Plan, Shared
+from raynforce.envs.make import closed_on_error
 from raynforce.envs.rows import Rows
 from raynforce.envs.vector import Step, VectorEnv
 from raynforce.errors import UsageError
@@ -95,14 +96,11 @@ class LocalVector(LaneVector):
         plan = Plan(env, dict(env_args or {}), seed, sampler, 0, record)
         self._shared = Shared()
         self._lanes: list[Any] = []
-        try:
+        with closed_on_error(self):
             for index in range(num_envs):
                 self._lanes.append(lane(plan, index, self._shared))
                 if self._lanes[index].spec != self._lanes[0].spec:
                     raise other_spaces(env, index, 0)
-        except BaseException:
-            self.close()
-            raise
         first = next((made for made in self._lanes if not made.saves), self._lanes[0])
         if record and not first.saves:  # a factory may make envs of several classes: one way for all
             for made in self._lanes:

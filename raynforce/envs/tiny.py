@@ -14,6 +14,8 @@ Info = dict[str, Any]
 class _Match(gymnasium.Env[Any, Any]):
     """Each step shows something new and pays `score(action)` for matching it; ends after `length` steps."""
 
+    truncates = False  # whether these end it by truncation
+
     def __init__(self, length: int = 1) -> None:
         self.length = length
 
@@ -31,7 +33,8 @@ class _Match(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         reward = self.score(action)
         self.steps, self.shown = self.steps + 1, self.draw()
-        return self.shown, reward, self.steps >= self.length, False, {}
+        over = self.steps >= self.length
+        return self.shown, reward, over and not self.truncates, over and self.truncates, {}
 
 
 class Identity(_Match):
@@ -128,21 +131,20 @@ class Corridor(gymnasium.Env[int, int]):
         return self.place, 1.0 if there else -0.01, there, not there and self.steps >= 10 * self.n, {}
 
 
-class Endless(gymnasium.Env[np.ndarray, int]):
+class Endless(_Match):
     """1 for each step whatever is done, cut off after `length` steps but never over: its value is `1 / (1 - gamma)`."""
 
+    truncates = True
+
     def __init__(self, length: int = 10) -> None:
+        super().__init__(length)
         self.observation_space, self.action_space = spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2)
-        self.length = length
 
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.ones(1, np.float32), {}
+    def draw(self) -> np.ndarray:
+        return np.ones(1, np.float32)
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, Info]:
-        self.steps += 1
-        return np.ones(1, np.float32), 1.0, False, self.steps >= self.length, {}
+    def score(self, action: int) -> float:
+        return 1.0
 
 
 class Catch(gymnasium.Env[np.ndarray, int]):

@@ -13,7 +13,7 @@ import numpy as np
 from raynforce.errors import RaynforceError, UsageError, summary
 
 MAGIC = b"RAYN"
-MAJOR, MINOR_MIN, MINOR_MAX = 1, 0, 0
+MAJOR, MINORS = 1, (0, 0)  # the oldest and the newest minor version
 # magic, major, minor, type, flags, session, sequence, envs, ended, buffers, reserved, meta bytes, body bytes
 HEADER = struct.Struct("<4sBBBBQQIIHHIQ")
 ALIGN = 8  # header, meta and every buffer begin at a multiple of this, so that a receiver may read numbers in place
@@ -23,6 +23,7 @@ MOST_LEAVES = 256
 MOST_BODY = 1 << 30
 GREETING_META = 1 << 18  # of HELLO, WELCOME and REJECT, which carry spaces and settings
 OTHER_META = 1 << 14
+ROOM = OTHER_META - ALIGN  # bytes of JSON that fit for certain
 UNKNOWN_BODY = 1 << 16  # of a type that we do not know, which is read to be skipped
 DEPTH = 16
 MOST_BRACKETS = 1 << 14  # `[` and `{` in a meta: an empty list costs a sender 2 bytes and us 64
@@ -93,7 +94,7 @@ class Message(NamedTuple):
     envs: int = 0
     ended: int = 0
     flags: int = 0
-    minor: int = MINOR_MAX
+    minor: int = MINORS[1]
     meta: Mapping[str, Any] = {}
     buffers: Sequence[np.ndarray] = ()
 
@@ -159,6 +160,15 @@ def write_meta(meta: Mapping[str, Any], type_: int) -> bytes:
     if len(text) > most_meta(type_) or text.count(b"[") + text.count(b"{") > MOST_BRACKETS:
         raise UsageError(f"the JSON of {name} has {len(text)} bytes; at most {most_meta(type_)} are allowed")
     return text + b" " * (-len(text) % ALIGN)
+
+
+def is_sendable(meta: Mapping[str, Any], type_: int) -> bool:
+    """Whether it is JSON that `read_meta` takes."""
+    try:
+        read_meta(write_meta(meta, type_))
+    except (UsageError, ProtocolError, RecursionError):
+        return False
+    return True
 
 
 def read_meta(data: bytes | bytearray | memoryview) -> dict[str, Any]:

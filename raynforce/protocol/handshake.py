@@ -14,17 +14,7 @@ import numpy as np
 from raynforce.errors import UsageError
 from raynforce.protocol.codec import AUTORESET
 from raynforce.protocol.fields import flag, items, mapping, one_of, take, text, whole
-from raynforce.protocol.frame import (
-    MAJOR,
-    MINOR_MAX,
-    MINOR_MIN,
-    MOST_BODY,
-    MOST_ENVS,
-    Message,
-    ProtocolError,
-    Type,
-    clean,
-)
+from raynforce.protocol.frame import MAJOR, MINORS, MOST_BODY, MOST_ENVS, Message, ProtocolError, Type, clean
 from raynforce.protocol.spaces import Spaces, differences, row_bytes
 
 # The host's own count of returns and lengths; what each env itself took; numbers of episodes that ended.
@@ -67,7 +57,7 @@ class Hello:
     pid: int = 0
     launch: str = ""  # the nonce that it was started with, if any
     proof: str = ""  # `prove(token, launch)`, if it was given a token
-    minors: tuple[int, int] = (MINOR_MIN, MINOR_MAX)
+    minors: tuple[int, int] = MINORS
     host: int | None = None  # which of the launch's hosts it is, if it was told
 
     def message(self) -> Message:
@@ -113,7 +103,7 @@ class Welcome:
     session: int
     autoreset: str
     seeds: np.ndarray  # [envs] uint64, what each env's first RESET begins with if it carries no seed
-    minor: int = MINOR_MAX
+    minor: int = MINORS[1]
     capabilities: tuple[str, ...] = ()
     finite: bool = True  # whether NaN and infinity in rewards and observations break the env that gave them
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -199,9 +189,9 @@ class Offer:
             raise Refusal("auth", f"launch and proof do not belong to this launch: {fix}")
         if self.each is not None:
             return replace(self.each(self, hello), token=b"", each=None).answer(hello)
-        minor = min(hello.minors[1], MINOR_MAX)
-        if minor < max(hello.minors[0], MINOR_MIN):
-            raise Refusal("version", f"minor versions {list(hello.minors)}; this side speaks {[MINOR_MIN, MINOR_MAX]}")
+        minor = min(hello.minors[1], MINORS[1])
+        if minor < max(hello.minors[0], MINORS[0]):
+            raise Refusal("version", f"minor versions {list(hello.minors)}; this side speaks {list(MINORS)}")
         if self.spaces is not None and (diff := differences(hello.spaces, self.spaces)):
             first = diff[0]
             told = f"{first['field']} is {clean(first['host'], 80)} at the host; expected {clean(first['policy'], 80)}"

@@ -12,21 +12,21 @@ from raynforce.errors import UsageError
 from raynforce.infos import Info
 from raynforce.protocol.codec import ENDED, RESET, result_flags
 from raynforce.protocol.frame import (
-    ALIGN,
     ENDED_EPISODES,
-    OTHER_META,
+    ROOM,
     SEEDS,
     TIMING,
     Message,
     ProtocolError,
     Type,
     clean,
-    read_meta,
-    write_meta,
+    is_sendable,
 )
 from raynforce.protocol.handshake import Deadlines, Hello, Welcome
 from raynforce.protocol.session import LEVELS, Envs, Outcome, Session
 from raynforce.protocol.spaces import DTYPES, Spaces, misfits
+
+Facts = Mapping[str, Any]
 
 
 class Reset(NamedTuple):
@@ -182,7 +182,7 @@ class HostSession(Session):
 
     def _told(self, over: np.ndarray) -> dict[str, Any]:
         told: dict[str, Info] = {}
-        room = OTHER_META - len('{"info":{}}') - ALIGN
+        room = ROOM - len('{"info":{}}')
         for env in over.tolist():
             if info := self.slots.info.get(env):
                 room -= len(json.dumps({str(env): info}, ensure_ascii=False).encode("utf-8", "replace"))
@@ -192,13 +192,7 @@ class HostSession(Session):
         return {"info": told} if told else {}
 
     def broken(
-        self,
-        env: int,
-        code: str,
-        text: str,
-        now: float,
-        recoverable: bool = True,
-        facts: Mapping[str, Any] | None = None,
+        self, env: int, code: str, text: str, now: float, recoverable: bool = True, facts: Facts | None = None
     ) -> Message:
         """Report an env that broke: its episode is cut, and it can be reset if it is `recoverable`.
 
@@ -212,7 +206,7 @@ class HostSession(Session):
             "code": clean(code, 40),
             "text": clean(text),
         }
-        if facts and _may_be_sent(meta | {"facts": facts}):
+        if facts and is_sendable(meta | {"facts": facts}, Type.ERROR):
             meta["facts"] = facts
         ids, requests = rows.astype(np.uint32), self.envs.request[rows]
         self.envs.fail(rows, recoverable)
@@ -235,11 +229,3 @@ class HostSession(Session):
             idle = self.envs.phase[rows] != Envs.BUSY
             raise UsageError(f"env {rows[idle][0]} owes no result" if len(rows) else "there are no envs to answer for")
         return rows
-
-
-def _may_be_sent(meta: Mapping[str, Any]) -> bool:
-    try:
-        read_meta(write_meta(meta, Type.ERROR))
-    except (UsageError, ProtocolError, RecursionError):
-        return False
-    return True

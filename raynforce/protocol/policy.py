@@ -84,10 +84,7 @@ class PolicySession(Session):
         self.envs = Envs(hello.envs, welcome.autoreset)
         self.codec.agree(hello.spaces, welcome.autoreset, hello.envs, welcome.minor, welcome.capabilities)
         action = hello.spaces.action
-        self._actions = np.zeros((hello.envs, *action.shape), DTYPES[action.dtype])  # the last of each env, for `retry`
-        self._seeds = np.zeros(hello.envs, np.uint64)
-        self._stepped = np.zeros(hello.envs, bool)  # whether the last request was a STEP, or else
-        self._seeded = np.zeros(hello.envs, bool)  # a RESET with seeds
+        self._action_shape, self._action_dtype = action.shape, DTYPES[action.dtype]
         self._due = np.full(hello.envs, np.inf)
         self._none = np.zeros(0, np.intp)
         self.open, self._heard = True, now
@@ -99,23 +96,20 @@ class PolicySession(Session):
     def reset(self, envs: np.ndarray, now: float, seeds: np.ndarray | None = None) -> Message:
         """Begin new episodes. Without seeds, the first of an env begins with its WELCOME's, and later ones go on."""
         rows = self._begin(envs, True, now, self.deadlines.reset_ms)
-        self._stepped[rows], self._seeded[rows] = False, seeds is not None
         columns = [rows.astype(np.uint32)]
         if seeds is not None:
-            self._seeds[rows] = seeds
-            columns.append(self._seeds[rows])
+            columns.append(np.broadcast_to(seeds, rows.shape).astype(np.uint64))
         return self._message(Type.RESET, None, columns, len(rows), flags=SEEDS if seeds is not None else 0)
 
     def step(self, envs: np.ndarray, actions: np.ndarray, now: float) -> Message:
         """Step these envs with actions `[K, ...]` that are ready for them: start added, clipped to their bounds."""
         self._speaking()
-        shape = (len(envs), *self._actions.shape[1:])
+        shape = (len(envs), *self._action_shape)
         if np.shape(actions) != shape:
             raise UsageError(f"actions have shape {np.shape(actions)}; expected {shape}")
         rows = self._begin(envs, False, now, self.deadlines.step_ms)
-        self._stepped[rows] = True
-        self._actions[rows] = actions
-        return self._message(Type.STEP, None, (rows.astype(np.uint32), self._actions.take(rows, 0)), len(rows))
+        columns = rows.astype(np.uint32), np.array(actions, self._action_dtype, order="C")
+        return self._message(Type.STEP, None, columns, len(rows))
 
     @property
     def asks(self) -> bool:
@@ -134,23 +128,6 @@ class PolicySession(Session):
             raise UsageError(str(error)) from error
         self._due[rows] = now + deadline_ms / 1000
         return rows
-
-    def retry(self, envs: np.ndarray) -> list[Message]:
-        """Ask again for what these envs owe, in case it was lost: no env does anything twice."""
-        self._speaking()
-        rows = self.envs.rows(np.asarray(envs))
-        rows = rows[self.envs.phase[rows] == Envs.BUSY]
-        messages = []
-        for sequence in np.unique(self.envs.request[rows]):
-            some = rows[self.envs.request[rows] == sequence]
-            step, seeded = bool(self._stepped[some[0]]), bool(self._seeded[some[0]])
-            type_, flags = (Type.STEP, 0) if step else (Type.RESET, SEEDS if seeded else 0)
-            columns = [some.astype(np.uint32)]
-            if step or seeded:
-                columns.append((self._actions if step else self._seeds)[some])
-            message = Message(type_, self.session, int(sequence), len(some), 0, flags, self.welcome.minor, {}, columns)
-            messages.append(message)
-        return messages
 
     def poll(self, now: float) -> Outcome:
         outcome = super().poll(now)
