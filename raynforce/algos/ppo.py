@@ -1,8 +1,7 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), with GAE (1506.02438) or V-trace (1802.01561).
 
-Defaults are meant for tasks that nobody has tuned for: the paper's for continuous control (2,048 steps in ten epochs of
-minibatches of 64, a step size of 3e-4), and observations and rewards in units of their own deviation, so that theirs
-do not matter. What was tried beside them is in docs/performance.md.
+Defaults are for tasks that nobody has tuned for: the paper's for continuous control (2,048 steps in ten epochs of
+minibatches of 64, a step size of 3e-4), with normalised observations and rewards (docs/performance.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Why the same seed and actions give another episode: state kept across episodes, or chance that no seed reaches.
 
-An episode that was played before, in an environment with a past, is played again in new ones. If those agree with each
-other, kept state is the cause, and the attributes that differ from the old one name it. If not even they agree, chance
-is: a global random stream, if they agree once that is seeded.
+An episode is played again in two new environments. If they agree, kept state is the cause, named by the attributes that
+differ from the old environment. If not, it is chance: a global random stream, if they agree once that is seeded.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -34,15 +32,13 @@ _OURS = {"env", "spec", "metadata", "observation_space", "action_space", "render
 _OURS |= {"_cached_spec", "_saved_kwargs", "_metadata", "_observation_space", "_action_space", "_reward_range"}
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     data: Mapping[str, str]  # digests of all plain data, by name
     wrappers: frozenset[str]
     keepers: tuple[tuple[str, str], ...]  # wrappers that are known to keep something: what that is, and what to do
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     kind: Literal["past", "chance"]
     what: str
     fix: str

@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -18,16 +18,43 @@ from raynforce.envs.describe import bits, describe, flatten_obs, is_flag, is_sca
 from raynforce.envs.frames import layers, stacks_of
 from raynforce.envs.make import Env
 from raynforce.envs.patience import patience
-from raynforce.envs.report import Report
 from raynforce.errors import UsageError, summary
-from raynforce.spaces import ObsLeaf
+from raynforce.spaces import EnvSpec, ObsLeaf
 
 STEPS = 10_000  # that are tried, unless a number is given, or time is up before
 SECONDS = 4.0  # for these steps
 HANGS = 120.0  # seconds after which a call is given up
 _AGAIN, _AGAIN_SECONDS = 2_000, 2.0  # that are played again, to see whether they show the same
 _CHUNK = 5.0  # seconds of steps that are watched together
+Level = Literal["ok", "warning", "error"]
 _FIRST_SEED = 100  # of the episodes that are played
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: Level
+    title: str
+    detail: str
+    fix: str = ""  # what to do about it
+
+
+@dataclass
+class Report:
+    env: str
+    findings: list[Finding] = field(default_factory=list)
+    spec: EnvSpec | None = None  # what it takes and gives, once that is known
+    cost: Cost | None = None  # of its steps, one environment at a time
+    native: bool = False  # whether it has a vector implementation of its own
+    steps: int = 0  # of random play that were tried
+
+    @property
+    def ok(self) -> bool:
+        return all(finding.level != "error" for finding in self.findings)
+
+    def add(self, level: Level, title: str, detail: str, fix: str = "") -> None:
+        """Note a finding; the same title is noted once, however often it happens."""
+        if all(finding.title != title for finding in self.findings):
+            self.findings.append(Finding(level, title, detail, fix))
 
 
 class GiveUp(Exception):
@@ -49,8 +76,7 @@ class Rollout:
     wrong: int = 0  # how much was wrong with it
 
 
-@dataclass(frozen=True)
-class Differs:
+class Differs(NamedTuple):
     """An episode that showed something else when it was played again."""
 
     what: str

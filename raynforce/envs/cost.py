@@ -120,8 +120,7 @@ class _Trial(threading.Thread):
         super().__init__(name="environment trial", daemon=True)
         self._made = made
         self._left = threading.Lock()
-        self._steps: list[float] = []
-        self._computed: list[float] = []
+        self._steps: list[tuple[float, float]] = []  # seconds that they took, and computed
         self._resets: list[float] = []
         self._ends = 0
         self._length = 0  # of the first pass, once it is over
@@ -141,9 +140,9 @@ class _Trial(threading.Thread):
             close_env(self._made)
 
     def cost(self) -> Cost:
-        computed, resets = self._computed[:], self._resets[:]
-        if computed:
-            return Cost.of(self._steps[: len(computed)], computed, resets, ends=self._ends, length=self._length)
+        if self._steps:
+            steps, computed = zip(*self._steps, strict=True)
+            return Cost.of(steps, computed, self._resets[:], ends=self._ends, length=self._length)
         return Cost(None) if self._failed else Cost(math.inf, math.inf, (math.inf, math.inf), self._first_computes())
 
     def _first_computes(self) -> float | None:
@@ -180,8 +179,6 @@ class _Trial(threading.Thread):
             watch.start()
             self._began = self._began or (watch.queued, watch.computed, watch.wall)
             _, _, terminated, truncated, _ = made.step(action)
-            took, computed = watch.stop()
-            self._steps.append(took)
-            self._computed.append(computed)
+            self._steps.append(watch.stop())
             ended = bool(terminated or truncated)
             self._ends += ended

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from raynforce.envs.causes import Cause, find_cause
-from raynforce.envs.checkup import HANGS, Checkup, Differs, GiveUp
+from raynforce.envs.checkup import HANGS, Checkup, Differs, Finding, GiveUp, Report
 from raynforce.envs.describe import bits
 from raynforce.envs.lane import REPLAY
 from raynforce.envs.make import close_env, locate, make
 from raynforce.envs.native import NativeVector
 from raynforce.envs.patience import patience
-from raynforce.envs.report import Finding, Report
 from raynforce.envs.vector import VectorEnv, make_vector
 from raynforce.errors import EnvError, RaynforceError, UsageError, summary
 from raynforce.trees import join, split

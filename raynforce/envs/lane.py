@@ -289,16 +289,11 @@ class Lane:
 
     def state(self) -> Tree:
         """All that is needed to go on from here, in the form of a vector of one lane."""
-        tree: Tree = {
-            "kind": "local",
-            "episodes": np.array([self._episode]),
-            "steps": np.array([self._steps]),
-            "returns": np.array([self._return]),
-            "proven": self.shared.proven,
-            "breaks": np.array([self._breaks]),
-            "unbroken": np.array([self._unbroken]),
-            "obs": {str(i): array.copy() for i, array in enumerate(self.row.obs.values())},  # a path's '/' would nest
-        }
+        counts = {"episodes": self._episode, "steps": self._steps, "returns": self._return}
+        counts |= {"breaks": self._breaks, "unbroken": self._unbroken}
+        tree: Tree = {"kind": "local", "proven": self.shared.proven}
+        tree |= {name: np.array([count]) for name, count in counts.items()}
+        tree["obs"] = {str(i): array.copy() for i, array in enumerate(self.row.obs.values())}  # a path's '/' would nest
         if self.saves:
             tree["saved"] = self._save()
         elif self._actions is not None:

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raynforce import settings
-from raynforce.envs.executors import About, EnvExecutor, Report, Threads
+from raynforce.envs.executors import About, EnvExecutor, Report, Threads, require_files, require_tasks
 from raynforce.envs.faults import EnvFault, count_break
 from raynforce.envs.lane import Plan
-from raynforce.envs.limits import require_files, require_tasks
 from raynforce.envs.local import LaneVector
 from raynforce.envs.make import closed_on_error
 from raynforce.envs.processes import Processes
@@ -76,7 +75,10 @@ class Lanes:
         self._poll = select.poll()
         self._poll.register(self.executor.fileno(), select.POLLIN)
         with closed_on_error(self):
-            self.spec, self.note, self.way_back = self._start(first_of_attempt(attempt) if attempt else 0)
+            for lane in range(count):
+                self.executor.make(lane, first_of_attempt(attempt) if attempt else 0)
+            about: About = next(iter(self._gather("made", " could not be made").values()))
+        self.spec, self.note, self.way_back = about
         self.threads = self.executor.threads
         rows = self.rows = self.executor.rows
         self.obs, self.final = rows.obs, rows.final  # [N, ...]
@@ -159,40 +161,29 @@ class Lanes:
         """Call a method of each `Lane` where it lives, while all are idle."""
         for lane in range(self.count):
             self.executor.call(lane, method, args[lane])
-        answers: dict[int, Any] = {}
-        while len(answers) < self.count:
+        answers = self._gather("answer", "")
+        return [answers[lane] for lane in range(self.count)]
+
+    def _gather(self, what: str, died: str) -> dict[int, Any]:
+        """What all lanes report, in the order of arrival."""
+        found: dict[int, Any] = {}
+        while len(found) < self.count:
             self.wait()
             for report in self.executor.collect()[1]:
-                if report.what == "answer":
-                    answers[report.lane] = report.value
+                if report.what == what:
+                    found[report.lane] = report.value
                     self._faults += report.faults
                 elif report.what == "died":
-                    raise EnvError(f"env {self.spec.env!r}: {report.value}")
+                    raise EnvError(f"env {self.executor.plan.env!r}{died}: {report.value}")
                 else:
                     self._handle(report, [])
-        return [answers[lane] for lane in range(self.count)]
+        return found
 
     def wait(self, seconds: float | None = None) -> None:
         self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000)
 
     def close(self) -> None:
         self.executor.close()
-
-    def _start(self, episode: int) -> About:
-        for lane in range(self.count):
-            self.executor.make(lane, episode)
-        made: list[About] = []
-        while len(made) < self.count:
-            self.wait()
-            for report in self.executor.collect()[1]:
-                if report.what == "error":
-                    self._require_fit(summary(report.value))
-                    raise report.value
-                if report.what == "died":
-                    raise EnvError(f"env {self.executor.plan.env!r} could not be made: {report.value}")
-                made.append(report.value)
-                self._faults += report.faults
-        return made[0]
 
     def _handle(self, report: Report, done: list[int]) -> Broken | None:
         lane, what, value, faults = report

@@ -184,7 +184,7 @@ class NoTree(Exception):
 def pack(tree: Any) -> Tree:
     """A user's tree as one of ours, with arrays by number: whatever its keys are, they mean nothing to a checkpoint."""
     if type(tree) is not dict:
-        raise NoTree(f"{_kind(tree)} instead of a dict{_advice(tree)}")
+        raise NoTree(f"a {type(tree).__name__} instead of a dict{_advice(tree)}")
     arrays: list[np.ndarray] = []
     places: list[tuple[list[Any], bool]] = []
     try:
@@ -224,11 +224,7 @@ def _rest(value: Any, path: list[Any], arrays: list[np.ndarray], places: list[tu
             places.append((path, isinstance(value, np.generic)))
             return None
         raise NoTree(f"an array of {value.dtype}{_at(path)}")
-    raise NoTree(f"{_kind(value)}{_at(path)}{_advice(value)}")
-
-
-def _kind(value: object) -> str:
-    return f"a {type(value).__name__}"
+    raise NoTree(f"a {type(value).__name__}{_at(path)}{_advice(value)}")
 
 
 def _at(path: list[Any]) -> str:

@@ -36,19 +36,16 @@ class Fragment:
     row `t + 1` of that lane is not valid. No episode goes on through a row that is not valid.
 
     An env that breaks cuts its episode: the row of the step that broke it is not valid, and the row before is
-    `truncated`. If it broke in row 0, the row before is in the fragment before, already gone; then row 0 itself is
-    `truncated`, with `obs[0, b]` in `final/obs`. A cut episode is not among `episode/return`.
+    `truncated`; if it broke in row 0, row 0 itself, with `obs[0, b]` in `final/obs`. A cut episode is not among
+    `episode/return`.
 
     Where every environment goes its own pace, `version` `[T, B]` int64 tells which policy version chose each action
-    (the fragment's own is the oldest of them) and `lane` `[B]` int64 whose steps they are, of all environments; one
-    may come more than once, in the order of time. A lane that has fewer than T steps is truncated, as if it ended
-    there, and the rows after that are not valid.
+    (the fragment's own is the oldest of them) and `lane` `[B]` int64 whose steps they are; one may come more than once,
+    in the order of time. A lane with fewer than T steps is truncated, and the rows after that are not valid.
 
-    Columns that an algorithm may ask for: `logp` `[T, B]`, the behaviour log-probability; `priority` `[T, B]`
-    float32, the absolute one-step error by the acting network, 0 where not valid.
-
-    Columns that are there if there is something to tell: `state0/NAME` `[B, ...]`, the recurrent state that row 0 was
-    chosen with; `action_mask` `[T+1, B, n]` bool, which of the n choices are allowed at each observation.
+    Columns that an algorithm may ask for: `logp` `[T, B]`, the behaviour log-probability; `priority` `[T, B]` float32,
+    the absolute one-step error by the acting network, 0 where not valid. Columns that may be there: `state0/NAME`
+    `[B, ...]`, the recurrent state of row 0; `action_mask` `[T+1, B, n]` bool, the choices allowed at each observation.
     """
 
     columns: Mapping[str, np.ndarray]

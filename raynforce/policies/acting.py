@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -86,20 +86,10 @@ class ActingSpec:
         return {**world, **leaves, "action": action, **outputs, **self.network.facts()}
 
     def to_json(self) -> Tree:
-        args = {"factory_args": dict(self.factory_args)} if self.factory_args else {}
-        return {
-            "env": self.env.to_json(),
-            "network": self.network.to_json(),
-            "heads": dict(self.heads),
-            "factory": self.factory,
-            **args,
-            "exploration": self.exploration,
-            "values": self.values,
-            "record": list(self.record),
-            "state_value": self.state_value,
-            "gamma": self.gamma,
-            "ladder": self.ladder,
-        }
+        plain = {"env": self.env.to_json(), "network": self.network.to_json(), "record": list(self.record)}
+        plain |= {"heads": dict(self.heads), "factory_args": dict(self.factory_args)}
+        names = [f.name for f in fields(self) if f.name != "factory_args" or self.factory_args]
+        return {name: plain.get(name, getattr(self, name)) for name in names}
 
     @staticmethod
     def from_json(data: Tree) -> ActingSpec:

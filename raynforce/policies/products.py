@@ -1,8 +1,7 @@
 """Linear layers of torch tensors that round alike on every CPU.
 
-Torch leaves matrix products to MKL, which takes other kernels on Intel's processors than on others, whatever it is
-told. numpy's OpenBLAS can be held to one set of kernels (`raynforce/kernels.py`), and is as fast for matrices of a
-learner's size.
+Torch's matrix products are MKL's, whose kernels depend on the processor. numpy's OpenBLAS can be held to one set of
+kernels (`raynforce/kernels.py`), and is as fast for matrices of a learner's size.
 """
 
 from __future__ import annotations
