@@ -12,6 +12,8 @@ from gymnasium import spaces
 from raynforce.errors import UsageError, summary
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 
+Space = spaces.Space[Any]
+Args = Mapping[str, Any] | None
 _OBS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
 _FLAGS = (bool, np.bool_, int, np.integer)
 _NUMBERS = (float, np.floating, np.integer, np.bool_)
@@ -20,11 +22,7 @@ _ACTION = "Discrete, MultiDiscrete, MultiBinary and Box of floats"
 
 
 def describe(
-    env: str,
-    obs_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
-    env_args: Mapping[str, Any] | None = None,
-    stacks: Mapping[str, int] | None = None,
+    env: str, obs_space: Space, action_space: Space, env_args: Args = None, stacks: Mapping[str, int] | None = None
 ) -> EnvSpec:
     """An environment's spaces as data; `stacks` says by path how many frames an observation has."""
     frames = stacks or {}
@@ -34,7 +32,7 @@ def describe(
     return EnvSpec(env=env, obs=leaves, action=_action(env, action_space), args=dict(env_args or {}))
 
 
-def leaf_spaces(env: str, space: spaces.Space[Any], path: str = "obs") -> Iterator[tuple[str, spaces.Space[Any]]]:
+def leaf_spaces(env: str, space: Space, path: str = "obs") -> Iterator[tuple[str, Space]]:
     """The path and space of each array of an observation, in the order of the space."""
     if isinstance(space, spaces.Dict):
         for key, below in space.spaces.items():
@@ -49,7 +47,7 @@ def leaf_spaces(env: str, space: spaces.Space[Any], path: str = "obs") -> Iterat
         yield path, space
 
 
-def _obs_leaf(env: str, path: str, space: spaces.Space[Any], frames: int) -> ObsLeaf:
+def _obs_leaf(env: str, path: str, space: Space, frames: int) -> ObsLeaf:
     if isinstance(space, spaces.Box):
         # Fragments and networks work in float32; integers (images above all) stay as small as they are.
         shape, kind = tuple(space.shape), np.dtype(space.dtype).kind
@@ -67,7 +65,7 @@ def _obs_leaf(env: str, path: str, space: spaces.Space[Any], frames: int) -> Obs
     )
 
 
-def _action(env: str, space: spaces.Space[Any]) -> ActionSpec:
+def _action(env: str, space: Space) -> ActionSpec:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return ActionSpec(*_choices(space))
     if isinstance(space, spaces.MultiBinary):

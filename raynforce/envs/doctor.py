@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from raynforce.envs.causes import Cause, find_cause
 from raynforce.envs.checkup import HANGS, Checkup, Differs, Finding, GiveUp, Report
-from raynforce.envs.describe import bits
+from raynforce.envs.describe import Args, bits
 from raynforce.envs.lane import REPLAY
 from raynforce.envs.make import close_env, locate, make
 from raynforce.envs.native import NativeVector
@@ -28,7 +27,7 @@ _COMES_BACK = "running episodes"
 _LOADED = 23  # mostly not the length of an episode
 
 
-def check_env(env: str, env_args: Mapping[str, Any] | None = None, *, steps: int | None = None) -> Report:
+def check_env(env: str, env_args: Args = None, *, steps: int | None = None) -> Report:
     """Try the environment for `steps`, or `STEPS` and some seconds at most; save and load it.
 
     Whatever a bad environment does becomes a finding; only a name that cannot be found is a `UsageError`.
@@ -84,7 +83,7 @@ def _say_differs(report: Report, differs: Differs, cause: Cause | None) -> None:
 
 
 def _check_resume(
-    env: str, env_args: Mapping[str, Any] | None, report: Report, actions: list[Any], *, fresh: bool, determined: bool
+    env: str, env_args: Args, report: Report, actions: list[Any], *, fresh: bool, determined: bool
 ) -> None:
     """Save in a second episode and play on; load, into a `fresh` env if asked, and play on with the same actions."""
     vector: VectorEnv | None = None

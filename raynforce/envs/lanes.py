@@ -250,6 +250,7 @@ class ParallelVector(LaneVector):
         self._lanes, self._rows = lanes, lanes.rows
         self._all = np.arange(lanes.count)
         self._watch = None if lanes.hang_seconds == math.inf else lanes.hang_seconds / 10  # seconds between two looks
+        self.ask, self.take_info, self.reward = lanes.step, lanes.take_info, lanes.reward
 
     def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
         while not self.idle.all():  # an evaluation at each lane's own pace may have been given up
@@ -290,19 +291,8 @@ class ParallelVector(LaneVector):
         return self._lanes.obs
 
     @property
-    def reward(self) -> np.ndarray:
-        return self._lanes.reward
-
-    @property
     def ended(self) -> np.ndarray:
         return self._lanes.terminated | self._lanes.truncated
-
-    def ask(self, lanes: np.ndarray, action: np.ndarray) -> None:
-        """Have these idle lanes, `[K]`, step with `action`, `[K, ...]`. Returns at once."""
-        self._lanes.step(lanes, action)
-
-    def take_info(self) -> Mapping[int, Info]:
-        return self._lanes.take_info()
 
     def answers(self, until: float) -> tuple[np.ndarray, np.ndarray]:
         """Wait for some lanes, until a time on the monotonic clock: those that have stepped, and those that broke."""

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from raynforce.envs.describe import describe, flatten_obs
+from raynforce.envs.describe import Args, describe, flatten_obs
 from raynforce.envs.faults import EnvFault, trace_of
 from raynforce.envs.make import close_env, locate, make
 from raynforce.envs.snapshots import path_of, snapshot_of
@@ -19,6 +19,7 @@ from raynforce.errors import ContractError, EnvError, UsageError, summary
 from raynforce.infos import NOTHING, Info, numbers
 from raynforce.trees import Tree
 
+Arrays = dict[str, np.ndarray]
 GymVector = gymnasium.vector.VectorEnv[Any, Any, Any]
 
 
@@ -46,9 +47,7 @@ def registered_vector(
 class NativeVector(VectorEnv):
     """A gymnasium `VectorEnv` of any autoreset mode; one random stream, and whatever breaks is an `EnvError`."""
 
-    def __init__(
-        self, env: str, vector: GymVector, *, seed: int, sampler: int = 0, env_args: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, env: str, vector: GymVector, *, seed: int, sampler: int = 0, env_args: Args = None) -> None:
         spec = describe(env, vector.single_observation_space, vector.single_action_space, env_args)
         self._snapshot = snapshot_of(vector)
         by = f"through the snapshot registered for {path_of(vector)}"
@@ -63,7 +62,7 @@ class NativeVector(VectorEnv):
         self._ended = np.zeros(self.num_envs, np.bool_)  # NEXT_STEP: lanes whose next step only resets
         self._resetting = False
 
-    def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
+    def reset(self, seed: int | None = None) -> Arrays:
         if seed is not None:
             self._seed, self._resets = seed, 0
         stream = derive_seed(self._seed, self._sampler, self._resets)
@@ -77,7 +76,7 @@ class NativeVector(VectorEnv):
         self._resetting = False
         return self._obs
 
-    def start_fresh(self, attempt: int) -> dict[str, np.ndarray]:
+    def start_fresh(self, attempt: int) -> Arrays:
         self._resets = first_of_attempt(attempt)
         self._proven = True  # in the first run
         return self.reset()
@@ -148,7 +147,7 @@ class NativeVector(VectorEnv):
     def close(self) -> None:
         close_env(self._vector)
 
-    def _copied(self, raw: Any) -> dict[str, np.ndarray]:
+    def _copied(self, raw: Any) -> Arrays:
         """Copy a batched observation: the env may reuse its memory. In C order: a policy rounds otherwise."""
         try:
             values = flatten_obs(raw, self.spec.obs)
@@ -164,9 +163,7 @@ class NativeVector(VectorEnv):
                 raise self._broken(f"the observation {path!r} has shape {array.shape}; expected {shape}")
         return obs
 
-    def _finish(
-        self, obs: dict[str, np.ndarray], ended: np.ndarray, lanes: np.ndarray, infos: Mapping[str, Any]
-    ) -> dict[str, np.ndarray]:
+    def _finish(self, obs: Arrays, ended: np.ndarray, lanes: np.ndarray, infos: Mapping[str, Any]) -> Arrays:
         """The true last observations `[K, ...]` of the lanes that ended; `obs` then shows their next episodes."""
         if self._mode is AutoresetMode.DISABLED:
             final = {path: array[lanes] for path, array in obs.items()}

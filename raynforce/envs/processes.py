@@ -18,6 +18,7 @@ import numpy as np
 from raynforce.envs.executors import FEWER, GRACE, EnvExecutor, Report
 from raynforce.envs.fork_server import CALL, DONE, MEMORY, START, STEP, SpawnRequest
 from raynforce.envs.lane import Plan
+from raynforce.envs.make import closed_on_error
 from raynforce.envs.rows import Rows, row_bytes
 from raynforce.errors import EnvError, UsageError, how_it_ended
 from raynforce.given import pack
@@ -172,10 +173,6 @@ def _start_server() -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A fork server of our process group, which ends with us, and the line to it."""
     ours, theirs = socket.socketpair()
     start = START.format(path=[os.path.abspath(path) for path in sys.path])
-    with theirs:
-        try:
-            command = [sys.executable, "-P", "-u", "-c", start, str(theirs.fileno())]
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)), ours
-        except BaseException:
-            ours.close()
-            raise
+    with theirs, closed_on_error(ours):
+        command = [sys.executable, "-P", "-u", "-c", start, str(theirs.fileno())]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)), ours

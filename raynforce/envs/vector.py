@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from raynforce.envs.describe import Args
 from raynforce.envs.faults import EnvFault
 from raynforce.envs.make import close_env, make_described
 from raynforce.errors import CheckpointError, EnvError, UsageError
@@ -157,9 +158,7 @@ def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
     return spec
 
 
-def require_finite(
-    env: str, columns: Mapping[str, np.ndarray], axes: tuple[str, ...], args: Mapping[str, Any] | None = None
-) -> None:
+def require_finite(env: str, columns: Mapping[str, np.ndarray], axes: tuple[str, ...], args: Args = None) -> None:
     """Refuse NaN and infinity; `axes` names the leading dimensions for the message."""
     for path, column in columns.items():
         if column.dtype.kind == "f" and not finite(column):

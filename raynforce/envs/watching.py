@@ -10,13 +10,13 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from raynforce.envs.describe import Args
 from raynforce.envs.lane import Lane
 from raynforce.envs.local import LocalVector
 from raynforce.envs.make import close_env, locate, make
@@ -32,9 +32,7 @@ class Watched(LocalVector):
 
     films: Films | None = None
 
-    def __init__(
-        self, env: str, args: Mapping[str, Any] | None, *, seed: int, sampler: int, films: str | Path | None = None
-    ) -> None:
+    def __init__(self, env: str, args: Args, *, seed: int, sampler: int, films: str | Path | None = None) -> None:
         args = _showing(env, dict(args or {}), "human" if films is None else "rgb_array")
         super().__init__(env, args, 1, seed=seed, sampler=sampler, record=False, lane=_FilmedLane)
         if films is not None:

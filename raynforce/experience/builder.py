@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raynforce.experience.fragment import INFO, Fragment
+from raynforce.experience.fragment import INFO, Arrays, Fragment
 from raynforce.infos import NOTHING, Info, values
 from raynforce.spaces import ActionSpec, ObsLeaf
 
-Arrays = dict[str, np.ndarray]
 Columns = Mapping[str, np.ndarray]
 MASK = "action_mask"
 STATE = "state0/"

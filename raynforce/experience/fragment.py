@@ -11,6 +11,7 @@ from raynforce.experience.record import Record
 from raynforce.trees import Tree
 
 INFO = "episode/info/"
+Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -88,19 +89,19 @@ class Fragment:
         columns = {path: tree["columns"][str(i)] for i, path in enumerate(tree["paths"])}
         return Fragment(columns, tree["version"], tree["sampler"], tree["sequence"])
 
-    def obs(self) -> dict[str, np.ndarray]:
+    def obs(self) -> Arrays:
         """The observation columns, each `[T+1, B, ...]`."""
         return {k: v for k, v in self.columns.items() if k == "obs" or k.startswith("obs/")}
 
-    def seen(self, paths: Iterable[str]) -> dict[str, np.ndarray]:
+    def seen(self, paths: Iterable[str]) -> Arrays:
         """The observations that environment steps were taken from, each `[N, ...]`."""
         keep = self.columns["valid"]
         return {path: self.columns[path][:-1][keep] for path in paths}
 
-    def info(self) -> dict[str, np.ndarray]:
+    def info(self) -> Arrays:
         """Numbers in `info` of the episodes that ended, each `[E]`, by their own names."""
         return {k[len(INFO) :]: v for k, v in self.columns.items() if k.startswith(INFO)}
 
-    def final_obs(self) -> dict[str, np.ndarray]:
+    def final_obs(self) -> Arrays:
         """True last observations under the observations' own paths, each `[K, ...]`."""
         return {k: self.columns[f"final/{k}"] for k in self.obs()}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from raynforce.errors import UsageError
-from raynforce.experience.fragment import Fragment
+from raynforce.experience.fragment import Arrays, Fragment
 from raynforce.experience.restoring import restore
 from raynforce.experience.ring import Ring
 from raynforce.experience.saved_replay import SavedReplay
@@ -145,7 +145,7 @@ class Replay:
         if self._tree and begin is not None:
             priority = ready * np.where(begin > 0.0, begin, self._max_priority)  # [n, B]
             kept = before[:written]
-            priority[:written][kept] = self._tree.get(slots[:written][kept])
+            priority[:written][kept] = self._tree.leaves.take(slots[:written][kept])
             self._tree.set(slots.reshape(-1), priority.reshape(-1))
 
     def _complete(self, slots: np.ndarray) -> np.ndarray:
@@ -165,9 +165,7 @@ class Replay:
         """What its transitions count together in a draw: the sum of their priorities, or their number if uniform."""
         return self._tree.total if self._tree else float(self._num_ready)
 
-    def sample(
-        self, batch_size: int, rng: np.random.Generator, beta: float = 0.4, batches: int = 1
-    ) -> dict[str, np.ndarray]:
+    def sample(self, batch_size: int, rng: np.random.Generator, beta: float = 0.4, batches: int = 1) -> Arrays:
         """Draw transitions with replacement: uniformly, or in proportion to their priorities.
 
         Several `batches` come one after the other: of a uniform buffer the same as with a call for each.
@@ -185,7 +183,7 @@ class Replay:
         batch = self.draw(np.full(batches, batch_size), rng)
         return batch | {"weight": importance_weights(batch.pop("priority"), beta)}
 
-    def draw(self, counts: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def draw(self, counts: np.ndarray, rng: np.random.Generator) -> Arrays:
         """Draw for several minibatches, `counts[k]` transitions for the k-th, one after the other.
 
         Columns as in `sample`, but `priority` `[n]` float64 in place of `weight`: minibatches of several shards are
@@ -201,13 +199,13 @@ class Replay:
             slots = self._draw_prioritized(self._tree, counts, rng)
         else:
             slots = np.concatenate([self._draw_uniform(count, rng) for count in counts.tolist() if count])
-        priority = self._tree.get(slots) if self._tree else np.ones(len(slots))
+        priority = self._tree.leaves.take(slots) if self._tree else np.ones(len(slots))
         index, age = self._ring.names(slots)
         self._drawn += n
         self._drawn_age += int(age.sum()) * self.lanes
         return self._gather(slots) | {"priority": priority, "index": index}
 
-    def _gather(self, slots: np.ndarray) -> dict[str, np.ndarray]:
+    def _gather(self, slots: np.ndarray) -> Arrays:
         ring = self._ring
         reward, last, steps = self._returns(slots)
         following = (last + ring.width) % self.capacity

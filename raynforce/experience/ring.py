@@ -53,12 +53,9 @@ class Ring:
         self.terminated, self.end, self.valid = (self.flat[k] for k in ("terminated", "end", "valid"))  # [slots]
         # Of steps whose next row does not hold the true next observation.
         self.finals = Pool(self.obs, self.flat["final_slot"], memory_fraction, "final observations")
-        self.stacks = None
         stacked = [leaf for leaf in obs if leaf.stack > 1]
         self.stacked = whole_columns(stacked)
-        if stacked:
-            own = self.flat["depth"], self.flat["whole_slot"]
-            self.stacks = Stacks(stacked, self.stored, *own, layout, memory_fraction)
+        self.stacks = Stacks(stacked, self.stored, self.flat, layout, memory_fraction) if stacked else None
 
         self.head = [0] * layout.samplers  # rows each sampler has ever written; modulo `rows`, where it writes next
         self.sequence = [-1] * layout.samplers

@@ -10,6 +10,7 @@ import numpy as np
 
 from raynforce.errors import CheckpointError
 from raynforce.experience.compressed import CompressedFrames, Stored
+from raynforce.experience.fragment import Arrays
 from raynforce.experience.storage import Column, Layout
 from raynforce.trees import SEGMENTS, Tree
 
@@ -24,12 +25,12 @@ class Segment(NamedTuple):
     first: int
     stop: int
     stamp: int
-    columns: dict[str, np.ndarray]  # [rows, width, ...] each
+    columns: Arrays  # [rows, width, ...] each
     frames: dict[str, CompressedFrames]  # columns that are compressed, `[rows * width, ...]` each
     final_index: np.ndarray  # [K] positions within the segment, in order, of steps with a true final observation
-    finals: dict[str, np.ndarray]  # [K, ...] each
+    finals: Arrays  # [K, ...] each
     whole_index: np.ndarray  # [W] positions within the segment, in order, of stacks of frames that are stored whole
-    wholes: dict[str, np.ndarray]  # [W, ...] each
+    wholes: Arrays  # [W, ...] each
 
     def flat(self, path: str) -> np.ndarray:
         array = self.columns[path]
@@ -225,9 +226,7 @@ def _priority(value: Any) -> float:
     return rounded
 
 
-def _beside(
-    piece: Any, name: str, kind: str, places: int, columns: Sequence[Column]
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _beside(piece: Any, name: str, kind: str, places: int, columns: Sequence[Column]) -> tuple[np.ndarray, Arrays]:
     """The observations that stand beside the rows of a segment, and at which of its places."""
     index = _find(piece, f"{kind}_index")
     if not isinstance(index, np.ndarray) or index.ndim != 1 or index.dtype != np.int64:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from raynforce.errors import UsageError
+from raynforce.experience.fragment import Arrays
 from raynforce.experience.sumtree import importance_weights
 
 
@@ -22,9 +23,7 @@ def portions(masses: Sequence[float] | np.ndarray, batch: int, updates: int, rng
     return counts
 
 
-def minibatches(
-    draws: Sequence[Mapping[str, np.ndarray] | None], counts: np.ndarray, beta: float
-) -> Iterator[dict[str, np.ndarray]]:
+def minibatches(draws: Sequence[Arrays | None], counts: np.ndarray, beta: float) -> Iterator[Arrays]:
     """Join the draws of all shards (`Replay.draw(counts[:, shard])`) to minibatches, in the form of `Replay.sample`.
 
     A column `shard` `[n]` int64 stands beside `index`. A lost shard is None: minibatches are made of the others, and an

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raynforce.experience.compressed import Stored
-from raynforce.experience.fragment import Fragment
+from raynforce.experience.fragment import Arrays, Fragment
 from raynforce.experience.storage import Layout, Pool, whole_columns
 from raynforce.spaces import ObsLeaf
 
@@ -29,16 +29,15 @@ class Stacks:
         self,
         leaves: Sequence[ObsLeaf],
         stored: Mapping[str, Stored],
-        depth: np.ndarray,
-        slot: np.ndarray,
+        flat: Arrays,
         layout: Layout,
         memory_fraction: float,
     ) -> None:
-        """`stored` has the ring's columns, `[slots, ...]` each; `depth` and `slot` are its own, `[slots]`."""
+        """`stored` has the ring's columns, `[slots, ...]` each, `flat` those that are never compressed."""
         self.frames = {leaf.path: leaf.stack for leaf in leaves}
         self.most = max(self.frames.values()) - 1  # rows above a stack's own that it can reach
-        self.depth = depth
-        self.pool = Pool(whole_columns(leaves), slot, memory_fraction, "whole stacks")
+        self.depth = flat["depth"]
+        self.pool = Pool(whole_columns(leaves), flat["whole_slot"], memory_fraction, "whole stacks")
         self._stored, self._width, self._capacity = stored, layout.width, layout.capacity
 
     def get(self, path: str, index: np.ndarray) -> np.ndarray:

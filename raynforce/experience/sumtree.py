@@ -38,7 +38,7 @@ class SumTree:
     def __init__(self, capacity: int):
         self.capacity = capacity
         self._levels = [np.zeros(size) for size in _level_sizes(capacity)]  # leaves first, the top last
-        self._leaves = self._levels[0][:capacity]
+        self.leaves = self._levels[0][:capacity]  # the tree's whole state; change it through `set` or `rebuild`
         self._children = [level.reshape(-1, FANOUT) for level in self._levels[:-1]]  # [parents, FANOUT] views
 
     @property
@@ -46,21 +46,13 @@ class SumTree:
         return float(self._levels[-1].sum())
 
     @property
-    def leaves(self) -> np.ndarray:
-        """The priorities, `[capacity]`: the tree's whole state. A view; change it through `set` or `rebuild`."""
-        return self._leaves
-
-    @property
     def nbytes(self) -> int:
         return sum(level.nbytes for level in self._levels)
-
-    def get(self, index: np.ndarray) -> np.ndarray:
-        return self._leaves.take(index)
 
     def set(self, index: np.ndarray, priority: np.ndarray) -> None:
         """Set the priorities of some leaves; of an index given twice the last one counts."""
         self._check(priority)
-        self._leaves[index] = priority
+        self.leaves[index] = priority
         node = index
         for children, parents in zip(self._children, self._levels[1:], strict=True):
             node = node // FANOUT
@@ -93,7 +85,7 @@ class SumTree:
 
     def rebuild(self, leaves: np.ndarray) -> None:
         self._check(leaves)
-        self._leaves[:] = leaves
+        self.leaves[:] = leaves
         for children, parents in zip(self._children, self._levels[1:], strict=True):
             parents[: len(children)] = children.sum(axis=1)
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raynforce.experience.builder import Arrays, Ended, InFlight, allocate, final_columns, finish
-from raynforce.experience.fragment import Fragment
+from raynforce.experience.builder import Ended, InFlight, allocate, final_columns, finish
+from raynforce.experience.fragment import Arrays, Fragment
 from raynforce.infos import NOTHING, Info
 from raynforce.spaces import ActionSpec, ObsLeaf
 

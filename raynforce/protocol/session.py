@@ -18,6 +18,8 @@ from raynforce.protocol.fields import flag, one_of, take, whole
 from raynforce.protocol.frame import FEW, GREETINGS, TYPES, Message, ProtocolError, Type, clean
 from raynforce.protocol.handshake import Deadlines
 
+Meta = dict[str, Any]
+Buffers = Sequence[np.ndarray]
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -290,8 +292,8 @@ class Session:
     def _message(
         self,
         type_: Type,
-        meta: dict[str, Any] | None = None,
-        buffers: Sequence[np.ndarray] = (),
+        meta: Meta | None = None,
+        buffers: Buffers = (),
         envs: int = 0,
         ended: int = 0,
         flags: int = 0,
