@@ -12,7 +12,7 @@ import numpy as np
 from raynforce.config import AlgorithmConfig, Config
 from raynforce.errors import AlgorithmError
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import final_values, gae
+from raynforce.experience.gae import Steps, final_values, gae
 from raynforce.experience.limiter import Limiter
 from raynforce.experience.replay_spec import ReplaySpec
 from raynforce.experience.vtrace import vtrace
@@ -253,7 +253,7 @@ def advantages(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Advantage, return and value `[T, B]` of each step, by GAE with the network's `value` output."""
     _, steps = _predicted(net, fragment, reward_scale)
-    advantage, returns = gae(*steps, gamma, gae_lambda)
+    advantage, returns = gae(steps, gamma, gae_lambda)
     return advantage, returns, steps.value[:-1]
 
 
@@ -275,19 +275,11 @@ def corrected(
     acted = {first: out[first][:count], **{k: out[k] for k in free}}  # without the row that begins the next fragment
     logp = policy.logp(acted, fragment["action"].reshape(count, *action.shape))
     log_ratio = logp.reshape(fragment.length, fragment.lanes) - fragment["logp"]
-    advantage, targets = vtrace(*steps, log_ratio, gamma, vtrace_lambda, rho_clip, c_clip)
+    advantage, targets = vtrace(steps, log_ratio, gamma, vtrace_lambda, rho_clip, c_clip)
     return advantage, targets, steps.value[:-1]
 
 
-class _Steps(NamedTuple):
-    reward: np.ndarray
-    value: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    final_value: np.ndarray
-
-
-def _predicted(net: Network, fragment: Fragment, reward_scale: float) -> tuple[Arrays, _Steps]:
+def _predicted(net: Network, fragment: Fragment, reward_scale: float) -> tuple[Arrays, Steps]:
     """All of the network's outputs `[(T+1) * B, ...]` on a fragment's observations, and its steps with their values."""
     out = net.predict({k: v.reshape(-1, *v.shape[2:]) for k, v in fragment.obs().items()})
     value = out["value"].reshape(fragment.length + 1, fragment.lanes)  # [T+1, B]
@@ -295,7 +287,7 @@ def _predicted(net: Network, fragment: Fragment, reward_scale: float) -> tuple[A
     final = net.predict(fragment.final_obs())["value"][:, 0] if ended else np.zeros(0, np.float32)  # [K]
     reward = fragment["reward"] * np.float32(reward_scale)
     ends = (fragment["terminated"], fragment["truncated"], final_values(fragment, value, final))
-    return out, _Steps(reward, value, *ends)
+    return out, Steps(reward, value, *ends)
 
 
 def concatenate(parts: Sequence[Arrays]) -> Arrays:

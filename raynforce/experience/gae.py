@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from raynforce.experience.fragment import Fragment
 
 
-def gae(
-    reward: np.ndarray,
-    value: np.ndarray,
-    terminated: np.ndarray,
-    truncated: np.ndarray,
-    final_value: np.ndarray,
-    gamma: float,
-    gae_lambda: float,
-) -> tuple[np.ndarray, np.ndarray]:
+class Steps(NamedTuple):
+    """What advantages are made of, each `[T, B]`, but for `value`."""
+
+    reward: np.ndarray
+    value: np.ndarray  # [T+1, B]
+    terminated: np.ndarray
+    truncated: np.ndarray
+    final_value: np.ndarray  # read where an episode ended (see `final_values`)
+
+    def errors(self, gamma: float) -> np.ndarray:
+        """TD errors: a terminated step is worth its reward, a truncated one is bootstrapped with `final_value`."""
+        value = np.asarray(self.value, np.float32)
+        following = np.where(self.terminated, 0.0, np.where(self.truncated, self.final_value, value[1:]))
+        return (self.reward + np.float32(gamma) * following - value[:-1]).astype(np.float32)
+
+
+def gae(steps: Steps, gamma: float, gae_lambda: float) -> tuple[np.ndarray, np.ndarray]:
     """Generalised advantage estimation (Schulman et al. 2016); returns `(advantage, returns)`, both `[T, B]` float32.
 
-    `value` is `[T+1, B]`; `final_value` `[T, B]` is read where an episode ended (see `final_values`). A terminated step
-    is worth its reward alone, a truncated one is bootstrapped with `final_value`; both end the chain of lambda. Rows
-    that are not valid get numbers too: mask them with the fragment's `valid`.
+    An episode's end ends the chain of lambda. Rows that are not valid get numbers too: mask them with `valid`.
     """
-    value = np.asarray(value, np.float32)
-    next_value = np.where(truncated, final_value, value[1:])  # [T, B]
-    next_value = np.where(terminated, 0.0, next_value)
-    advantage = (reward + np.float32(gamma) * next_value - value[:-1]).astype(np.float32)  # the TD errors, so far
-    chain = ~(terminated | truncated) * np.float32(gamma * gae_lambda)  # [T, B]
+    advantage = steps.errors(gamma)  # so far
+    chain = ~(steps.terminated | steps.truncated) * np.float32(gamma * gae_lambda)  # [T, B]
     for t in range(len(advantage) - 2, -1, -1):
         chain[t] *= advantage[t + 1]
         advantage[t] += chain[t]
-    return advantage, advantage + value[:-1]
+    return advantage, advantage + np.asarray(steps.value[:-1], np.float32)
 
 
 def final_values(fragment: Fragment, value: np.ndarray, final_value: np.ndarray) -> np.ndarray:
