@@ -165,8 +165,7 @@ class Algorithm(Generic[H]):
         return ActingSpec(self.env, self.network(), self.heads(), self.config.network.factory, record=("logp",))
 
     def schedules(self, progress: float) -> dict[str, float]:
-        """Values that follow the run's progress from 0 to 1; `learning_rate` is the optimiser's, and
-        `learning_rate/NAME` that of a group."""
+        """Values that follow the progress from 0 to 1; `learning_rate`, or `learning_rate/NAME` of a group."""
         left = 1.0 - progress if self.hp.anneal_learning_rate else 1.0
         rates = {"learning_rate": self.hp.learning_rate * left}
         return rates | {rate_of(name): group.learning_rate * left for name, group in self.groups().items()}
@@ -223,10 +222,7 @@ class Algorithm(Generic[H]):
     # -- what it remembers --------------------------------------------------------------------------------
 
     def state(self) -> Tree:
-        """Everything that later updates depend on, beside the network, its optimiser and what is named in `keeps`.
-
-        It is written out before the next round, so large arrays need not be copied.
-        """
+        """All that later updates depend on beside network, optimiser and `keeps`; written before the next round."""
         return {}
 
     def load(self, tree: Tree) -> None:

@@ -71,10 +71,10 @@ class PPOConfig(AlgorithmConfig):
 
 
 class PPO(Algorithm[PPOConfig]):
-    """Clipped policy gradient, for discrete, multi-discrete and continuous actions.
+    """Clipped policy gradient, for all kinds of action.
 
-    Advantages are by GAE for fragments of the newest policy version and by V-trace for older ones; the ratio is to the
-    policy that acted.
+    Advantages are by GAE for the newest policy version and by V-trace for older ones; the ratio is to the one that
+    acted.
     """
 
     Settings: ClassVar[type[AlgorithmConfig]] = PPOConfig

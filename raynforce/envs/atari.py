@@ -63,8 +63,8 @@ def make(
 class QuickReset(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Begin every episode of a game without chance from the state that its first one began with.
 
-    The emulator takes a seed only together with its cartridge, which costs some hundred steps. Without sticky actions
-    it draws no random numbers; the environment's own are seeded here. The screen shows the new episode after one frame.
+    The emulator takes a seed only with its cartridge, which costs some hundred steps. The environment's own is seeded
+    here.
     """
 
     def __init__(self, env: Env) -> None:

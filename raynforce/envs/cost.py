@@ -41,12 +41,9 @@ class Cost:
     def of(
         steps: Sequence[float], computed: Sequence[float], resets: Sequence[float], *, ends: int, length: int = 0
     ) -> Cost:
-        """Of the seconds that at least one step took, that they computed, and that resets took.
-
-        `ends` of the steps ended an episode. Of `length` steps that were repeated, the fastest time of each counts: a
-        median moved by half between two trials on a busy machine where these minima moved by a twentieth.
-        """
+        """Of seconds that steps took and computed, and resets took; `length` steps may have been repeated."""
         length = length or len(steps)
+        # On a busy machine a median moved by half between two trials where these minima moved by a twentieth.
         fastest = [min(steps[place::length]) for place in range(min(length, len(steps)))]
         low, high = (float(x) for x in np.percentile(fastest, [10, 90], method="nearest"))
         again = resets[1:]  # the first one may load what the others find

@@ -28,10 +28,7 @@ _LOADED = 23  # mostly not the length of an episode
 
 
 def check_env(env: str, env_args: Args = None, *, steps: int | None = None) -> Report:
-    """Try the environment for `steps`, or `STEPS` and some seconds at most; save and load it.
-
-    Whatever a bad environment does becomes a finding; only a name that cannot be found is a `UsageError`.
-    """
+    """Try an environment, save and load it; whatever it does becomes a finding, but for a name that is not found."""
     if steps is not None and steps < 1:
         raise UsageError(f"steps is {steps}; it must be 1 or more")
     locate(env)

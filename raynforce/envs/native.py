@@ -193,11 +193,7 @@ class NativeVector(VectorEnv):
         return final
 
     def _told(self, infos: Any, lanes: np.ndarray) -> Mapping[int, Info]:
-        """By lane the numbers in `infos` of episodes that have ended.
-
-        `infos` has an array `[B]` for each key, and under `_key` which are there; with autoreset in the same step they
-        are under `final_info`, as such arrays or (older gymnasium) `[B]` dicts.
-        """
+        """By lane the numbers in `infos` (arrays `[B]` with masks `_key`, or `[B]` dicts) of episodes that ended."""
         found: dict[int, Info] = {}
         with contextlib.suppress(Exception):  # they may be anything, which is no reason to stop
             last = infos.get("final_info", {}) if self._mode is AutoresetMode.SAME_STEP else infos

@@ -50,10 +50,7 @@ class InFlight:
     def add(
         self, columns: Arrays, ends: Iterable[tuple[int, int, Info | None]], lanes: np.ndarray | slice = slice(None)
     ) -> list[Ended]:
-        """Add the rows of these lanes, and the column `first` to theirs; returns the episodes that ended, in order.
-
-        `ends` are row, column and `info` in order of time; None: it was cut, and is not counted.
-        """
+        """Add rows and the column `first`; returns what ended. `ends` are row, column, `info` (None: cut) by time."""
         valid = columns["valid"]
         first = np.empty_like(valid)
         first[0] = self.lengths[lanes] == 0

@@ -26,10 +26,7 @@ class Steps(NamedTuple):
 
 
 def gae(steps: Steps, gamma: float, gae_lambda: float) -> tuple[np.ndarray, np.ndarray]:
-    """Generalised advantage estimation (Schulman et al. 2016); returns `(advantage, returns)`, both `[T, B]` float32.
-
-    An episode's end ends the chain of lambda. Rows that are not valid get numbers too: mask them with `valid`.
-    """
+    """GAE (Schulman et al. 2016): `(advantage, returns)`, both `[T, B]` float32, also of rows that are not valid."""
     advantage = steps.errors(gamma)  # so far
     chain = ~(steps.terminated | steps.truncated) * np.float32(gamma * gae_lambda)  # [T, B]
     for t in range(len(advantage) - 2, -1, -1):
@@ -39,11 +36,7 @@ def gae(steps: Steps, gamma: float, gae_lambda: float) -> tuple[np.ndarray, np.n
 
 
 def final_values(fragment: Fragment, value: np.ndarray, final_value: np.ndarray) -> np.ndarray:
-    """The value of the true last observation at every episode end, `[T, B]` float32, as `gae` wants it.
-
-    `value` `[T+1, B]` belongs to the fragment's observations, `final_value` `[K]` to `final/obs`; an end that is not in
-    `final/index` has its last observation in the next row.
-    """
+    """The value of the true last observation at every end, `[T, B]`; those of `final/obs` are `final_value` `[K]`."""
     values = np.array(value[1:], np.float32, order="C")  # a copy
     values.reshape(-1)[fragment["final/index"]] = final_value
     return values

@@ -14,10 +14,9 @@ class LedgerError(RaynforceError):
 
 
 class Ledger:
-    """Counts environment steps of completed fragments: produced = trained + dropped + in flight, at every report.
+    """Environment steps of completed fragments: produced = trained + dropped + in flight, at every report.
 
-    Samplers say what they produced, the learner what it trained on, the topology what it dropped and still holds: three
-    books that `check` compares.
+    Three books, of samplers, learner and topology, that `check` compares.
     """
 
     def __init__(self) -> None:

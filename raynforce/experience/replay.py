@@ -90,10 +90,7 @@ class Replay:
         return self._ring.nbytes + (self._tree.nbytes if self._tree else 0)
 
     def metrics(self) -> dict[str, float]:
-        """Its size, and the mean age of what was sampled since the last call.
-
-        The age of a transition is how many steps its own sampler's environments have made since.
-        """
+        """Its size, and the mean age of what was sampled since the last call, in steps of the same sampler."""
         found = {"replay/size": float(len(self)), "replay/capacity": float(self.capacity)}
         found |= {"replay/fill": len(self) / self.capacity, "replay/mb": self.nbytes / 1e6}
         if self._drawn:
@@ -108,8 +105,7 @@ class Replay:
     def insert(self, fragment: Fragment) -> int:
         """Copy a fragment in (see `Ring.append`); returns how many valid transitions it added.
 
-        In a prioritised buffer transitions begin with the TD errors in the fragment's column `priority` `[T, B]`, or
-        with the largest priority seen where that is missing or no finite number.
+        Priorities begin with the TD errors in its column `priority` `[T, B]`, or else with the largest seen.
         """
         ring, sampler = self._ring, fragment.sampler
         before, first, head, steps = ring.append(fragment)
@@ -149,10 +145,7 @@ class Replay:
             self._tree.set(slots.reshape(-1), priority.reshape(-1))
 
     def _complete(self, slots: np.ndarray) -> np.ndarray:
-        """Which steps have a complete window, in a sampler's newest rows `[n, B]`, the last one being at the head.
-
-        It is complete when `n_step` steps stand before the head, or when an episode ends before it.
-        """
+        """Which of a sampler's newest rows `[n, B]`, up to the head, have `n_step` steps or an end before the head."""
         complete: np.ndarray = np.logical_or.accumulate(self._ring.end.take(slots)[::-1])[::-1]
         complete[: max(0, len(slots) - self.n_step)] = True
         complete &= self._ring.valid.take(slots)
@@ -184,11 +177,7 @@ class Replay:
         return batch | {"weight": importance_weights(batch.pop("priority"), beta)}
 
     def draw(self, counts: np.ndarray, rng: np.random.Generator) -> Arrays:
-        """Draw for several minibatches, `counts[k]` transitions for the k-th, one after the other.
-
-        Columns as in `sample`, but `priority` `[n]` float64 in place of `weight`: minibatches of several shards are
-        weighted as a whole (`sharding`).
-        """
+        """Draw `counts[k]` transitions for the k-th minibatch: as `sample`, but `priority` `[n]` for `weight`."""
         n = int(counts.sum())
         if n and not self._num_ready:
             none = f"replay: none of the {self._ring.num_valid} transitions stored can be sampled yet"
@@ -274,10 +263,10 @@ class Replay:
     # State
 
     def state(self, known: Collection[str] = ()) -> Tree:
-        """All that later samples depend on: the rows that are filled, in segments, empty if known, and priorities.
+        """All that later samples depend on: filled rows in segments, empty if known, and priorities.
 
-        The arrays are views, but for compressed images: a second copy may not fit into memory. The runtime copies or
-        serialises what a role returns before the role's next call; so must any other caller.
+        Arrays are views, but for compressed images: whoever calls this copies them before the next call, as runtimes
+        do.
         """
         counts = {"late": self.late, "drawn": [self._drawn, self._drawn_age]}
         tree = {**self._ring.state(known), "max_priority": self._max_priority, **counts}

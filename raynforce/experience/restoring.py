@@ -73,10 +73,7 @@ def _restore(ring: Ring, saved: SavedReplay) -> np.ndarray:
 
 
 def _cut_off(ring: Ring, unknown: np.ndarray, there: np.ndarray) -> None:
-    """End the streams before rows whose observations are `unknown` `[rows, width]`; `there` are not.
-
-    The step right before has lost its next observation and is not valid; the one before that is truncated.
-    """
+    """End streams before `unknown` rows `[rows, width]`: their last step is not valid, the one before ends."""
     end, valid, final_slot = (ring[path] for path in ("end", "valid", "final_slot"))
     torn = unknown & there[:, None]
     valid[torn] = end[torn] = False
@@ -144,10 +141,10 @@ class Move(NamedTuple):
 
 
 def relayout(saved: SavedReplay, layout: Layout) -> Move:
-    """The newest transitions that fit, without rows that are none, the oldest in the first rows.
+    """The newest transitions that fit, the oldest in the first rows.
 
-    Streams are dealt out by blocks of time: in each they stand end to end and are cut into as many pieces as there are
-    lanes now; a lane's pieces join without a hole.
+    Block by block of time, streams are laid end to end and cut into a piece for each lane; a lane's pieces have no
+    hole.
     """
     source, age = saved.transitions()
     room, width, before = layout.capacity - layout.width, layout.width, saved.layout

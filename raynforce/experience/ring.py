@@ -115,8 +115,8 @@ class Ring:
     def append(self, fragment: Fragment) -> Appended:
         """Copy a fragment in, over the oldest steps of its sampler.
 
-        The step before a missing sequence number becomes an end; so does the step before a lane's first row that is not
-        valid, or shows another observation than the one before led to.
+        The step before a gap in the sequence becomes an end; so does one whose next row is not valid, or shows
+        something else.
         """
         self._check(fragment)
         sampler, final_index = fragment.sampler, fragment["final/index"]
@@ -247,10 +247,9 @@ class Ring:
     # Save
 
     def state(self, known: Collection[str] = ()) -> Tree:
-        """Filled rows in segments, with the samplers' cursors; views, but for compressed images.
+        """Filled rows in segments, and the samplers' cursors; views, but for compressed images.
 
-        A segment's name is its first row and the stamp of its last change, so equal names have equal content; one that
-        is known is empty.
+        A segment's name is its first row and the stamp of its last change; one whose name is known is empty.
         """
         filled = self.filled
         segments: Tree = {}

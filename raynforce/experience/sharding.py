@@ -24,11 +24,7 @@ def portions(masses: Sequence[float] | np.ndarray, batch: int, updates: int, rng
 
 
 def minibatches(draws: Sequence[Arrays | None], counts: np.ndarray, beta: float) -> Iterator[Arrays]:
-    """Join the draws of all shards (`Replay.draw(counts[:, shard])`) to minibatches, in the form of `Replay.sample`.
-
-    A column `shard` `[n]` int64 stands beside `index`. A lost shard is None: minibatches are made of the others, and an
-    empty one does not come.
-    """
+    """Join the draws of all shards (None: lost) to minibatches as of `Replay.sample`, with a column `shard` `[n]`."""
     stops = counts.cumsum(axis=0)
     for start, stop in zip(stops - counts, stops, strict=True):
         pieces = {

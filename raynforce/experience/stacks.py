@@ -19,10 +19,9 @@ class Plan(NamedTuple):
 
 
 class Stacks:
-    """The observations of a ring that are stacks of frames; a row has its newest frame alone.
+    """Observations of a ring that are stacks of frames; a row has its newest frame alone.
 
-    A stack that differs in any bit from what the rows above give is stored whole; so are a lane's oldest, when the rows
-    above them are overwritten.
+    A stack that the rows above do not give to the bit is stored whole; so are a lane's oldest.
     """
 
     def __init__(
@@ -52,10 +51,7 @@ class Stacks:
         return stacks
 
     def plan(self, fragment: Fragment, joins: np.ndarray | None, above: int) -> Plan:
-        """How a fragment will be stored, with `above` rows above its first one.
-
-        `joins` are the positions, one for each lane, of the row that its first one replaces, if it goes on from there.
-        """
+        """How a fragment will be stored below `above` rows; `joins` are the positions of the row it goes on from."""
         words = [_words(fragment[path], frames) for path, frames in self.frames.items()]  # [T+1, B, frames, words]
         rows, lanes = words[0].shape[:2]
         goes_on, dirty = np.ones((rows, lanes), bool), np.zeros((rows, lanes), bool)

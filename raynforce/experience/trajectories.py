@@ -79,11 +79,7 @@ class Trajectories:
         final_obs: Mapping[str, np.ndarray],
         info: Mapping[int, Info] = NOTHING,
     ) -> None:
-        """What their environments answered.
-
-        Where an episode `ended` (`[E]` places among the K lanes), `obs` shows the next one, `final_obs` `[E, ...]` its
-        true last observation, and `info` has its numbers by lane.
-        """
+        """What their environments answered; at the `ended` `[E]` of K lanes `obs` is the next episode's already."""
         places, flat = self._place[lanes], self._flat
         flat["reward"][places] = reward
         after = places + self.lanes

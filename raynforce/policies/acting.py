@@ -160,11 +160,7 @@ class Actor:
 
 
 def action_map(spec: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:
-    """The function from recorded actions to the environment's.
-
-    Choices are shifted by the space's start. A bounded box is scaled from -1 and 1 to its bounds and clipped; an
-    unbounded one is taken as it is.
-    """
+    """Recorded actions to the environment's: choices from `start` on; -1 and 1 are a bounded box's bounds."""
     if spec.kind != "box":
         start = np.asarray(spec.start, np.int64).reshape(spec.shape)
         return (lambda a: a + start) if start.any() else (lambda a: a)

@@ -78,10 +78,7 @@ def _linear(weight: np.ndarray, bias: np.ndarray) -> Op:
 
 
 def _conv(weight: np.ndarray, bias: np.ndarray, stride: int) -> Op:
-    """Windows laid out as rows, then one matrix product.
-
-    Channels are last in memory: a row of a window is one stretch, and the product is the next layer's input.
-    """
+    """Windows laid out as rows, channels last in memory, then one matrix product: the next layer's input."""
     out, channels, kernel, _ = weight.shape
     matrix = weight.transpose(2, 3, 1, 0).reshape(-1, out)  # [k*k*C, out]
     shape_of = Conv(out, kernel, stride).output

@@ -174,10 +174,7 @@ class HostLink(_End[HostSession]):
 
 
 class Listener:
-    """Where hosts connect. `fileno` is readable when `accept` has something to do.
-
-    Every host gets `offer`, or what `offer.each` makes of it; token and launch are made if it has none.
-    """
+    """Where hosts connect. `offer` gets a token and a launch; `fileno` is readable when `accept` has work."""
 
     def __init__(
         self, kind: Kind, offer: Offer, *, bind_host: str = "127.0.0.1", most_waiting: int = MOST_WAITING

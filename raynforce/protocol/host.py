@@ -194,10 +194,7 @@ class HostSession(Session):
     def broken(
         self, env: int, code: str, text: str, now: float, recoverable: bool = True, facts: Facts | None = None
     ) -> Message:
-        """Report an env that broke: its episode is cut, and it can be reset if it is `recoverable`.
-
-        `facts` are left out if they are too many or not JSON.
-        """
+        """Report an env that broke, and may be reset if `recoverable`; `facts` are left out if too many or not JSON."""
         self._speaking()
         rows = self._owing(np.array([env]))
         meta: dict[str, Any] = {
