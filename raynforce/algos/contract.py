@@ -39,9 +39,7 @@ def require_methods(kind: type[Algorithm[Any]], name: str) -> None:
 
 
 def require_consistent(kind: type[Algorithm[Any]], name: str) -> None:
-    consumes: Any = kind.consumes
-    lag: Any = kind.max_lag
-    shares: Any = kind.shares_gradients
+    consumes, lag, shares = (getattr(kind, name) for name in ("consumes", "max_lag", "shares_gradients"))
     has_spec = kind.replay_spec.__func__ is not Algorithm.replay_spec.__func__  # type: ignore[attr-defined]
     wrong = ""
     if consumes not in ("stream", "replay"):
@@ -166,7 +164,7 @@ def wrong_arrays(algo: Algorithm[Any], method: str, given: Any, error: Exception
             return _wrong(algo, method, value, f"an array or a tensor as {name!r}", verb)
         if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
             return _wrong(algo, method, value, f"numbers in {name!r}, and its dtype is {value.dtype}", verb)
-    return AlgorithmError(f"{_who(algo)}.{method} {verb} what cannot be made tensors: {summary(error)}")
+    return AlgorithmError(f"{type(algo).__name__}.{method} {verb} what cannot be made tensors: {summary(error)}")
 
 
 def explained(algo: Algorithm[Any], loss: Any, error: Exception) -> Exception:
@@ -192,9 +190,11 @@ def explained(algo: Algorithm[Any], loss: Any, error: Exception) -> Exception:
     if not bool(total.isfinite().all()):
         fix = "look for a division, log or exp of what may be 0 or large, or lower algorithm.learning_rate"
         when = f"a total of {total.item():g} within {algo.updates:,} updates"
-        return AlgorithmError(f"{_who(algo)}.loss returned {when}: {fix}; {error}")
+        return AlgorithmError(f"{type(algo).__name__}.loss returned {when}: {fix}; {error}")
     if isinstance(error, KeyError):
-        return AlgorithmError(f"{_who(algo)}.loss has other metrics for each minibatch, now {', '.join(metrics)}")
+        return AlgorithmError(
+            f"{type(algo).__name__}.loss has other metrics for each minibatch, now {', '.join(metrics)}"
+        )
     return error
 
 
@@ -214,12 +214,8 @@ def require_savable(algo: Algorithm[Any], tree: Any, path: str = "") -> None:
         raise _wrong(algo, "state", tree, f"{fix} as {path!r}; or name the attribute in keeps instead")
 
 
-def _who(algo: Algorithm[Any]) -> str:
-    return type(algo).__name__
-
-
 def _wrong(algo: Algorithm[Any], method: str, given: Any, wanted: str, verb: str = "returned") -> AlgorithmError:
-    return AlgorithmError(f"{_who(algo)}.{method} {verb} {_described(given)}; wanted is {wanted}")
+    return AlgorithmError(f"{type(algo).__name__}.{method} {verb} {_described(given)}; wanted is {wanted}")
 
 
 def _described(given: Any) -> str:

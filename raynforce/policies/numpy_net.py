@@ -156,10 +156,8 @@ def flat_input(spec: NetworkSpec, obs: Obs) -> np.ndarray:
 
 def _image(leaf: Input, x: np.ndarray) -> np.ndarray:
     x = leaf.channels_first(x).transpose(0, 2, 3, 1)  # as it will lie in memory
-    if leaf.encoding == "image":
-        x = np.multiply(x, np.float32(1 / 255), dtype=np.float32, order="C")
-    else:
-        x = x.astype(np.float32, order="C")
+    image = leaf.encoding == "image"
+    x = np.multiply(x, np.float32(1 / 255), dtype=np.float32, order="C") if image else x.astype(np.float32, order="C")
     return x.transpose(0, 3, 1, 2)
 
 

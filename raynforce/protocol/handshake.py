@@ -173,8 +173,7 @@ class Offer:
     env_config: Sequence[Mapping[str, Any]] = ()
     token: bytes = b""  # if given, hosts must prove that they know it, for the launch below
     launch: str = ""
-    each: Callable[[Offer, Hello], Offer] | None = None
-    """Makes of this the offer for one host that has proven the token, or raises a `Refusal`."""
+    each: Callable[[Offer, Hello], Offer] | None = None  # the offer for a proven host; may raise a `Refusal`
 
     def __post_init__(self) -> None:
         if not 0 < self.session < 1 << 64:
