@@ -21,12 +21,11 @@ from raynforce.policies.groups import Group, stretches
 from raynforce.policies.spec import NetworkSpec
 from raynforce.spaces import EnvSpec
 
-METHODS = {
+METHODS = {  # what an algorithm has to define itself
     "heads": "heads() returns the network's outputs and their sizes, such as {'policy': 2, 'value': 1}",
     "prepare": "prepare(net, fragments) returns the arrays to learn from; an OffPolicy algorithm has one",
     "loss": "loss(net, minibatch) returns a raynforce.Loss",
 }
-"""What an algorithm has to define itself."""
 OURS = str(Path(raynforce.__file__).parent) + os.sep
 STANDARD = str(Path(os.__file__).parent) + os.sep
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")

@@ -74,7 +74,6 @@ class _Own:
 
 
 SNAPSHOTS: dict[str, Snapshot] = {"gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": CartPoleSnapshot()}
-"""Snapshot adapters by class path, `module:Class`."""
 
 
 def register_snapshot(cls_path: str, snapshot: Snapshot) -> None:

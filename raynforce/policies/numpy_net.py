@@ -41,7 +41,7 @@ class NumpyNet:
                 op = _layer_norm(by_name[f"{name}.scale"], by_name[f"{name}.shift"])
             else:
                 op = ACTIVATIONS[layer.name]
-                if index == 0:  # what it reads belongs to somebody else
+                if index == 0:  # its input is not its own
                     op = _on_copy(op)
             self._ops[tower.name].append(op)
 

@@ -195,7 +195,7 @@ class Session:
         """The connection is lost or given up."""
         if self.ended:
             return NOTHING
-        if self._closing_there:  # whoever has said CLOSE may hang up
+        if self._closing_there:  # after its CLOSE a side may hang up
             code, reason = "closed", self._closing_reason
         return self._end(code, reason)
 
