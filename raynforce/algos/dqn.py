@@ -7,7 +7,7 @@ Double Q-learning (arXiv 1509.06461), dueling heads (1511.06581), n-step returns
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from raynforce.algos.base import Batch, Loss, observations
@@ -30,8 +30,7 @@ else:
     torch = LazyModule("torch")
 
 _KINDS = {"box": "continuous", "multidiscrete": "several at once"}
-LADDERS: Mapping[str, float] = {"replay": 3.0}
-"""What `epsilon_ladder: null` means, by topology; 1 on all others."""
+LADDERS: Mapping[str, float] = {"replay": 3.0}  # what `epsilon_ladder: null` means, by topology; 1 on all others
 
 
 @dataclass(frozen=True)
@@ -73,15 +72,14 @@ class DQN(OffPolicy[DQNConfig]):
     topology_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # All gradients that a fragment leads to are at equal weights, and those of others come in between: with longer
         # fragments or steps they overshoot.
-        "shared-agent": {"sampling.fragment": 1, "algorithm.learning_rate": 5e-4},
+        "shared-agent": {"sampling.fragment": 1, "algorithm.learning_rate": 5e-4}
     }
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
         if env.action.kind != "discrete":
-            raise UsageError(
-                f"dqn needs discrete actions, and those of {env.env} are {_KINDS[env.action.kind]}: use ppo"
-            )
+            kind = _KINDS[env.action.kind]
+            raise UsageError(f"dqn needs discrete actions, and those of {env.env} are {kind}: use ppo")
         self._followed = 0  # updates that the target network has seen
 
     def heads(self) -> dict[str, int]:
@@ -97,18 +95,9 @@ class DQN(OffPolicy[DQNConfig]):
         hp, config = self.hp, self.config
         ladder = LADDERS.get(config.topology, 1.0) if hp.epsilon_ladder is None else hp.epsilon_ladder
         priorities = hp.prioritized and not config.learner.scale_rewards  # samplers know rewards in their own units
-        return ActingSpec(
-            self.env,
-            self.network(),
-            self.heads(),
-            config.network.factory,
-            exploration="epsilon",
-            values="advantage" if hp.dueling else "q",  # the best action has the greatest advantage
-            record=("priority",) if priorities else (),
-            state_value="value" if hp.dueling else None,
-            gamma=hp.gamma,
-            ladder=ladder,
-        )
+        values, state_value = ("advantage", "value") if hp.dueling else ("q", None)  # the best has most advantage
+        acting = replace(super().acting(), exploration="epsilon", values=values, state_value=state_value)
+        return replace(acting, record=("priority",) if priorities else (), gamma=hp.gamma, ladder=ladder)
 
     def schedules(self, progress: float) -> dict[str, float]:
         hp = self.hp
@@ -126,7 +115,6 @@ class DQN(OffPolicy[DQNConfig]):
         return out["value"] + out["advantage"] - out["advantage"].mean(1, keepdim=True)
 
     def _d_outputs(self, d_values: Tensor) -> dict[str, Tensor]:
-        """The derivative of `_values`, backwards."""
         if not self.hp.dueling:
             return {"q": d_values}
         return {"value": d_values.sum(1, keepdim=True), "advantage": d_values - d_values.mean(1, keepdim=True)}

@@ -1,8 +1,7 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), with GAE (1506.02438) or V-trace (1802.01561).
 
-Defaults are meant for tasks that nobody has tuned for: the paper's for continuous control (2,048 steps in ten epochs of
-minibatches of 64, a step size of 3e-4), and observations and rewards in units of their own deviation, so that theirs
-do not matter. What was tried beside them is in docs/performance.md.
+Defaults are for tasks that nobody has tuned for: the paper's for continuous control (2,048 steps in ten epochs of
+minibatches of 64, a step size of 3e-4), with normalised observations and rewards (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -72,10 +71,10 @@ class PPOConfig(AlgorithmConfig):
 
 
 class PPO(Algorithm[PPOConfig]):
-    """Clipped policy gradient, for discrete, multi-discrete and continuous actions.
+    """Clipped policy gradient, for all kinds of action.
 
-    Advantages are by GAE for fragments of the newest policy version and by V-trace for older ones. The ratio is always
-    to the policy that acted.
+    Advantages are by GAE for the newest policy version and by V-trace for older ones; the ratio is to the one that
+    acted.
     """
 
     Settings: ClassVar[type[AlgorithmConfig]] = PPOConfig
@@ -111,12 +110,11 @@ class PPO(Algorithm[PPOConfig]):
     def _advantages(self, net: Network, fragment: Fragment) -> Arrays:
         hp, scales = self.hp, {"reward_scale": self.reward_scale, "gamma": self.hp.gamma}
         if fragment.version == self.version:
-            advantage, returns, value = advantages(net, fragment, **scales, gae_lambda=hp.gae_lambda)
+            found = advantages(net, fragment, **scales, gae_lambda=hp.gae_lambda)
         else:
             found = corrected(net, fragment, self.env.action, **scales, vtrace_lambda=hp.gae_lambda)
-            advantage, returns, value = found
-        learned = {"logp": fragment["logp"], "advantage": advantage, "returns": returns, "value": value}
-        return rows(fragment, learned)
+        learned = dict(zip(("advantage", "returns", "value"), found, strict=True))
+        return rows(fragment, {"logp": fragment["logp"]} | learned)
 
     def minibatches(self, batch: Batch, rng: np.random.Generator) -> Iterator[Mapping[str, Tensor | np.ndarray]]:
         for _ in range(self.hp.epochs):

@@ -9,18 +9,15 @@ import numpy as np
 
 from raynforce.experience.fragment import Fragment
 
-EDGES = (0, 1, 2, 3, 5, 9, 17, 33)
-"""Where the bins of the histogram begin."""
+EDGES = (0, 1, 2, 3, 5, 9, 17, 33)  # where the bins of the histogram begin
+_NAMES = [f"lag/is_{a}" if b == a + 1 else f"lag/from_{a}_to_{b - 1}" for a, b in pairwise(EDGES)]
+_NAMES.append(f"lag/from_{EDGES[-1]}")
 
 
 def lags(number: int, fragments: Sequence[Fragment]) -> np.ndarray:
     """`[N]` how many versions before `number` each environment step was chosen."""
-    ages = []
-    for fragment in fragments:
-        version = fragment.columns.get("version")
-        keep = fragment["valid"]
-        ages.append(np.full(fragment.steps, number - fragment.version) if version is None else number - version[keep])
-    return np.concatenate(ages) if ages else np.zeros(0, np.int64)
+    steps = [f["version"][f["valid"]] if "version" in f.columns else np.full(f.steps, f.version) for f in fragments]
+    return number - np.concatenate(steps) if steps else np.zeros(0, np.int64)
 
 
 def lag_metrics(number: int, fragments: Sequence[Fragment]) -> dict[str, float]:
@@ -31,10 +28,5 @@ def lag_metrics(number: int, fragments: Sequence[Fragment]) -> dict[str, float]:
     found = {"lag/mean": float(ages.mean()), "lag/max": float(ages.max())}
     if ages.any():
         counts = np.histogram(ages, [*EDGES, np.inf])[0] / len(ages)
-        found |= dict(zip(_names(), counts.tolist(), strict=True))
+        found |= dict(zip(_NAMES, counts.tolist(), strict=True))
     return found
-
-
-def _names() -> list[str]:
-    names = [f"lag/is_{a}" if b == a + 1 else f"lag/from_{a}_to_{b - 1}" for a, b in pairwise(EDGES)]
-    return [*names, f"lag/from_{EDGES[-1]}"]
