@@ -156,7 +156,7 @@ class Driver:
     def _make_evaluator(self, _: int) -> Handle:
         config = self._config
         lanes = min(config.eval.envs, config.eval.episodes)
-        envs = env_args(config, lanes, stepping(config, evaluating=True))
+        envs = env_args(config, lanes, stepping(config))
         args = self._acting, envs, config.faults.restarts, config.faults.sample_seconds
         return self._runtime.spawn(EVALUATOR, *args, name="evaluator", place=self._runtime.places.get("evaluator"))
 

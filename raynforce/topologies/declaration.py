@@ -130,10 +130,8 @@ class Topology:
         )
 
 
-def stepping(config: Config, *, evaluating: bool = False) -> Literal["no", "threads", "processes"]:
-    """How the environments of one sampler or host are stepped, or those that evaluate."""
-    if evaluating and config.eval.parallel != "auto":
-        return config.eval.parallel
+def stepping(config: Config) -> Literal["no", "threads", "processes"]:
+    """How the environments of one sampler, host or evaluator are stepped."""
     side_by_side = topology(config.topology).paced_by_envs
     if side_by_side and config.runtime == "inline":
         return "no"  # the reference: one after another, always in the same order
