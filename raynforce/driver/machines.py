@@ -15,10 +15,7 @@ VERSIONS = ("torch", "numpy", "libc")
 
 
 class Machines:
-    """Where the roles of a run live, as far as they have told.
-
-    `portable` says whether its network can be held to AVX2: convolutions and a user's own module cannot.
-    """
+    """CPU models of the roles; `portable` if the network can be held to AVX2: convolutions and own modules cannot."""
 
     def __init__(self, run: RunDirectory, runtime: Runtime, say: Callable[[str], None], *, portable: bool) -> None:
         self._run, self._portable = run, portable

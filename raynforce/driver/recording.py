@@ -44,8 +44,7 @@ class Record:
         positions: Tree,
     ) -> None:
         """`positions` is what `position` was at the checkpoint that the run is resumed from at `resume_step`."""
-        self.best: Best | None = None
-        """The policy that evaluated best in this process."""
+        self.best: Best | None = None  # the policy that evaluated best in this process
         self._best_on_disk: Best | None = None  # set by the saver's thread alone
         self._run, self._lock, self._how = run, lock, how
         self._due, self._saved_at = False, time.monotonic()

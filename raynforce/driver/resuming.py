@@ -19,8 +19,7 @@ NEUTRAL = (
     "target",
     "preset",
     "config_version",
-)
-"""Settings that may change without changing what is learned."""
+)  # settings that may change without changing what is learned
 
 
 def settings_note(before: Config, now: Config) -> Iterator[str]:

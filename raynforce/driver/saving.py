@@ -23,33 +23,24 @@ class Written(NamedTuple):
     """A checkpoint that is on the disk."""
 
     step: int
-    bytes: int
-    """That were written for it; what older ones have in common with it is not written again."""
-    seconds: float
-    """That this took, beside training."""
+    bytes: int  # that were written for it; what older ones have in common with it is not written again
+    seconds: float  # that this took, beside training
 
 
 class _Task(NamedTuple):
     what: str
     step: int
-    write: Callable[[], int]
-    """Writes it, and returns how many bytes."""
-    whole: bool
-    """Whether it is all that a resume needs."""
+    write: Callable[[], int]  # writes it, and returns how many bytes
+    whole: bool  # whether it is all that a resume needs
 
 
 class Saver:
     """The one that writes a run's checkpoints. Training hands states over and goes on; `look` brings back the news."""
 
     def __init__(self, say: Callable[[str], None], event: Callable[..., None], patience: float | None = None) -> None:
-        """`say` is for the user, `event` for the run's history; both are called by whoever calls `look`.
-
-        `patience` is how many seconds the last checkpoint of a run may be under way, `LAST_SECONDS` if not given.
-        """
-        self.last: Written | None = None
-        """The newest checkpoint that this process has written."""
-        self.failures = 0
-        """How often writing failed so far."""
+        """`say` is for the user, `event` for the run's history, `patience` the seconds for the last checkpoint."""
+        self.last: Written | None = None  # the newest checkpoint that this process has written
+        self.failures = 0  # how often writing failed so far
         self._say, self._event, self._patience = say, event, patience
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._news: queue.SimpleQueue[tuple[_Task, int, float, Exception | None]] = queue.SimpleQueue()
@@ -119,10 +110,7 @@ class Saver:
             self._sleep_until_news(min(PIECE, left))
 
     def insist(self, begin: Callable[[], None], show: Callable[[str], None]) -> None:
-        """Write the last checkpoint of a run: `begin` is called again and again until one succeeds.
-
-        After `LAST_SECONDS` of failures, or `patience` without an end of one, it is a `RaynforceError`.
-        """
+        """Retry the last checkpoint for `LAST_SECONDS`, each attempt for `patience`; then it is a `RaynforceError`."""
         patience = self._patience or LAST_SECONDS
         until = time.monotonic() + LAST_SECONDS
         while True:
@@ -150,10 +138,7 @@ class Saver:
             raise RaynforceError(self._reason)
 
     def close(self) -> None:
-        """Let the thread end after what it was given: whoever comes next must not find it writing.
-
-        Storage that hangs is not waited for.
-        """
+        """Let the thread finish what it was given; storage that hangs is not waited for."""
         self._tasks.put(None)
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)

@@ -24,16 +24,11 @@ class Supervision:
 
     def __init__(self, config: Config, say: Callable[[str], None], note: Callable[[str], None]) -> None:
         """`say` is told of faults, `note` of what else a user should know."""
-        self.redone_updates = 0
-        """Optimiser steps that were taken again because the learner had died."""
-        self.env_restarts = 0
-        """Environments that broke and were restarted."""
-        self.history: FaultHistory | None = None
-        """Where faults are written, once the run has a directory."""
-        self.steps = 0
-        """Where the run is."""
-        self.lost = 0
-        """Steps that were lost with the fault that will be told next."""
+        self.redone_updates = 0  # optimiser steps that were taken again because the learner had died
+        self.env_restarts = 0  # environments that broke and were restarted
+        self.history: FaultHistory | None = None  # where faults are written, once the run has a directory
+        self.steps = 0  # where the run is
+        self.lost = 0  # steps that were lost with the fault that will be told next
         self._config = config
         self._say, self._note = say, note
         self._repeats: Repeats[tuple[str, ...]] = Repeats()  # of what is said

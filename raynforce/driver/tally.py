@@ -18,14 +18,10 @@ class Tally:
 
     def __init__(self, config: Config, began: float) -> None:
         self.status = Status(config)
-        self.began = began
-        """When this process was started for the run, on the monotonic clock."""
-        self.evaluated = -1
-        """Number of the policy version that was evaluated last."""
-        self.trained_here = 0
-        """Environment steps that this process has trained on."""
-        self.abandoned_episodes = 0
-        """Episodes in flight that no resume could go on with."""
+        self.began = began  # when this process was started for the run, on the monotonic clock
+        self.evaluated = -1  # number of the policy version that was evaluated last
+        self.trained_here = 0  # environment steps that this process has trained on
+        self.abandoned_episodes = 0  # episodes in flight that no resume could go on with
         self._log_every = config.log_every
         self._unreported = 0  # environment steps since the last line of metrics
         self._seconds_before = 0.0  # of training before this process

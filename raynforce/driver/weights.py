@@ -24,10 +24,8 @@ class Weights:
     """What a new run begins with."""
 
     version: PolicyVersion
-    step: int
-    """Of the run they are from: as much as its normaliser has seen."""
-    note: str
-    """One line on where they are from."""
+    step: int  # of the run they are from: as much as its normaliser has seen
+    note: str  # one line on where they are from
 
 
 def weights_to_begin_with(config: Config, acting: ActingSpec) -> Weights | None:

@@ -11,10 +11,7 @@ from raynforce.trees import Tree
 
 
 class Adam:
-    """One fused kernel per step: clipping enters as its gradient scale, so nothing waits for the norm.
-
-    `torch.optim` would do the same arithmetic, but its first use imports the compiler stack (over a second).
-    """
+    """One fused kernel per step; clipping is its gradient scale. `torch.optim` takes over a second to import."""
 
     def __init__(self, flat: Tensor, epsilon: float) -> None:
         self._flat = flat

@@ -18,17 +18,12 @@ class Contribution:
 
     gradients: np.ndarray
     """`[K, P]` float32, to be applied one after another; none while a replay buffer is being filled."""
-    version: int
-    """Number of the policy version."""
+    version: int  # number of the policy version
     record: Record
-    metrics: Mapping[str, float]
-    """What there is to report, by full name."""
-    buffer: Mapping[str, float]
-    """The same of the worker's replay buffer, if it has one."""
-    moments: Tree | None = None
-    """Of its observations, if the network normalises them: the state of a `RunningStats`."""
-    notes: Sequence[str] = ()
-    """What the user should know of the algorithm; most often nothing."""
+    metrics: Mapping[str, float]  # what there is to report, by full name
+    buffer: Mapping[str, float]  # the same of the worker's replay buffer, if it has one
+    moments: Tree | None = None  # of its observations, if the network normalises them: the state of a `RunningStats`
+    notes: Sequence[str] = ()  # what the user should know of the algorithm; most often nothing
 
     def state(self) -> Tree:
         """As a tree, for checkpoints."""

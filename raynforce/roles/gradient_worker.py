@@ -1,8 +1,5 @@
-"""The worker of a shared agent: a sampler that computes gradients of what it has sampled, with its copy of the network.
-
-It has no optimiser: the agent applies its gradients, and answers with the policy version they have led to. What an
-algorithm keeps beside the network, such as a replay buffer or a target network, each worker has of its own.
-"""
+"""The worker of a shared agent: a sampler that computes gradients with its copy of the network; the agent applies
+them."""
 
 from __future__ import annotations
 
@@ -33,8 +30,7 @@ from raynforce.roles.torch_stream import TorchStream
 from raynforce.trees import Tree, load_rng, rng_state, without
 
 CPU = torch.device("cpu")
-OWN = "worker"
-"""The part of its state that a sampler does not have."""
+OWN = "worker"  # the part of its state that a sampler does not have
 
 
 class GradientWorker:
@@ -156,10 +152,7 @@ class GradientWorker:
         return [*notes, *self._sampler.load(tree)]
 
     def start_fresh(self, sequence: int, attempt: int) -> None:
-        """Go on without a recovery point: other episodes, other random streams, an empty buffer.
-
-        The next fragment is number `sequence`; `attempt`, 1 or more, tells all of this apart from what was before.
-        """
+        """Go on at fragment `sequence` without a state: other episodes and random streams, an empty buffer."""
         self._sampler.start_fresh(sequence, attempt)
         self._draw_from(attempt)
 

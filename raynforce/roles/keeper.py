@@ -65,10 +65,8 @@ class Keeper:
         return notes
 
     def state(self, known: Collection[str] = ()) -> Tree:
-        """The algorithm's own state, what it keeps, and the names of what it does not.
-
-        It may leave out the content of segments that are `known`.
-        """
+        """The algorithm's state without the content of `known` segments, what it keeps, and names of what it does
+        not."""
         self.algo.round.known = known
         with blamed(self._name, self.algo):
             tree: Tree = {"algo": self.algo.state()}

@@ -11,21 +11,14 @@ from raynforce.experience.record import Record
 class Learned(NamedTuple):
     """What one round of learning gave; the policy version it led to is published apart."""
 
-    number: int
-    """Of that policy version."""
-    schedules: Mapping[str, float]
-    """Its schedules: values that follow the run's progress."""
+    number: int  # of that policy version
+    schedules: Mapping[str, float]  # its schedules: values that follow the run's progress
     metrics: dict[str, float]
-    updates: int
-    """Optimiser steps taken in this round."""
-    trained: Sequence[Record] = ()
-    """Of each fragment that was learned from."""
-    dropped: Sequence[Record] = ()
-    """Of each that was refused."""
-    seconds: Mapping[str, float] = {}
-    """Where the learner's time went: `prepare` (advantages, replay) and `learn`."""
-    notes: Sequence[str] = ()
-    """What the user should know of the algorithm; most often nothing."""
+    updates: int  # optimiser steps taken in this round
+    trained: Sequence[Record] = ()  # of each fragment that was learned from
+    dropped: Sequence[Record] = ()  # of each that was refused
+    seconds: Mapping[str, float] = {}  # where the learner's time went: `prepare` (advantages, replay) and `learn`
+    notes: Sequence[str] = ()  # what the user should know of the algorithm; most often nothing
 
     @property
     def steps(self) -> int:

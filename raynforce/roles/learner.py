@@ -118,8 +118,8 @@ class Learner:
     ) -> tuple[list[tuple[np.ndarray, np.ndarray]], Learned]:
         """Make the updates that shards have drawn transitions for; returns their errors, to be sent back.
 
-        `counts[k, s]` of minibatch k come from shard s, `which` are the shards of the draws, and `records` are of the
-        fragments that shards have inserted meanwhile.
+        `counts[k, s]` of minibatch k come from shard s; `which` are the shards of the draws, `records` of inserted
+        fragments.
         """
         began = time.perf_counter()
         algo, spec = self._algo, self._algo.replay_spec(self._config)
@@ -272,11 +272,8 @@ class Learner:
     # -- as the agent that workers share ------------------------------------------------------------------
 
     def apply_contributions(self, *contributions: Contribution) -> Learned:
-        """Apply what workers contribute, one after another in this order, and count it.
-
-        Gradients that are older than the bound are refused. A fragment that was learned from by them alone is dropped
-        then; one that is in a worker's replay buffer will be learned from.
-        """
+        """Apply gradients in this order, and count them; those older than the bound are refused, and their fragments
+        dropped unless they are in a worker's replay buffer."""
         began = time.perf_counter()
         self._begin_round()
         norms: list[Mapping[str, Tensor]] = []

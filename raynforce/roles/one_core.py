@@ -12,18 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-FITS, FULL = 0.7, 0.95
-"""How busy a core may be for the threads to be kept on it, and to stay there."""
+FITS, FULL = 0.7, 0.95  # how busy a core may be for the threads to be kept on it, and to stay there
 WINDOW = 1.0  # seconds over which that is measured
 _SPAWNS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"))
 
 
 class OneCore:
-    """Keeps the calling thread and some others, which `threads` names, on one core as long as they fit there.
-
-    They are let go for good if they do not: environments may compute without the lock. And when one of them starts a
-    process, which would stay there with them: before it does if Python sees it, or else soon after.
-    """
+    """Keeps the calling thread and `threads` on one core as long as they fit there. They are released for good if they
+    do not, or when one of them starts a process, which would inherit the core."""
 
     def __init__(self, threads: Callable[[], Iterable[int]], number: int, wanted: bool = True) -> None:
         self.kept = False

@@ -33,16 +33,15 @@ from raynforce.protocol.spaces import Spaces
 from raynforce.roles.batching import BatchFormer
 
 LOOK = 0.25  # seconds between two checks of deadlines
-PATIENCE = 0.05  # seconds that a call waits for a fragment
+POLL = 0.05  # seconds that a call waits for a fragment
 ROOM = 2  # rows for each lane, in fragments: one that is faster than that fills several
 NOISE = 4096  # rows of randomness drawn at once
 Channel = Literal["direct", "unix", "tcp"]
 
 
 class PolicyServer:
-    """The policy's side of `central`. Where hosts are in processes of their own, it serves them in a thread of its own,
-    whether or not anybody asks for fragments. Backpressure: no actions while a fragment is not consumed.
-    """
+    """The policy's side of `central`; serves hosts that have processes of their own in a thread of its own.
+    Backpressure: no actions while a fragment is not consumed."""
 
     def __init__(self, config: Config, acting: ActingSpec, channel: Channel) -> None:
         sampling, central = config.sampling, config.central
@@ -94,19 +93,13 @@ class PolicyServer:
         return self._listener.address
 
     def start_fresh(self, sequence: int, attempt: int) -> Address:
-        """Replace one that died: the next fragment is number `sequence`, the random stream another.
-
-        Returns where hosts find it, who are sent there before anything else is asked of it.
-        """
+        """Replace one that died: go on at fragment `sequence` with another random stream; returns the address."""
         self._rng = np.random.default_rng([self._config.seed, 0, 1, attempt])
         self._trajectories.sequence = sequence
         return self.address()
 
     def produce(self, version: PolicyVersion) -> tuple[Fragment | None, Receipt]:
-        """The next fragment; from now on actions are chosen with this version.
-
-        If it takes longer than `PATIENCE` the answer is none, so that the next call may bring a newer version.
-        """
+        """The next fragment, or None after `POLL` seconds; from now on actions are chosen with this version."""
         began = time.perf_counter()
         self._version = version
         fragment = self._next_here() if self._thread is None else self._next_served()
@@ -132,7 +125,7 @@ class PolicyServer:
         with self._changed:
             if self._loaded is None:
                 self._bell.ring()
-            self._changed.wait_for(lambda: self._done or self._failure is not None, PATIENCE)
+            self._changed.wait_for(lambda: self._done or self._failure is not None, POLL)
             if self._failure is not None:
                 raise self._failure
             if not self._done:

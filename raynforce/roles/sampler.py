@@ -18,10 +18,7 @@ from raynforce.trees import Tree, load_rng, rng_state
 
 
 class Sampler:
-    """Steps `num_envs` environments through one forward pass each time, `length` times per fragment.
-
-    It is number `index` of so many `samplers`.
-    """
+    """Steps `num_envs` environments with one forward pass each time, `length` times per fragment; one of `samplers`."""
 
     def __init__(self, acting: ActingSpec, envs: EnvArgs, length: int, index: int = 0, samplers: int = 1) -> None:
         self.index = index
@@ -171,10 +168,7 @@ class Sampler:
         return notes
 
     def start_fresh(self, sequence: int, attempt: int) -> None:
-        """Go on without a recovery point: other episodes, another random stream.
-
-        The next fragment is number `sequence`; `attempt`, 1 or more, tells the episodes apart from earlier ones.
-        """
+        """Go on at fragment `sequence` without a state: other episodes and another random stream, by `attempt`."""
         self._obs = self._envs.start_fresh(attempt)
         self._rng = np.random.default_rng([self._args.seed, self.index, 1, attempt])
         self._sequence = sequence

@@ -9,12 +9,9 @@ from typing import NamedTuple
 class Outcome(Enum):
     """Why a host serves no more."""
 
-    JOINED = "joined"
-    """It does: the policy lives in the same process, and asks for what it wants."""
-    ENDED = "ended"
-    """The policy hung up, or was not found."""
-    GROWN = "grown"
-    """Its process has too much memory: it is to be replaced."""
+    JOINED = "joined"  # it does: the policy lives in the same process, and asks for what it wants
+    ENDED = "ended"  # the policy hung up, or was not found
+    GROWN = "grown"  # its process has too much memory: it is to be replaced
 
 
 class Served(NamedTuple):

@@ -20,8 +20,7 @@ from raynforce.experience.replay import Replay
 from raynforce.policies.torch_net import Network
 from raynforce.trees import SEGMENTS, Tree, rng_state
 
-GIVEN = ("config", "hp", "env", "round")
-"""Attributes that are the framework's."""
+GIVEN = ("config", "hp", "env", "round")  # attributes that are the framework's
 WHOLE = 1 << 22  # bytes of an array up to which all of it is compared
 PART = 1 << 19  # bytes at both ends of a larger one: buffers are filled from one
 ELEMENTS = 64  # of a list or dict, at both ends
@@ -39,8 +38,7 @@ class Unsaved:
         self._apart = {*GIVEN, *names(kind, "keeps"), *names(kind, "forgets")}
         self._look = _Look(algo, net)
         self._before = {name: self._look.mark(value) for name, value in self._candidates()}
-        self.found: dict[str, str] = {}
-        """Their names, and what they are."""
+        self.found: dict[str, str] = {}  # their names, and what they are
 
     def is_candidate(self, name: str) -> bool:
         """Whether an attribute of this name, if there is one, is neither ours nor declared."""

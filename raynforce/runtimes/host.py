@@ -27,10 +27,7 @@ SLOW = ("state", "load")  # methods that may take as long as building
 def pack(
     role: str, args: Sequence[Any], name: str, place: Place, path: Sequence[str] | None = None, given: bytes = b""
 ) -> bytes:
-    """All that a host needs to build a role; modules are looked for on `path`, by default as they are here.
-
-    `given` is what the user's script defines. Then arguments may hold objects of its classes too.
-    """
+    """What a host needs to build a role; `path` is where modules are, `given` what the user's script defines."""
     settings = role, name, place, [os.path.abspath(p) for p in sys.path] if path is None else path
     if given:
         from raynforce.given import dumps
@@ -98,10 +95,7 @@ class Host:
 
 @contextmanager
 def watchdog(seconds: float) -> Iterator[None]:
-    """What takes longer prints the stacks of all threads, and ends this process; 0 is no limit.
-
-    A thread of C that needs no interpreter lock, which a simulator may hold; it costs some 25 µs.
-    """
+    """Print all stacks and end this process after `seconds` (0: no limit), also if the GIL is held; costs 25 µs."""
     if not seconds:
         yield
         return
@@ -147,9 +141,7 @@ def hung(said: Iterable[str]) -> str | None:
 
 
 def settle(place: Place, path: Sequence[str]) -> None:
-    """Cap threads, choose kernels, step back in priority, find the user's code. Before numpy is imported: it reads the
-    first two once.
-    """
+    """Cap threads, choose kernels, lower the priority, set the search path; before numpy reads the first two."""
     cap_threads(place.threads)
     pin(place.kernels)
     if place.nice > 0:
@@ -158,11 +150,8 @@ def settle(place: Place, path: Sequence[str]) -> None:
 
 
 def said_by(name: str, error: RaynforceError, trace: str) -> RaynforceError:
-    """The same error with the role's name in front; its traceback travels along as `trace`.
-
-    A class of the user's own becomes the one of ours that it is derived from: the other process may not be able to
-    import it, or to build it from one text.
-    """
+    """The same error with the role's name and traceback; a class of the user's own becomes the one of ours it derives
+    from, which any process can import."""
     kind = next(k for k in type(error).__mro__ if k.__module__.startswith("raynforce."))
     named: RaynforceError = kind(f"{name}: {error}")
     named.trace, named.role, named.facts = trace, name, error.facts

@@ -27,15 +27,10 @@ CHILD_MEGABYTES = 12  # of an environment's own process, beside what it shares w
 class Demands:
     """What the roles of a topology ask of their machines, beyond the settings."""
 
-    serving: bool = False
-    """Samplers are env hosts, which serve for as long as the run lasts: environments wait for them and for the policy,
-    and nobody for the learner."""
-    buffering: bool = False
-    """Samplers have replay buffers, which fill."""
-    torch: bool = False
-    """Samplers import torch."""
-    processes: int = 0
-    """Environments of each sampler that have processes of their own."""
+    serving: bool = False  # samplers are env hosts, which serve for as long as the run lasts
+    buffering: bool = False  # samplers have replay buffers, which fill
+    torch: bool = False  # samplers import torch
+    processes: int = 0  # environments of each sampler that have processes of their own
 
 
 PLAIN = Demands()
@@ -44,11 +39,8 @@ PLAIN = Demands()
 def place_roles(
     config: Config, nodes: Sequence[Resources] | None, demands: Demands = PLAIN, *, may_grow: bool = False
 ) -> tuple[dict[str, Place], list[str]]:
-    """What `sampler`, `learner` and `evaluator` ask for, and notes on where less has to do.
-
-    `nodes` are the total resources of each node, by Ray's names; None where there is no limit. Where nodes may join
-    later, it is enough if the learner and a quorum of the samplers fit now.
-    """
+    """What each role asks for, and notes on where less has to do. `nodes` are the total resources of each node by Ray's
+    names, None for no limit; with `may_grow`, learner and a quorum of samplers suffice."""
     places = _asked(config, demands)
     samplers = config.sampling.samplers
     if nodes is None or _fits(places, samplers, nodes):

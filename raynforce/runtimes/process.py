@@ -15,13 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import raynforce
 from raynforce.errors import UsageError, how_it_ended
 from raynforce.kernels import Kind
 from raynforce.runtimes import host
-from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime
+from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime, Split
 from raynforce.runtimes.wire import Packed, pack, receive, send
 
 GRACE = 3.0  # seconds a role has to close before it is killed
@@ -36,7 +36,7 @@ class _Answer(Pending):
         self.packed: Packed | None = None
         self.error: Exception | None = None
         self._runtime = runtime
-        self._opened: list[Any] = []
+        self._opened: list[Any] = []  # the value, once it was unpacked
 
     @property
     def done(self) -> bool:
@@ -49,12 +49,6 @@ class _Answer(Pending):
     def size(self) -> int:
         return self.packed.nbytes if self.packed is not None else 0
 
-    def settle(self, ok: bool, packed: Packed) -> None:
-        if ok:
-            self.packed = packed
-        else:
-            self.error = packed.value()
-
     def result(self) -> Any:
         if not self.done:
             self._runtime.wait([self])
@@ -65,11 +59,10 @@ class _Answer(Pending):
         return self._opened[0]
 
 
-class _Call:
-    def __init__(self, answers: Sequence[_Answer], method: str, args: Sequence[Packed | _Answer]) -> None:
-        self.answers = answers
-        self.method = method
-        self.args = args
+class _Call(NamedTuple):
+    answers: Sequence[_Answer]
+    method: str
+    args: Sequence[Packed | _Answer]
 
     @property
     def waits(self) -> bool:
@@ -119,12 +112,12 @@ class _Worker(Handle):
     def ask(self, method: str, args: Sequence[Any], parts: int = 1) -> list[Pending]:
         """Call a method of the host that the role lives in."""
         answers = [_Answer(self._runtime, self.name) for _ in range(parts)]
-        if not self.alive:
+        if self.alive:
+            packed = [a if isinstance(a, _Answer) else pack(a) for a in args]
+            self.queue.append(_Call(answers, method, packed))
+            self.flush()
+        else:
             _fail(answers, self.reason)
-            return list(answers)
-        packed = [a if isinstance(a, _Answer) else pack(a) for a in args]
-        self.queue.append(_Call(answers, method, packed))
-        self.flush()
         return list(answers)
 
     def flush(self) -> bool:
@@ -157,7 +150,10 @@ class _Worker(Handle):
         (number, ok), values = message
         answers = self.sent.pop(number)
         for answer, packed in zip(answers, values if ok else values * len(answers), strict=True):
-            answer.settle(ok, packed)
+            if ok:
+                answer.packed = packed
+            else:
+                answer.error = packed.value()
 
     def died(self) -> None:
         """Take the answers that it gave before, then notice the end."""
@@ -191,29 +187,29 @@ class _Worker(Handle):
 
     def end(self) -> None:
         if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            self.kill()
             self._lost()
+
+    def kill(self) -> None:
+        """Kill the process and its children, without waiting for their end."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def _lost(self) -> None:
         """Kill what is left of it and its children, and fail every call that it has not answered."""
         if not self.alive:
             return
         self.alive = False
-        try:
-            code = self.process.wait(0.5)  # let it end by itself, so that we can say how it did
-        except subprocess.TimeoutExpired:
-            code = None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        if code is None:
-            code = self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.5)  # let it end by itself, so that we can say how it did
+        self.kill()
+        code = self.process.wait()
         self.read(self._runtime.say, over=True)
         lines = list(self.said)
         said = f"; the last it said: {lines[-1].strip()[-LAST_WORDS:]}" if lines else ""
         what = host.hung(lines)
-        self.reason = RoleDied(f"{self.name}: {what}" if what else f"{self.name} {how_it_ended(code)}{said}")
-        self.reason.role, self.reason.said = self.name, "\n".join(lines)
+        text = f"{self.name}: {what}" if what else f"{self.name} {how_it_ended(code)}{said}"
+        self.reason = RoleDied(text, self.name, "\n".join(lines))
         for answers in [*self.sent.values(), *(call.answers for call in self.queue)]:
             _fail(answers, self.reason)
         self.sent.clear()
@@ -250,9 +246,7 @@ class ProcessRuntime(Runtime):
         self._starting += worker.ask("build", [packed])
         return worker
 
-    def wait(
-        self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None
-    ) -> tuple[list[Pending], list[Pending]]:
+    def wait(self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None) -> Split:
         answers = [p for p in pendings if isinstance(p, _Answer)]
         wanted = len(answers) if count is None else min(count, len(answers))
         until = None if timeout is None else time.monotonic() + timeout
@@ -275,10 +269,7 @@ class ProcessRuntime(Runtime):
             key.data()
 
     def read_until_writable(self, worker: _Worker) -> bool:
-        """Before anything is sent: a worker that cannot get rid of its answers takes no calls either.
-
-        False if it has died meanwhile.
-        """
+        """A worker that cannot get rid of its answers takes no calls either; False if it has died meanwhile."""
         poll = select.poll()
         poll.register(worker.socket, select.POLLOUT)
         while not poll.poll(0):
@@ -324,8 +315,7 @@ class ProcessRuntime(Runtime):
         finally:  # also if a second Ctrl-C cuts their time short
             for worker in workers:
                 if worker.alive:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(worker.process.pid, signal.SIGKILL)
+                    worker.kill()
             for worker in workers:
                 worker.end()
             self._selector.close()

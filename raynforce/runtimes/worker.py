@@ -69,11 +69,10 @@ def forget_home() -> None:
 
 
 def die_with_driver(guard: int) -> None:
-    """Let the kernel kill this process and its children as soon as the driver is gone, whatever they are doing.
+    """Let the kernel kill this process group as soon as the driver is gone.
 
-    `guard` is the reading end of a pipe on which nothing is ever written: the only thing that can happen to it is that
-    the last writer dies. The kernel reports that with a signal, and we choose which one, and that our whole process
-    group gets it: no thread has to be awake here, and no interpreter lock to be free.
+    `guard` is the reading end of a pipe that only the driver's death closes: the kernel reports that with a signal of
+    our choice to the whole group, so no thread has to be awake, and no interpreter lock free.
     """
     # Ctrl-C and a batch system's SIGTERM are the driver's to answer. Programs that we start would inherit `SIG_IGN`.
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -13,9 +13,8 @@ from raynforce.topologies.stream import Stream, learner_and_samplers
 class Async(Stream):
     """The learner takes `batch` fragments at a time; by default as many as there are samplers.
 
-    Backpressure: samplers are kept busy while at most one batch (or one fragment of each sampler, if that is more) is
-    there or coming beside the one being learned from, so that a slow learner does not fill the memory or learn from
-    the distant past. What one very slow sampler sends may still be older than `max_lag` versions: it is dropped.
+    Backpressure: beside the batch being learned from, at most one (or one fragment of each sampler, if that is more) is
+    there or coming. What a very slow sampler sends may be older than `max_lag` versions: it is dropped.
     """
 
     def __init__(self, roles: Roles, start: Start, *, batch: int | None = None, max_lag: int = 0) -> None:

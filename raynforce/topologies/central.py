@@ -1,7 +1,6 @@
-"""Central: env hosts step all environments side by side, and one policy chooses for whoever is ready.
+"""Central: env hosts step all environments side by side, and one policy chooses for those that are ready.
 
-Hosts and policy talk to each other; the driver tells hosts where the policy is, and asks it for fragments as `async`
-asks samplers: one batch is learned from while the next is gathered.
+The driver tells hosts where the policy is, and asks it for fragments as `async` asks samplers.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class Central(Async):
             job = sample.job
             receipt: Receipt | None = None if job is None or job.fault is not None else job.result()
             for host in (self._hosts[index] for index in receipt.silent) if receipt is not None else ():
-                self._pool.fail(host, RoleDied(f"{host.name} does not answer the policy"))
+                self._pool.fail(host, RoleDied(f"{host.name} does not answer the policy", host.name))
             for index in receipt.served if receipt is not None else ():
                 self._pool.works(self._hosts[index])
             if job is not None and receipt is not None and not receipt.record.steps:

@@ -49,19 +49,13 @@ class Kind:
     """The members of one kind."""
 
     name: str
-    role: str
-    """Its class as `module:Class`: by name, because importing the learner imports torch."""
-    args: Callable[[int], Sequence[Any]]
-    """What number so-and-so is built with."""
-    rules: Rules
-    """How its members are kept alive."""
+    role: str  # its class as `module:Class`: by name, because importing the learner imports torch
+    args: Callable[[int], Sequence[Any]]  # what number so-and-so is built with
+    rules: Rules  # how its members are kept alive
     count: int = 1
-    place: str = ""
-    """Which of the runtime's places they get, if not that of their name."""
-    samples: bool = False
-    """Whether the loop asks them for fragments."""
-    buffers: bool = False
-    """Whether they have transitions of a replay buffer."""
+    place: str = ""  # which of the runtime's places they get, if not that of their name
+    samples: bool = False  # whether the loop asks them for fragments
+    buffers: bool = False  # whether they have transitions of a replay buffer
 
 
 @dataclass(frozen=True)
@@ -73,10 +67,8 @@ class Setup:
     algorithm: type[Algorithm[Any]]
     roles: Roles
     start: Start
-    saved: Mapping[str, Tree] | None
-    """The checkpoint that the run goes on from."""
-    sizes: MutableMapping[int, int]
-    """Transitions in each replay shard; the loop keeps them up to date."""
+    saved: Mapping[str, Tree] | None  # the checkpoint that the run goes on from
+    sizes: MutableMapping[int, int]  # transitions in each replay shard; the loop keeps them up to date
 
 
 def _anything(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
@@ -95,16 +87,13 @@ class Topology:
     """Refuses, with one line, an algorithm or settings that it cannot train."""
     exact: bool = True
     """Whether checkpoints hold all that was sampled. Else fragments in flight are discarded, and counted as lost."""
-    overlaps: bool = True
-    """Whether samplers work while the learner learns."""
-    lags: bool = True
-    """Whether the learner gets fragments of older policy versions."""
+    overlaps: bool = True  # whether samplers work while the learner learns
+    lags: bool = True  # whether the learner gets fragments of older policy versions
     paced_by_envs: bool = False
     """Whether environments go their own pace, side by side in threads or processes, with one policy for all."""
     gathers_gradients: bool = False
     """Whether samplers send gradients, and have what the algorithm keeps, such as a replay buffer, themselves."""
-    shards: bool = False
-    """Whether the replay buffer may be divided among shards."""
+    shards: bool = False  # whether the replay buffer may be divided among shards
 
     def check(self, config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
         """Refuse what cannot be trained in this topology."""

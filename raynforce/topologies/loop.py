@@ -19,32 +19,25 @@ from raynforce.trees import Tree
 
 PATIENCE = 2.0  # seconds without an answer before it is said who is waited for
 AWAY = 0.2  # seconds between two looks whether anybody is there
-Held = Fragment | Contribution
-"""What samplers, or workers, have sent."""
+Held = Fragment | Contribution  # what samplers, or workers, have sent
 
 
 class Turn(NamedTuple):
     """A call to a role, seen from the driver: the time before it, and on the way."""
 
-    waiting: float
-    """Seconds from its last answer until it was asked again."""
-    transport: float
-    """Seconds from asking until the answer was there, without the work itself."""
+    waiting: float  # seconds from its last answer until it was asked again
+    transport: float  # seconds from asking until the answer was there, without the work itself
 
 
 class LoopRound(NamedTuple):
     """One turn of the loop."""
 
     learned: Learned
-    version: Job
-    """The policy version it led to."""
+    version: Job  # the policy version it led to
     learner: Turn
-    receipts: Sequence[tuple[Receipt, Turn]]
-    """Of the fragments that have come since the last round."""
-    sample_seconds: float
-    """From asking for fragments until all were there."""
-    learn_seconds: float
-    """From asking for the update until it was done."""
+    receipts: Sequence[tuple[Receipt, Turn]]  # of the fragments that have come since the last round
+    sample_seconds: float  # from asking for fragments until all were there
+    learn_seconds: float  # from asking for the update until it was done
 
 
 class Roles(Protocol):
@@ -66,22 +59,17 @@ class Roles(Protocol):
 class Start:
     """Where a loop begins, and whom it tells."""
 
-    version: Job
-    """The policy version that the learner has."""
-    number: int
-    """Of that version."""
+    version: Job  # the policy version that the learner has
+    number: int  # of that version
     ledger: Ledger
-    held: Sequence[Held] = ()
-    """What was sampled before, and not learned from yet."""
-    waiting: Callable[[str], None] = lambda who: None
-    """Is told who is waited for, when that takes long."""
+    held: Sequence[Held] = ()  # what was sampled before, and not learned from yet
+    waiting: Callable[[str], None] = lambda who: None  # is told who is waited for, when that takes long
 
 
 class Loop(ABC):
     """The loop of a run. Between two rounds `settle` brings every sampler to a fragment's border."""
 
-    work = "produce"
-    """The method that samplers are asked for."""
+    work = "produce"  # the method that samplers are asked for
 
     def __init__(self, roles: Roles, start: Start) -> None:
         self._pool = roles.pool
@@ -110,10 +98,7 @@ class Loop(ABC):
         """Ask for an update again, without what was lost on its way to the learner."""
 
     def abandon(self) -> LoopRound | None:
-        """After a failure: let an update that is under way come to its end, and return it, as it is learned from.
-
-        Other fragments that were on the way to the learner are lost, and counted.
-        """
+        """After a failure: finish and return the update under way; other fragments on their way count as lost."""
         round_ = None
         if self._learning is not None:
             self._until([self._learning.job])
@@ -237,10 +222,7 @@ class Loop(ABC):
         return [sample for sample in fragments if sample.key not in lost]
 
     def _next(self, others: Sequence[Job] = ()) -> Learning | None:
-        """Wait until a fragment has come, or the update that is under way is done: then that is returned.
-
-        With no update under way, `others` are waited for too.
-        """
+        """Wait for a fragment, or `others`, or the end of the update that is under way: then that is returned."""
         learning = self._learning
         waited = [sample.job for sample in self._coming if sample.job]
         self._first([*waited, *(others if learning is None else [learning.job])])
@@ -263,12 +245,10 @@ class Loop(ABC):
 class Sample(NamedTuple):
     """A fragment that is there or coming, and the number of the version it is sampled with."""
 
-    given: Pending | None
-    """The fragment itself, if it comes from a checkpoint."""
+    given: Pending | None  # the fragment itself, if it comes from a checkpoint
     number: int
     job: Job | None
-    arrived: Record | None = None
-    """What is counted of it, once it is there."""
+    arrived: Record | None = None  # what is counted of it, once it is there
     size: int = 0
 
     @property

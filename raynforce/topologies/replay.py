@@ -1,8 +1,7 @@
 """Replay: samplers and learner go their own pace, and a limiter holds the ratio of what is sampled to what is inserted.
 
-The buffer is in the learner's process, or divided among shards with processes of their own (Ape-X, arXiv 1803.00933).
-Then fragments go from samplers to shards, and what the learner trains on from shards to the learner: the driver decides
-how many transitions come from which shard, and sees none of them.
+The buffer is in the learner's process, or divided among shards with processes of their own (Ape-X, arXiv 1803.00933);
+the driver decides how many transitions come from which shard.
 """
 
 from __future__ import annotations
@@ -51,12 +50,9 @@ class Pace:
     """How much of what a loop with a replay buffer does."""
 
     limiter: Limiter
-    most: int
-    """Updates between two policy versions."""
-    fragment: int
-    """Environment steps of one fragment."""
-    row: int = 0
-    """Bytes of one transition that is drawn from a shard."""
+    most: int  # updates between two policy versions
+    fragment: int  # environment steps of one fragment
+    row: int = 0  # bytes of one transition that is drawn from a shard
 
 
 class Replay(Loop):

@@ -1,9 +1,8 @@
-"""Shared agent: workers sample and compute gradients with their copies of the network, one agent applies them all.
+"""Shared agent: workers compute gradients with their copies of the network, one agent (the learner) applies them all.
 
-The agent, which is the learner, takes gradients in the order in which they come, each once, and refuses those that are
-too old (A3C, arXiv 1602.01783; for value learning Gorila, 1507.04296). A worker waits for the version that its own
-gradients have led to, and for nobody else. What comes while the agent is at work is taken together, in one call: the
-outcome is the same, and the more workers there are, the fewer calls there are for each.
+Gradients are applied in order of arrival, each once, and refused if too old (A3C, arXiv 1602.01783; Gorila,
+1507.04296). A worker waits for the version that its own gradients have led to. What arrives meanwhile is applied in one
+call.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What loops share in which samplers send fragments to the learner, and the learner sends policy versions back.
-
-Fragments and versions go from role to role; the driver sees receipts. The pool keeps roles alive: a job is done,
-however often its role had to be restarted, or it has a fault, and the round goes on without it.
-"""
+"""What loops share in which samplers send fragments to the learner, and the learner sends policy versions back."""
 
 from __future__ import annotations
 

@@ -36,10 +36,8 @@ class RoleSet:
         self.pool = Pool(plan.runtime, supervisor)
         self.sizes: dict[int, int] = {}
         """Transitions in each replay shard, or in each worker's buffer, as far as is known."""
-        self.lost_transitions = 0
-        """Of shards and workers that had to begin empty."""
-        self.flying = 0
-        """Steps that the policy of all environments had in its hands when it was last heard of."""
+        self.lost_transitions = 0  # of shards and workers that had to begin empty
+        self.flying = 0  # steps that the policy of all environments had in its hands when it was last heard of
         self._config, self._topology = plan.config, topology
         self._ledger, self._supervisor, self._say = ledger, supervisor, say
         self._sequences: dict[int, int] = {}  # of the next fragment of each sampler

@@ -24,12 +24,9 @@ OF_WHAT = {"run": "of the run", "sampler": "of the samplers", "learner": "of the
 class TimeTree:
     """Adds up where each kind of role spends its time.
 
-    A sampler has `env` (stepping environments), `policy` (forward passes and drawing actions), `other` (putting the
-    fragment together), `transport` (receiving versions, handing over fragments) and `waiting` (for anybody else); a
-    worker of a shared agent also has `gradients`. A learner has `learn` (losses, gradients, optimiser), `prepare`
-    (advantages, replay, minibatches), `transport` and `waiting`. Samplers are added up: two of them have two seconds in
-    each second. Where environments go their own pace, so are they, as `env`: `busy` (stepping), and what they waited
-    for: `policy`, `wire` (hosts and messages), `learner`, `restart`.
+    Sampler: `env` (steps), `policy` (forward passes), `other` (fragments), `transport`, `waiting`; a worker of a shared
+    agent also `gradients`. Learner: `learn`, `prepare` (advantages, replay), `transport`, `waiting`. Where environments
+    go their own pace, `env`: `busy`, and what they waited for: `policy`, `wire`, `learner`, `restart`.
     """
 
     def __init__(self) -> None:
@@ -43,10 +40,7 @@ class TimeTree:
             total[name] = total.get(name, 0.0) + value
 
     def metrics(self) -> dict[str, float]:
-        """Shares from 0 to 1 of each role's time since the last call, as `time/sampler/env`, `time/learner/learn`, …
-
-        The shares of a role add up to 1; a role that had no time since then is left out.
-        """
+        """Shares of each role's time since the last call, as `time/sampler/env`; they add up to 1 for each role."""
         shares: dict[str, float] = {}
         for role, total in self._total.items():
             before = self._reported.get(role, {})
@@ -66,11 +60,8 @@ class TimeTree:
     ) -> str:
         """A few lines for the end of a run: where its time and each role's went, what bound it, and what to change.
 
-        `config` is the resolved one, `cores` those of this machine; `tolerates_lag` says whether the algorithm learns
-        from policy versions older than the newest; `run` are the seconds of the run as a whole: of `training`, which
-        is divided among what held it up, and of what was done before, between and after. `side_by_side` is asked
-        where environments bound the run, with the seconds that all their steps took: the options by which they would
-        be stepped side by side, if that pays.
+        `run` are the driver's seconds by purpose, of which `training` is divided among what held it up. `side_by_side`
+        is asked, with the seconds of all environment steps, for the options that would step environments side by side.
         """
         own_pace = "env" in self._total
         of_run = dict(run or {})
@@ -101,11 +92,7 @@ class TimeTree:
 
 
 def wall_shares(total: Mapping[str, Mapping[str, float]], config: Config) -> dict[str, float]:
-    """How much of the run's own time each activity held up: `env`, `policy`, `learner`, `transport`, `waiting`, and
-    `gradients` where samplers compute them.
-
-    Where roles take turns, all that they do does. Where they work side by side, it is what the busier one does.
-    """
+    """Shares of the run's time that each activity held up: of all roles if they take turns, else of the busier one."""
     sampler, learner = dict(total["sampler"]), dict(total["learner"])
     if config.runtime == "inline":  # one call after the other: nobody waits, somebody else is at work
         sampler.pop("waiting", None)

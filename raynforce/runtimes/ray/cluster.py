@@ -21,8 +21,7 @@ class Cluster:
     def __init__(self, address: str, places: Mapping[str, Place], *, folder: Path | None, shipped: bool) -> None:
         self.address = address
         self.places = places
-        self.folder = folder
-        """Where our own Ray keeps its files, in `r`; None if it is not ours."""
+        self.folder = folder  # where our own Ray keeps its files, in `r`; None if it is not ours
         self.shipped = shipped
         """Whether code was sent to the nodes, which then do not look for it where the driver has it."""
         self.at_close = ExitStack()

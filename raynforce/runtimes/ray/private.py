@@ -106,11 +106,8 @@ def started_processes(node: Any = None) -> list[int]:
 
 @contextmanager
 def few_processes(stack: ExitStack, end: Callable[[Any], None]) -> Iterator[None]:
-    """Start Ray without what a run on one machine has no use for: autoscaler, dashboard, its agent, log monitor.
-
-    Each is a Python process of its own, and Ray waits for them: 8 s instead of 2. A Ray that was not tried starts in
-    full. `end` is called with Ray's node when the stack is left.
-    """
+    """Start Ray without autoscaler, dashboard, its agent and log monitor, processes it waits for: 2 s instead of 8. An
+    untried Ray starts in full. `end` is called with Ray's node when the stack is left."""
     parts = []
     with suppress(*LACKING):
         node, utils = ray_module("_private.node"), ray_module("_private.utils")
@@ -175,10 +172,7 @@ def room_near(asked: Mapping[str, float], node: str | None) -> Any:
 
 
 class Raylet:
-    """Ray's own process on this node: how full its object store is, and a worker in reserve.
-
-    Where it cannot be asked there is no figure, and a restart takes somewhat longer.
-    """
+    """Ray's own process on this node: how full its object store is, and a worker in reserve. Both are optional."""
 
     def __init__(self) -> None:
         self._stub: Any = None
@@ -220,11 +214,8 @@ class Raylet:
 
 
 def take_output(stack: ExitStack, hear: Callable[[str, str], None]) -> None:
-    """Take what workers print, by name and line; Ray's own printer writes to stdout, which carries the result.
-
-    What Ray itself has to say stays unsaid: a worker's death is reported by the call that it did not answer. A Ray
-    that does not let it be taken prints it itself.
-    """
+    """Take what workers print, by name and line: Ray's own printer writes to stdout, which carries the result. Ray's
+    own messages are dropped: a worker's death is reported by the call that it did not answer."""
     with suppress(*LACKING):
         worker = ray_module("_private.worker")
         dispatcher = ray_module("_private.ray_logging").global_worker_stdstream_dispatcher

@@ -11,7 +11,7 @@ from typing import Any
 from raynforce.config import Config
 from raynforce.errors import RaynforceError
 from raynforce.kernels import Kind
-from raynforce.runtimes.base import Handle, Pending, Place, Runtime
+from raynforce.runtimes.base import Handle, Pending, Place, Runtime, Split
 from raynforce.runtimes.host import pack
 from raynforce.runtimes.placing import PLAIN, Demands, needs
 from raynforce.runtimes.ray.actor import RayHost
@@ -151,10 +151,7 @@ class RayRuntime(Runtime):
         return self._home_room(needs(place)) if place.home and needs(place) else "SPREAD"
 
     def _home_room(self, asked: dict[str, float]) -> Any:
-        """Room on the driver's node if it is large enough, else on any; kept while its role is restarted.
-
-        Without that, a sampler that waits for room would take the learner's.
-        """
+        """Room on the driver's node if it is large enough, else on any; reserved, so that no sampler takes it."""
         strategies = ray_module("util.scheduling_strategies")
         if self._room is None:
             node = self._node if self._cluster.has(self._node, asked) else None
@@ -167,9 +164,7 @@ class RayRuntime(Runtime):
         self.failures.end(actor_id(handle.actor))
         self._handles.pop(handle, None)
 
-    def wait(
-        self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None
-    ) -> tuple[list[Pending], list[Pending]]:
+    def wait(self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None) -> Split:
         ray = ray_module()
         if time.monotonic() > self._reserve_at and not self._without_room():
             self._reserve_at = math.inf
@@ -193,10 +188,7 @@ class RayRuntime(Runtime):
         )
 
     def _fetches(self) -> bool:
-        """Whether answers are brought to this node as they are waited for.
-
-        Where the learner is here, they come here anyway, and what is here survives the loss of the node that made it.
-        """
+        """Whether answers are fetched while waiting: where the learner is, they come anyway, and outlive their node."""
         return not self._cluster.started and self._home is not None and self._home.node() == self._node
 
     def share(self, value: Any) -> RayPending:

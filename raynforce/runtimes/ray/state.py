@@ -60,10 +60,7 @@ def silent() -> Iterator[None]:
 
 @contextmanager
 def own_signals() -> Iterator[list[int]]:
-    """Keep Ctrl-C and SIGTERM from `ray.init`, which they crash, until it is over; a second one is urgent.
-
-    Gives the signals that came.
-    """
+    """Keep Ctrl-C and SIGTERM from `ray.init`, which they crash, and give those that came; the second interrupts."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
