@@ -317,7 +317,6 @@ class Driver:
     # -- evaluation -----------------------------------------------------------------------------------
 
     def _evaluate(self) -> None:
-        """The newest version is due to be evaluated."""
         status = self._status
         if not status.episodes and status.steps > self._config.eval.max_length:
             self._progress.message(
@@ -437,12 +436,10 @@ class Driver:
         return alone and 0 < episodes <= self._config.eval.episodes
 
     def where_the_time_went(self) -> str:
-        """A few lines on what bound the run, and which setting to change."""
         return self._engine.where_the_time_went(self._seconds_of_run, self._tally.trained_here)
 
     @property
     def _seconds_of_run(self) -> dict[str, float]:
-        """What this process has spent its time on."""
         evaluation, turning = self._evaluations.waited, self._turned_until - self._turning_since
         training = turning - self._evaluated_while_turning
         startup = self._turning_since - self._began
@@ -472,7 +469,6 @@ class Driver:
         self._status.metrics["disk/checkpoint_pause"] = time.monotonic() - began
 
     def _counts(self) -> Tree:
-        """What is counted, by the engine and by the driver."""
         return {
             **self._tally.state(),
             **self._engine.counts(),
@@ -486,7 +482,6 @@ class Driver:
         }
 
     def _load(self, saved: Mapping[str, Tree]) -> None:
-        """Go on from a checkpoint."""
         status = self._status
         try:
             counts = saved["run"]

@@ -24,7 +24,6 @@ class Machines:
         self._known: Set[Kind] = frozenset()
 
     def look(self) -> None:
-        """See who has told meanwhile."""
         kinds = self._runtime.kinds()
         if not self._portable:
             kinds = {each._replace(kernels="native") for each in kinds}
@@ -35,7 +34,6 @@ class Machines:
                 self._say(f"note: {note}")
 
     def compare(self, manifest: Mapping[str, Any]) -> None:
-        """Tell what is not as it was when a checkpoint was written."""
         for note in machine_note(manifest, {**provenance(), **self._run.made_on}):
             self._say(f"note: {note}")
 

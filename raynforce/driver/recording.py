@@ -68,11 +68,9 @@ class Record:
         self._journal.close()
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Tell sinks which run this is."""
         self._metrics.begin(self._run.path, config)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand a line of metrics to every sink."""
         self._metrics.write(step, metrics)
 
     def position(self) -> Tree:
@@ -104,7 +102,6 @@ class Record:
         return (self._due or self._saver.retry_is_due) and not self._saver.busy
 
     def save(self, step: int, parts: dict[str, Tree]) -> None:
-        """Let a whole checkpoint be written beside training."""
         self._lock.check()
         self.save_best()
         self._due, self._saved_at = False, time.monotonic()
@@ -148,6 +145,5 @@ class Record:
             self._saver.insist(begin, show)
 
     def finish(self) -> None:
-        """All has been written."""
         self._journal.flush(FLUSH_SECONDS)
         self._run.finish()

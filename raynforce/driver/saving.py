@@ -55,7 +55,6 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether something is being written: the next checkpoint has to wait for it."""
         return bool(self._open)
 
     @property
@@ -65,7 +64,6 @@ class Saver:
 
     @property
     def failing(self) -> bool:
-        """Whether the last attempt failed."""
         return self._retry_at is not None
 
     def write(self, what: str, step: int, task: Callable[[], int], *, whole: bool = True) -> None:
@@ -80,7 +78,6 @@ class Saver:
         self._tasks.put(self._open[-1])
 
     def look(self) -> None:
-        """Take note of what has been written or has failed since the last look."""
         while not self._news.empty():
             task, size, seconds, error = self._news.get()
             self._open.remove(task)

@@ -35,7 +35,6 @@ class Supervision:
         self._last_cause = ""  # of an environment's fault that was told
 
     def evaluator_rules(self) -> Rules:
-        """How the evaluator is kept alive."""
         faults = self._config.faults
         return Rules(
             restarts=faults.restarts,
@@ -51,7 +50,6 @@ class Supervision:
         )
 
     def env_faults(self, role: str, faults: Sequence[Mapping[str, Any]]) -> None:
-        """Environments broke in a role, and were restarted."""
         for facts in faults:
             self.env_restarts += 1
             role = f"host {facts['host']}" if "host" in facts else role
@@ -99,14 +97,12 @@ class Supervision:
             self.history.back(role)
 
     def say(self, text: str) -> None:
-        """Tell the user of a failure's consequence."""
         self._say(text)
 
     def note(self, text: str) -> None:
         self._note(f"note: {text}")
 
     def evaluation_given_up(self, steps: int, failure: EnvError) -> None:
-        """The policy of this step could not be evaluated."""
         cause = f"the evaluation of step {steps:,} is given up: {failure}"
         self._say_if_due(cause, "evaluation", same_cause("evaluator", "failed", cause))
         if self.history is not None:
@@ -125,16 +121,13 @@ class Supervision:
 
     @property
     def faults(self) -> int:
-        """How often something failed in this process's time."""
         return 0 if self.history is None else self.history.faults
 
     @property
     def last(self) -> str:
-        """What failed last, or nothing."""
         return "" if self.history is None else self.history.last
 
     def load(self, counts: Tree) -> None:
-        """Count on from where a checkpoint was."""
         self.redone_updates = counts["redone_updates"]
         self.env_restarts = counts["env_restarts"]
 

@@ -34,11 +34,9 @@ class Tally:
 
     @property
     def return_mean(self) -> float | None:
-        """Of the last episodes."""
         return self._counts.return_mean
 
     def add(self, learned: Learned) -> None:
-        """Count what the learner has learned from."""
         status, counts = self.status, self._counts
         for record in learned.trained:
             counts.add(record)

@@ -21,8 +21,6 @@ from raynforce.trees import Tree
 
 @dataclass(frozen=True)
 class Weights:
-    """What a new run begins with."""
-
     version: PolicyVersion
     step: int  # of the run they are from: as much as its normaliser has seen
     note: str  # one line on where they are from

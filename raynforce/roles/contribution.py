@@ -26,7 +26,6 @@ class Contribution:
     notes: Sequence[str] = ()  # what the user should know of the algorithm; most often nothing
 
     def state(self) -> Tree:
-        """As a tree, for checkpoints."""
         record = self.record._asdict() | {"info": infos.to_tree(self.record.info)}
         tree: Tree = {"gradients": self.gradients, "version": self.version, "arrival": record}
         tree |= {"metrics": dict(self.metrics), "buffer": dict(self.buffer)}

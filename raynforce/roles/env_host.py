@@ -211,7 +211,6 @@ class EnvHost:
                 return
 
     def _answer(self, link: HostLink, lanes: Lanes, now: float) -> None:
-        """Hand over whatever is ready."""
         done, broken = lanes.collect()
         if link.session.ended is not None:
             return

@@ -73,7 +73,6 @@ class Evaluator:
         self._hopeless: int | None = None  # a lane
 
     def advance(self, seconds: float = math.inf) -> Evaluation:
-        """Play on, for so long at most."""
         envs, until = self._vector(), time.monotonic() + seconds
         lockstep, failure = isinstance(envs, NativeVector), None
         try:
@@ -124,7 +123,6 @@ class Evaluator:
     # -- its steps ----------------------------------------------------------------------------------------
 
     def _step_all(self, envs: VectorEnv) -> None:
-        """One step of all lanes together."""
         step = envs.step(self._actor.greedy(self._obs))
         self._obs = step.obs
         seen = {"reward": step.reward, **step.obs}
@@ -161,7 +159,6 @@ class Evaluator:
             self._running[lane], self._length[lane], self._breaks_in_a_row[lane] = 0.0, 0, 0
 
     def _broke(self, lanes: np.ndarray) -> None:
-        """The envs of these lanes broke, and their episodes with them."""
         if len(lanes):
             self._running[lanes], self._length[lanes] = 0.0, 0
             self._breaks_in_a_row[lanes] += 1

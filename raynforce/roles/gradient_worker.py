@@ -52,14 +52,12 @@ class GradientWorker:
         self._draw_from(0)
 
     def _draw_from(self, attempt: int) -> None:
-        """Begin random streams of its own."""
         self._attempt = attempt
         seeds = np.random.SeedSequence([self._seed, self._index, 2, attempt])
         self._rng = np.random.default_rng(seeds)
         self._torch_rng = TorchStream(int(seeds.generate_state(1)[0]), CPU)
 
     def note(self) -> str:
-        """What a user should know of its environments and of how it acts; most often nothing."""
         return self._sampler.note()
 
     def work(self, version: PolicyVersion) -> tuple[Contribution, Receipt]:
@@ -76,7 +74,6 @@ class GradientWorker:
         return contribution, receipt._replace(seconds=seconds, size=gradients.nbytes, kept=self._kept)
 
     def _load(self, version: PolicyVersion) -> None:
-        """Compute with this version from now on."""
         net = self._net
         with torch.no_grad():
             net.flat.copy_(tensor(version.params, CPU))

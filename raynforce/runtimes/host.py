@@ -39,20 +39,16 @@ def pack(
 class Host:
     """What a role lives in when it has a process of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.place = Place()
         self._role: Any = None
         self._failure: RaynforceError | None = None
-        self._place = Place()
-        self.name = ""
-
-    @property
-    def awake(self) -> float:
-        return self._place.awake
 
     def build(self, packed: bytes) -> Kind:
         """Settle in this process, then build the role that `pack` described; returns where it lives."""
-        (role, self.name, self._place, path), given, args = pickle.loads(packed)
-        settle(self._place, path)
+        (role, self.name, self.place, path), given, args = pickle.loads(packed)
+        settle(self.place, path)
         from raynforce.given import unpack
         from raynforce.imports import load_object
 
@@ -61,7 +57,7 @@ class Host:
             return load_object(role)(*pickle.loads(args))
 
         try:
-            with watchdog(self._place.start_seconds):
+            with watchdog(self.place.start_seconds):
                 self._role = self._guarded(built)
         except RaynforceError as error:
             self._failure = error
@@ -72,9 +68,9 @@ class Host:
         """Call a method of the role; if it could not be built, that is the answer."""
         if self._failure is not None:
             raise self._failure
-        start, limit = self._place.start_seconds, self._place.call_seconds
+        limit = self.place.call_seconds
         if method in SLOW and limit:
-            limit = max(start, limit)
+            limit = max(self.place.start_seconds, limit)
         with watchdog(limit):
             return self._guarded(lambda: getattr(self._role, method)(*args))
 
@@ -87,10 +83,9 @@ class Host:
         """Errors leave as ours, which any process can read, with the traceback as text."""
         try:
             return work()
-        except RaynforceError as error:
-            raise said_by(self.name, error, traceback.format_exc()) from None
         except Exception as error:
-            raise said_by(self.name, RoleError(summary(error)), traceback.format_exc()) from None
+            ours = error if isinstance(error, RaynforceError) else RoleError(summary(error))
+            raise said_by(self.name, ours, traceback.format_exc()) from None
 
 
 @contextmanager

@@ -400,7 +400,6 @@ class Pool:
             self._settle_without(job, fault)
 
     def _settle_without(self, job: Job, fault: Fault) -> None:
-        """There will be no result."""
         member = job.member
         if not job.settled:
             job.settled, job.fault, job.answered = True, fault, time.monotonic()

@@ -284,7 +284,6 @@ class ProcessRuntime(Runtime):
         return answer
 
     def forget(self, worker: _Worker) -> None:
-        """Do not listen to it any more; it is gone."""
         for file in (worker.socket, worker.death, worker.output):
             self.unlisten(file)
         with contextlib.suppress(ValueError):

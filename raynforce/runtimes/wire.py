@@ -116,8 +116,7 @@ def receive(connection: socket.socket) -> tuple[tuple[Any, ...], list[Packed]] |
     if not packet:
         return None
     if len(packet) == 8:  # too long for a packet: it is in the first descriptor
-        spilled = fds.pop(0)
-        with os.fdopen(spilled, "rb", closefd=True) as file:
+        with os.fdopen(fds.pop(0), "rb") as file:
             file.seek(0)
             packet = file.read(int.from_bytes(packet, "little"))
     head, count, described = pickle.loads(packet)

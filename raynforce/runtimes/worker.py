@@ -27,7 +27,7 @@ def main() -> None:
     die_with_driver(guard)
     forget_home()
     host = Host()
-    while (message := _next(connection, host.awake)) is not None:
+    while (message := _next(connection, host.place.awake)) is not None:
         (number, method, parts), values = message
         ok, answer = _answer(host, method, values, parts)
         del message, values

@@ -40,7 +40,6 @@ class Blueprint:
 
     @property
     def envs(self) -> EnvArgs:
-        """The environments of one sampler."""
         return env_args(self.config, self.config.sampling.envs, stepping(self.config))
 
 
@@ -96,7 +95,6 @@ class Topology:
     shards: bool = False  # whether the replay buffer may be divided among shards
 
     def check(self, config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
-        """Refuse what cannot be trained in this topology."""
         if config.replay.shards and not self.shards:
             raise UsageError(
                 f"replay.shards = {config.replay.shards} divides the buffer of topology replay, and this is "
@@ -131,7 +129,6 @@ def stepping(config: Config) -> Literal["no", "threads", "processes"]:
 
 
 def env_args(config: Config, count: int, parallel: Literal["no", "threads", "processes"]) -> EnvArgs:
-    """So many environments of a run, stepped this way."""
     return EnvArgs(config.env, count, config.seed, config.env_args, config.sampling.exact_resume, parallel)
 
 
@@ -147,7 +144,6 @@ def algorithms_that(can: Callable[[type[Algorithm[Any]]], bool]) -> str:
 
 
 def all_here(config: Config) -> bool:
-    """Whether all roles are on this machine."""
     return config.runtime != "ray" or config.ray.address in (None, "local")
 
 
@@ -174,7 +170,6 @@ def samplers(plan: Blueprint) -> Kind:
 
 
 def gradient_workers(plan: Blueprint) -> Kind:
-    """Samplers that send gradients."""
     config = plan.config
     role = "raynforce.roles.gradient_worker:GradientWorker"
     kind = _sampling(plan, role, lambda index: (config, plan.acting, plan.envs, index), "work")
@@ -199,7 +194,6 @@ def _sampling(plan: Blueprint, role: str, args: Callable[[int], Sequence[Any]], 
 
 
 def replay_shards(plan: Blueprint) -> Kind:
-    """Parts of the replay buffer."""
     count = plan.config.replay.shards
     rules = replace(learner(plan).rules, work="insert", quorum=count)
     role = "raynforce.roles.replay_shard:ReplayShard"

@@ -112,7 +112,6 @@ class Loop(ABC):
         return self.complete()
 
     def _rest(self) -> None:
-        """Wait until nothing is being sampled."""
         self._held += self._arrived(self._coming)
         self._coming = []
 

@@ -11,8 +11,6 @@ from raynforce.topologies.stream import Stream, learner_and_samplers
 
 
 class Overlap(Stream):
-    """Sampling and learning go on side by side, one batch apart."""
-
     def rounds(self) -> Iterator[LoopRound]:
         while True:
             fragments = self._take_held()

@@ -11,8 +11,6 @@ from raynforce.topologies.stream import Stream, learner_and_samplers
 
 
 class Sync(Stream):
-    """Sampling and learning alternate."""
-
     def rounds(self) -> Iterator[LoopRound]:
         while True:
             began = time.monotonic()

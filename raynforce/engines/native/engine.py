@@ -85,7 +85,6 @@ class NativeEngine(Engine):
         return turns()
 
     def _done(self, turn: LoopRound) -> Round:
-        """Take note of what the roles have told of a round."""
         for receipt, call in turn.receipts:
             self._roles.received(receipt)
             self._times.add("sampler", {**receipt.seconds, **call._asdict()})

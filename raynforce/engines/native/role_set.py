@@ -76,13 +76,11 @@ class RoleSet:
         return [None if job.fault is not None else job.result() for job in jobs]
 
     def published(self) -> tuple[Job, int]:
-        """The learner's policy version, and its number."""
         job = self.pool.submit(self.learner, "publish")
         version: PolicyVersion = self.wait_for([job])[0]
         return job, version.number
 
     def begin_from(self, version: PolicyVersion, seen: int) -> None:
-        """Let the learner begin with the weights of another run, after so many observations."""
         self.wait_for([self.pool.submit(self.learner, "begin_from", self.runtime.share(version), seen)])
 
     # -- checkpoints --------------------------------------------------------------------------------------

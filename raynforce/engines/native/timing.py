@@ -34,7 +34,6 @@ class TimeTree:
         self._reported: dict[str, dict[str, float]] = {}
 
     def add(self, role: str, seconds: Mapping[str, float]) -> None:
-        """Count `seconds` of each activity for a kind of role: `sampler`, `learner`."""
         total = self._total.setdefault(role, {})
         for name, value in seconds.items():
             total[name] = total.get(name, 0.0) + value

@@ -15,7 +15,6 @@ from raynforce.runtimes.ray.state import own_signals
 
 
 def connect(config: Config, say: Say, demands: Demands = PLAIN) -> Cluster:
-    """Connect this process to the Ray that the settings name: one already in use here, one to join, or our own."""
     try:
         ray = ray_module()
     except ImportError as error:
@@ -44,4 +43,4 @@ def _adopt(config: Config, say: Say, demands: Demands) -> Cluster:
             "leave the address out to use that one, or call ray.shutdown() first"
         )
     places = placed(config, [node["Resources"] for node in ray.nodes() if node["Alive"]], say, demands)
-    return Cluster(address, places, folder=None, shipped=False)
+    return Cluster(address, places)

@@ -19,7 +19,6 @@ from raynforce.runtimes.ray.state import AUTH, DRIVER, PACKAGE, environment, sil
 
 
 def join(config: Config, address: str, say: Say, demands: Demands) -> Cluster:
-    """Join a running cluster; whatever is in the way is found before Ray is asked, which would wait or abort."""
     ray = ray_module()
     with ExitStack() as stack:
         stack.enter_context(environment({**unchanged(), **DRIVER}))
@@ -40,9 +39,7 @@ def join(config: Config, address: str, say: Say, demands: Demands) -> Cluster:
                 folder = code["runtime_env"]["working_dir"]
                 fix = f"{folder} was to be sent: keep large files out of where your modules are"
             raise UsageError(f"joining Ray at {address} failed: {summary(error.__cause__ or error)}; {fix}") from error
-        cluster = Cluster(address, places, folder=None, shipped=shipped)
-        cluster.at_close = stack.pop_all()
-        return cluster
+        return Cluster(address, places, shipped=shipped, at_close=stack.pop_all())
 
 
 def _located(address: str) -> str:
@@ -52,8 +49,11 @@ def _located(address: str) -> str:
             f"ray.address = {address!r}: Ray Client is far too slow to train through; run on a node of the cluster "
             "with ray.address=auto, or submit a job with `ray job submit`"
         )
-    if address == "auto":
-        address = _local_address()
+    if address == "auto" and not (address := private.local_address()):
+        raise UsageError(
+            "ray.address = 'auto': no Ray runs on this machine; start one with `ray start --head`, "
+            "or leave the address out to start one for this run"
+        )
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 65536) or any(c.isspace() for c in address):
         raise UsageError(
@@ -71,15 +71,6 @@ def _located(address: str) -> str:
     if not speaks:
         raise _stranger(address)
     return address
-
-
-def _local_address() -> str:
-    if address := private.local_address():
-        return address
-    raise UsageError(
-        "ray.address = 'auto': no Ray runs on this machine; start one with `ray start --head`, "
-        "or leave the address out to start one for this run"
-    )
 
 
 def _speaks_grpc(connection: socket.socket) -> bool:

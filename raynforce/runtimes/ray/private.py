@@ -70,8 +70,6 @@ def local_address() -> str:
 
 @dataclass(frozen=True)
 class About:
-    """What a running cluster says of itself."""
-
     ray: str
     python: str
     nodes: list[dict[str, float]]
@@ -179,7 +177,6 @@ class Raylet:
         self._channel: Any = None
 
     def used_bytes(self) -> int | None:
-        """Bytes in the object store."""
         try:
             request = ray_module("core.generated.node_manager_pb2").GetNodeStatsRequest(include_memory_info=False)
             return int(self._open().GetNodeStats(request, timeout=0.5).store_stats.object_store_bytes_used)

@@ -21,10 +21,10 @@ class Process:
     began: str
 
     def alive(self) -> bool:
-        return _began(self.pid) == self.began
+        return began(self.pid) == self.began
 
 
-def _began(pid: int) -> str:
+def began(pid: int) -> str:
     """When a process began, in the kernel's clock ticks; empty if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -40,7 +40,7 @@ def workers(node: Any = None) -> list[Process]:
         with suppress(OSError):
             for task in Path(f"/proc/{pid}/task").iterdir():
                 children += map(int, (task / "children").read_text().split())
-    return [Process(child, _began(child)) for child in children]
+    return [Process(child, began(child)) for child in children]
 
 
 def kill(processes: Sequence[Process]) -> None:

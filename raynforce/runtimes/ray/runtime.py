@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -15,6 +15,7 @@ from raynforce.runtimes.base import Handle, Pending, Place, Runtime, Split
 from raynforce.runtimes.host import pack
 from raynforce.runtimes.placing import PLAIN, Demands, needs
 from raynforce.runtimes.ray.actor import RayHost
+from raynforce.runtimes.ray.cluster import Say
 from raynforce.runtimes.ray.connecting import connect
 from raynforce.runtimes.ray.failures import Failures
 from raynforce.runtimes.ray.private import Raylet, actor_id, ray_module, room_near, take_output
@@ -51,8 +52,6 @@ class RayPending(Pending):
 
 
 class RayHandle(Handle):
-    """A role in a Ray actor."""
-
     def __init__(self, runtime: RayRuntime, actor: Any, name: str) -> None:
         self.actor = actor
         self.name = name
@@ -91,15 +90,8 @@ class RayRuntime(Runtime):
 
     channel = "tcp"
 
-    def __init__(
-        self,
-        config: Config,
-        say: Callable[[str], None] = lambda _: None,
-        demands: Demands = PLAIN,
-        given: bytes = b"",
-    ) -> None:
-        """`given` is what the user's script defines: see `raynforce.given`."""
-        self._given = given
+    def __init__(self, config: Config, say: Say = lambda _: None, demands: Demands = PLAIN, given: bytes = b"") -> None:
+        self._given = given  # what the user's script defines: see `raynforce.given`
         self._cluster = connect(config, say, demands)
         self._hearing, self._reading, self._raylet = ExitStack(), ExitStack(), Raylet()
         voices = Voices(say)
@@ -128,7 +120,10 @@ class RayRuntime(Runtime):
         place = place or Place()
         asked = needs(place)
         options = {"num_cpus": asked.pop("CPU", 0), "num_gpus": asked.pop("GPU", 0), "resources": asked}
-        options |= {"max_restarts": 0, "max_concurrency": 1, "scheduling_strategy": self._strategy(place)}
+        strategy: Any = None  # our own Ray has one node
+        if not self._cluster.started:
+            strategy = self._home_room(needs(place)) if place.home and needs(place) else "SPREAD"
+        options |= {"max_restarts": 0, "max_concurrency": 1, "scheduling_strategy": strategy}
         actor = self._actor.options(**options).remote(name)
         handle = RayHandle(self, actor, name)
         # Where code was sent, a node may have other files under the names of the driver's search path.
@@ -144,23 +139,15 @@ class RayRuntime(Runtime):
         self._spawned.add(name)
         return handle
 
-    def _strategy(self, place: Place) -> Any:
-        """Where Ray shall put it; on our own, there is only one node."""
-        if self._cluster.started:
-            return None
-        return self._home_room(needs(place)) if place.home and needs(place) else "SPREAD"
-
     def _home_room(self, asked: dict[str, float]) -> Any:
         """Room on the driver's node if it is large enough, else on any; reserved, so that no sampler takes it."""
         strategies = ray_module("util.scheduling_strategies")
         if self._room is None:
-            node = self._node if self._cluster.has(self._node, asked) else None
-            self._room = room_near(asked, node)
+            self._room = room_near(asked, self._node if self._cluster.has(self._node, asked) else None)
             self._room.wait(RESERVING)
         return strategies.PlacementGroupSchedulingStrategy(self._room, placement_group_bundle_index=0)
 
     def forget(self, handle: RayHandle) -> None:
-        """It was ended."""
         self.failures.end(actor_id(handle.actor))
         self._handles.pop(handle, None)
 
@@ -181,11 +168,8 @@ class RayRuntime(Runtime):
         ready = set(ray.wait(different, num_returns=wanted, timeout=timeout, fetch_local=fetch)[0])
         if len(ready) == wanted < len(different):  # Ray stops counting there, and there may be more
             ready = set(ray.wait(different, num_returns=len(different), timeout=0, fetch_local=fetch)[0])
-        there = [ref in ready for ref in refs]
-        return (
-            [pending for pending, is_there in zip(pendings, there, strict=True) if is_there],
-            [pending for pending, is_there in zip(pendings, there, strict=True) if not is_there],
-        )
+        pairs = list(zip(pendings, refs, strict=True))
+        return [p for p, ref in pairs if ref in ready], [p for p, ref in pairs if ref not in ready]
 
     def _fetches(self) -> bool:
         """Whether answers are fetched while waiting: where the learner is, they come anyway, and outlive their node."""
@@ -226,7 +210,6 @@ class RayRuntime(Runtime):
         return f": not started yet, {self._cluster.waiting_for()}"
 
     def _without_room(self) -> list[RayHandle]:
-        """Roles for which the cluster has not found room yet."""
         return [handle for handle in self._handles if not handle.has_room()]
 
     def close(self, *, now: bool = False) -> None:
