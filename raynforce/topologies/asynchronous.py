@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from raynforce.topologies.declaration import Setup, Topology, max_lag
+from raynforce.topologies.declaration import Setup, Topology
 from raynforce.topologies.loop import LoopRound, Roles, Start
 from raynforce.topologies.stream import Stream, learner_and_samplers
 
@@ -17,8 +17,8 @@ class Async(Stream):
     there or coming. What a very slow sampler sends may be older than `max_lag` versions: it is dropped.
     """
 
-    def __init__(self, roles: Roles, start: Start, *, batch: int | None = None, max_lag: int = 0) -> None:
-        super().__init__(roles, start, max_lag=max_lag)
+    def __init__(self, roles: Roles, start: Start, batch: int | None = None) -> None:
+        super().__init__(roles, start)
         self._batch = batch
 
     def rounds(self) -> Iterator[LoopRound]:
@@ -44,8 +44,7 @@ class Async(Stream):
 
 
 def _loop(setup: Setup) -> Async:
-    config = setup.config
-    return Async(setup.roles, setup.start, batch=config.stream.batch, max_lag=max_lag(config, setup.algorithm))
+    return Async(setup.roles, setup.start, setup.config.stream.batch)
 
 
 ASYNC = Topology("async", learner_and_samplers, _loop, exact=False)

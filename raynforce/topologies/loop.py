@@ -17,7 +17,7 @@ from raynforce.runtimes.member import Job, Member
 from raynforce.runtimes.pool import Pool
 from raynforce.trees import Tree
 
-PATIENCE = 2.0  # seconds without an answer before it is said who is waited for
+TELL_AFTER = 2.0  # seconds without an answer before it is said who is waited for
 AWAY = 0.2  # seconds between two looks whether anybody is there
 Held = Fragment | Contribution  # what samplers, or workers, have sent
 
@@ -43,16 +43,11 @@ class LoopRound(NamedTuple):
 class Roles(Protocol):
     """Who takes part in a loop."""
 
-    @property
-    def pool(self) -> Pool: ...
-    @property
-    def samplers(self) -> Sequence[Member]: ...
-    @property
-    def learner(self) -> Member: ...
-    @property
-    def shards(self) -> Sequence[Member]: ...
-    @property
-    def hosts(self) -> Sequence[Member]: ...
+    pool: Pool
+    learner: Member
+    samplers: Sequence[Member]
+    shards: Sequence[Member]
+    hosts: Sequence[Member]
 
 
 @dataclass(frozen=True)
@@ -63,6 +58,7 @@ class Start:
     number: int  # of that version
     ledger: Ledger
     held: Sequence[Held] = ()  # what was sampled before, and not learned from yet
+    max_lag: int = 0  # a fragment that is this many versions older than the newest is still learned from
     waiting: Callable[[str], None] = lambda who: None  # is told who is waited for, when that takes long
 
 
@@ -77,12 +73,13 @@ class Loop(ABC):
         self._learner = roles.learner
         self._version = start.version
         self._number = start.number
+        self._max_lag = start.max_lag
         self._ledger = start.ledger
         self._waiting = start.waiting
         share = roles.pool.runtime.share
         # Sampled and not learned from, the oldest first.
-        self._held = [Sample(share(f), f.version, None, f.record) for f in start.held]
-        self._coming: list[Sample] = []  # being sampled
+        self._held = [Sample(share(f), f.version, f.record) for f in start.held]
+        self._coming: list[Asked] = []  # being sampled
         self._learning: Learning | None = None  # the update that is under way
         self._turns = list(roles.samplers)
         self._receipts: list[tuple[Receipt, Turn]] = []
@@ -139,18 +136,17 @@ class Loop(ABC):
 
     # -- its steps ----------------------------------------------------------------------------------------
 
-    def _sample_all(self) -> list[Sample]:
+    def _sample_all(self) -> list[Asked]:
         while not (present := self._pool.present(self._samplers)):  # all that are left are being replaced
             self._pool.next((), AWAY)
         return [self._sample(member) for member in present]
 
-    def _sample(self, member: Member) -> Sample:
-        job = self._pool.submit(member, self.work, self._version, parts=2)
-        return Sample(None, self._number, job)
+    def _sample(self, member: Member) -> Asked:
+        return Asked(self._pool.submit(member, self.work, self._version, parts=2), self._number)
 
     def _idle(self) -> list[Member]:
         """Samplers that could be asked, who was asked last at the end."""
-        busy = {sample.member for sample in self._coming}
+        busy = {asked.job.member for asked in self._coming}
         return [sampler for sampler in self._pool.present(self._turns) if sampler not in busy]
 
     def _ask(self, sampler: Member) -> None:
@@ -160,22 +156,23 @@ class Loop(ABC):
 
     def _take_arrived(self) -> None:
         """Hold the fragments that have come."""
-        self._held += self._arrived([s for s in self._coming if s.job and s.job.settled])
-        self._coming = [s for s in self._coming if s.job and not s.job.settled]
+        self._held += self._arrived([asked for asked in self._coming if asked.job.settled])
+        self._coming = [asked for asked in self._coming if not asked.job.settled]
 
-    def _arrived(self, samples: Sequence[Sample]) -> list[Sample]:
+    def _arrived(self, asked: Sequence[Asked]) -> list[Sample]:
         """Wait for these fragments and enter them in the books; those that will never come are left out."""
-        self._until([sample.job for sample in samples if sample.job])
+        self._until([job for job, _ in asked])
         there = []
-        for sample in samples:
-            job = sample.job
-            if job is None or job.fault is not None:
-                continue
-            receipt: Receipt = job.result()
-            self._ledger.produce(receipt.record)
-            self._receipts.append((receipt, self._turn(job, sum(receipt.seconds.values()))))
-            there.append(sample._replace(arrived=receipt.record, size=receipt.size))
+        for job, number in asked:
+            if job.fault is None:
+                receipt: Receipt = job.result()
+                self._ledger.produce(receipt.record)
+                self._receive(job, receipt)
+                there.append(Sample(job, number, receipt.record, receipt.size))
         return there
+
+    def _receive(self, job: Job, receipt: Receipt) -> None:
+        self._receipts.append((receipt, self._turn(job, sum(receipt.seconds.values()))))
 
     def _turn(self, job: Job, busy: float) -> Turn:
         before, self._answered[job.member] = self._answered.get(job.member, job.asked), job.answered
@@ -223,8 +220,8 @@ class Loop(ABC):
     def _next(self, others: Sequence[Job] = ()) -> Learning | None:
         """Wait for a fragment, or `others`, or the end of the update that is under way: then that is returned."""
         learning = self._learning
-        waited = [sample.job for sample in self._coming if sample.job]
-        self._first([*waited, *(others if learning is None else [learning.job])])
+        coming = [job for job, _ in self._coming]
+        self._first([*coming, *(others if learning is None else [learning.job])])
         self._take_arrived()
         return learning if learning is not None and learning.job.settled else None
 
@@ -237,39 +234,31 @@ class Loop(ABC):
         """Wait for at least one of them; who is waited for is said when that takes long."""
         if not jobs:  # all who could be asked are being replaced
             self._pool.next((), AWAY)
-        while jobs and not self._pool.next(jobs, PATIENCE):
-            self._waiting(", ".join(sorted({job.member.name for job in jobs if not job.settled})))
+        while jobs and not self._pool.next(jobs, TELL_AFTER):
+            self._tell_waiting(jobs)
+
+    def _tell_waiting(self, jobs: Sequence[Job]) -> None:
+        self._waiting(", ".join(sorted({job.member.name for job in jobs if not job.settled})))
+
+
+class Asked(NamedTuple):
+    """A fragment that is being sampled, and the number of its policy version."""
+
+    job: Job
+    number: int
 
 
 class Sample(NamedTuple):
-    """A fragment that is there or coming, and the number of the version it is sampled with."""
+    """A fragment that is there, and the number of its policy version."""
 
-    given: Pending | None  # the fragment itself, if it comes from a checkpoint
+    source: Job | Pending  # to be given to another role; a checkpoint's are no jobs
     number: int
-    job: Job | None
-    arrived: Record | None = None  # what is counted of it, once it is there
+    record: Record
     size: int = 0
 
     @property
-    def member(self) -> Member | None:
-        return None if self.job is None else self.job.member
-
-    @property
     def value(self) -> Pending:
-        if self.job is not None:
-            return self.job.value
-        assert self.given is not None
-        return self.given
-
-    @property
-    def argument(self) -> Job | Pending:
-        """To be given to another role."""
-        return self.job or self.value
-
-    @property
-    def record(self) -> Record:
-        assert self.arrived is not None
-        return self.arrived
+        return self.source.value if isinstance(self.source, Job) else self.source
 
     @property
     def key(self) -> Key:

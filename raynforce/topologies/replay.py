@@ -97,17 +97,15 @@ class Replay(Loop):
 
     def _begin(self) -> None:
         """Let the learner take what has come, and make the updates that are due."""
-        steps = sum(sample.steps for sample in self._held)
-        self._limiter.insert(steps)
+        self._limiter.insert(sum(sample.steps for sample in self._held))
         self._asked = min(self._pace.most, self._limiter.updates())
         if not self._held and (self._starved or not self._asked):
             return
         held, self._held = self._held, []
-        self._update("learn_some", self._asked, *(sample.argument for sample in held), fragments=held)
+        self._update("learn_some", self._asked, *(sample.source for sample in held), fragments=held)
 
     def _awaited(self) -> Sequence[Job]:
-        """Beside samplers, what an update waits for."""
-        return ()
+        return ()  # beside samplers, what an update waits for
 
     def _learned(self, job: Job, learned: Learned) -> None:
         super()._learned(job, learned)
@@ -117,7 +115,7 @@ class Replay(Loop):
     def _again(self, learning: Learning) -> Learning:
         left = self._without_lost(learning.fragments)
         self._limiter.insert(sum(sample.steps for sample in left) - sum(s.steps for s in learning.fragments))
-        return self._update("learn_some", self._asked, *(sample.argument for sample in left), fragments=left)
+        return self._update("learn_some", self._asked, *(sample.source for sample in left), fragments=left)
 
     def with_counts(self, learner: Tree) -> Tree:
         return with_limiter(learner, self._limiter)
@@ -131,21 +129,11 @@ class Sharded(Replay):
     """The loop where shards have the buffer. What the next update needs is drawn while the learner makes this one."""
 
     def __init__(
-        self,
-        roles: Roles,
-        start: Start,
-        pace: Pace,
-        *,
-        sizes: MutableMapping[int, int],
-        seed: int,
-        prioritized: bool,
+        self, roles: Roles, start: Start, pace: Pace, *, sizes: MutableMapping[int, int], seed: int, prioritized: bool
     ) -> None:
         """`sizes` is kept up to date with how many transitions each shard has."""
         super().__init__(roles, start, pace)
-        self._shards = roles.shards
-        self._sizes = sizes
-        self._prioritized = prioritized
-        self._seed = seed
+        self._shards, self._sizes, self._seed, self._prioritized = roles.shards, sizes, seed, prioritized
         self._masses = np.zeros(len(roles.shards))  # of what can be drawn, as far as we know
         self._metrics: dict[int, dict[str, float]] = {}  # by shard
         self._telling: list[Job] = []  # whose answers tell more of that
@@ -178,7 +166,7 @@ class Sharded(Replay):
         held, self._held = self._held, []
         for sample in held:
             shard = self._shards[sample.record.sampler % len(self._shards)]
-            self._telling.append(self._pool.submit(shard, "insert", sample.argument, weight=sample.size))
+            self._telling.append(self._pool.submit(shard, "insert", sample.source, weight=sample.size))
         self._limiter.insert(sum(sample.steps for sample in held))
         drawn = {index: job for index, job in self._draws.items() if job.fault is None}
         if held or drawn:
@@ -223,8 +211,7 @@ class Sharded(Replay):
         missing = self._asked - learned.updates
         self._limiter.sample(-missing * self._limiter.batch)  # the others were counted when they were drawn
         if self._prioritized and learned.updates:
-            for shard in self._shards:
-                self._telling.append(self._pool.submit(shard, "update", job))
+            self._telling += [self._pool.submit(shard, "update", job) for shard in self._shards]
 
     def _again(self, learning: Learning) -> Learning:
         """The draws are lost; what has arrived is counted nevertheless."""

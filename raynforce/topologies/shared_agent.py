@@ -30,7 +30,7 @@ from raynforce.topologies.declaration import (
     gradient_workers,
     learner,
 )
-from raynforce.topologies.loop import Learning, Loop, LoopRound, Sample
+from raynforce.topologies.loop import Asked, Learning, Loop, LoopRound, Sample
 
 
 class SharedAgent(Loop):
@@ -59,12 +59,11 @@ class SharedAgent(Loop):
         busy = {sample.record.sampler for sample in (*self._held, *taken)}
         return [worker for worker in super()._idle() if worker.index not in busy]
 
-    def _arrived(self, samples: Sequence[Sample]) -> list[Sample]:
-        return sorted(super()._arrived(samples), key=lambda sample: sample.job.answered if sample.job else 0.0)
+    def _arrived(self, asked: Sequence[Asked]) -> list[Sample]:
+        return sorted(super()._arrived(asked), key=lambda s: s.source.answered if isinstance(s.source, Job) else 0.0)
 
     def _apply(self, contributions: Sequence[Sample]) -> Learning:
-        given = [sample.argument for sample in contributions]
-        return self._update("apply_contributions", *given, fragments=contributions)
+        return self._update("apply_contributions", *(each.source for each in contributions), fragments=contributions)
 
     def _again(self, learning: Learning) -> Learning:
         return self._apply(self._without_lost(learning.fragments))
@@ -77,10 +76,6 @@ class SharedAgent(Loop):
 
 def _kinds(plan: Blueprint) -> list[Kind]:
     return [learner(plan, "apply_contributions", gathers_gradients=True), gradient_workers(plan)]
-
-
-def _loop(setup: Setup) -> SharedAgent:
-    return SharedAgent(setup.roles, setup.start)
 
 
 def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
@@ -115,6 +110,10 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
         if all_here(config):
             size, what = samplers * replay_bytes(own_config, own, env), f"{spec.buffer_size:,} transitions"
             require_memory(size, MEMORY, f"replay: a buffer of {what} in {samplers} workers")
+
+
+def _loop(setup: Setup) -> SharedAgent:
+    return SharedAgent(setup.roles, setup.start)
 
 
 SHARED_AGENT = Topology("shared-agent", _kinds, _loop, _require, lags=False, gathers_gradients=True)

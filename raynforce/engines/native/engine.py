@@ -21,7 +21,7 @@ from raynforce.runtimes.open import open_runtime
 from raynforce.runtimes.placing import cores
 from raynforce.spaces import EnvSpec
 from raynforce.topologies import topology
-from raynforce.topologies.declaration import Blueprint, Setup
+from raynforce.topologies.declaration import Blueprint, Setup, max_lag
 from raynforce.topologies.loop import Loop, LoopRound, Start
 from raynforce.trees import Tree
 
@@ -74,7 +74,7 @@ class NativeEngine(Engine):
     def rounds(self, waiting: Callable[[str], None]) -> Iterator[Round]:
         version, number = self.newest()
         held = () if self._takeover is None else self._takeover.held
-        start = Start(version, number, self._ledger, held, waiting)
+        start = Start(version, number, self._ledger, held, max_lag(self.config, self._algorithm), waiting)
         setup = Setup(self.config, self.env, self._algorithm, self._roles, start, self._saved, self._roles.sizes)
         loop = self._loop = self._topology.loop(setup)
 

@@ -16,7 +16,7 @@ from raynforce.runtimes.member import Fault, Job, Member
 from raynforce.runtimes.placing import memory_limit
 from raynforce.runtimes.pool import Pool, member_name
 from raynforce.topologies.declaration import Blueprint, Kind, Topology
-from raynforce.topologies.loop import PATIENCE
+from raynforce.topologies.loop import TELL_AFTER
 from raynforce.trees import Tree
 
 
@@ -45,9 +45,11 @@ class RoleSet:
         self._kinds: dict[str, Kind] = {kind.name: kind for kind in topology.kinds(plan)}
         members = {kind.name: self._start(kind) for kind in self._kinds.values()}
         (self.learner,) = members["learner"]
-        self.shards: list[Member] = members.get("shard", [])
-        self.hosts: list[Member] = members.get("host", [])
-        self.samplers = [each for kind in self._kinds.values() if kind.samples for each in members[kind.name]]
+        self.shards: Sequence[Member] = members.get("shard", [])
+        self.hosts: Sequence[Member] = members.get("host", [])
+        self.samplers: Sequence[Member] = [
+            each for kind in self._kinds.values() if kind.samples for each in members[kind.name]
+        ]
         notes = self.wait_for([self.pool.submit(member, "note") for member in (*self.samplers, *self.hosts)])
         for note in dict.fromkeys(filter(None, notes)):
             say(f"note: {note}")
@@ -67,12 +69,12 @@ class RoleSet:
 
     def wait_for(self, jobs: Sequence[Job]) -> list[Any]:
         """The answers of roles that may still be starting; a wait that a user would notice is explained."""
-        patience = PATIENCE
-        while not self.pool.wait(jobs, patience):
+        seconds = TELL_AFTER
+        while not self.pool.wait(jobs, seconds):
             names = sorted({job.member.name for job in jobs if not job.settled})
             who = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
             self._say(f"waiting for {who}{self.runtime.pending_reason()}")
-            patience = min(60.0, 2 * patience)
+            seconds = min(60.0, 2 * seconds)
         return [None if job.fault is not None else job.result() for job in jobs]
 
     def published(self) -> tuple[Job, int]:
