@@ -22,8 +22,8 @@ from raynforce.protocol.handshake import Hello
 from raynforce.protocol.host import Reset, Step
 from raynforce.protocol.session import Closing, Ended
 from raynforce.protocol.spaces import Spaces
+from raynforce.roles.learned import Outcome, Served
 from raynforce.roles.one_core import OneCore
-from raynforce.roles.served import Outcome, Served
 from raynforce.threads import exact_timers
 
 LOOK = 0.25  # seconds between two looks at who is silent, or hangs

@@ -21,12 +21,11 @@ from raynforce.experience.record import Receipt
 from raynforce.policies.acting import ActingSpec, PolicyVersion
 from raynforce.policies.normalizer import ObservationNormalizer
 from raynforce.policies.torch_net import build, tensor
-from raynforce.roles.contribution import Contribution
 from raynforce.roles.gradients import tensors, train
-from raynforce.roles.keeper import Keeper
+from raynforce.roles.keeper import Keeper, TorchStream
+from raynforce.roles.learned import Contribution
 from raynforce.roles.learner import flat_gradient
 from raynforce.roles.sampler import Sampler
-from raynforce.roles.torch_stream import TorchStream
 from raynforce.trees import Tree, load_rng, rng_state, without
 
 CPU = torch.device("cpu")
@@ -42,13 +41,11 @@ class GradientWorker:
         own_config = algorithm_class(config.algo).per_worker_config(config)
         self._keeper = Keeper(own_config, acting.env, CPU)
         self._algo = self._keeper.algo
-        self._spec = self._algo.network()
-        leaves, own, threads = acting.env.obs, config.network, config.learner.threads
-        heads = self._algo.heads()
+        self._spec, heads, leaves = self._algo.network(), self._algo.heads(), acting.env.obs
+        own, threads = config.network, config.learner.threads
         self._net = build(self._spec, own.factory, heads, leaves, config.seed, CPU, own.factory_args, threads)
         self._seed, self._index = config.seed, index
         self._begun = False
-        self._attempt = 0
         self._draw_from(0)
 
     def _draw_from(self, attempt: int) -> None:
@@ -142,11 +139,10 @@ class GradientWorker:
         self._attempt = own["attempt"]
         load_rng(self._rng, own["rng"])
         self._torch_rng.load(own["torch_rng"])
-        notes = []
-        if "algo" in own:
-            self._begin()
-            notes = self._keeper.load(own)
-        return [*notes, *self._sampler.load(tree)]
+        if "algo" not in own:
+            return self._sampler.load(tree)
+        self._begin()
+        return [*self._keeper.load(own), *self._sampler.load(tree)]
 
     def start_fresh(self, sequence: int, attempt: int) -> None:
         """Go on at fragment `sequence` without a state: other episodes and random streams, an empty buffer."""

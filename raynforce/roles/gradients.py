@@ -13,8 +13,7 @@ from raynforce.algos.base import Algorithm, Batch, Loss
 from raynforce.algos.contract import explained, is_own, wrong_arrays
 from raynforce.errors import RaynforceError
 from raynforce.policies.torch_net import Network, tensor
-from raynforce.roles.keeper import Keeper
-from raynforce.roles.torch_stream import TorchStream
+from raynforce.roles.keeper import Keeper, TorchStream
 
 Use = Callable[[Batch, Loss], Mapping[str, Tensor]]
 """Applies or collects the gradient of a minibatch's loss; returns what else to measure."""
@@ -28,11 +27,7 @@ class Trained(NamedTuple):
 
 
 def train(
-    keeper: Keeper,
-    net: Network,
-    minibatches: Iterable[Mapping[str, Any]],
-    stream: TorchStream,
-    use: Use,
+    keeper: Keeper, net: Network, minibatches: Iterable[Mapping[str, Any]], stream: TorchStream, use: Use
 ) -> Trained:
     """Compute the loss of each minibatch and let `use` apply or collect its gradient; torch draws from `stream`."""
     algo = keeper.algo

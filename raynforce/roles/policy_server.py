@@ -164,21 +164,17 @@ class PolicyServer:
             for link in tuple(self._links.values()):
                 self._handle(link, link.poll(now), now)
         if self._version is not None and self._version is not self._loaded:
-            self._load(self._version)
-        if self._loaded is not None and not self._is_full(now):
+            version = self._version
+            self._actor.load(version)
+            self._loaded = version
+        if self._loaded is None:
+            return
+        full = bool(self._done)  # backpressure
+        self._times.pause(full, now)
+        if not full:
             while self._former.due_in(now, self._coming) == 0.0:
                 self._choose(self._loaded)
                 now = time.monotonic()
-
-    def _load(self, version: PolicyVersion) -> None:
-        self._actor.load(version)
-        self._loaded = version
-
-    def _is_full(self, now: float) -> bool:
-        """Whether there is backpressure: a fragment that is not consumed."""
-        full = bool(self._done)
-        self._times.pause(full, now)
-        return full
 
     def _hear(self, patience: float) -> None:
         if self._thread is None:
@@ -315,10 +311,9 @@ class PolicyServer:
         if self._links.get(_host(link)) is not link:
             return
         del self._links[_host(link)]
-        lanes = self._all_of(link)
-        self._coming -= (
-            self._envs - self._former.remove(lanes) - int(np.count_nonzero(link.session.envs.phase == Envs.GONE))
-        )
+        lanes = np.arange(_host(link) * self._envs, (_host(link) + 1) * self._envs)
+        gone = int(np.count_nonzero(link.session.envs.phase == Envs.GONE))
+        self._coming -= self._envs - self._former.remove(lanes) - gone
         self._trajectories.cut(lanes)
         if silent:
             self._silent.append(_host(link))
@@ -332,9 +327,6 @@ class PolicyServer:
         with self._changed:
             self._done.append(fragment)
             self._changed.notify()
-
-    def _all_of(self, link: Link) -> np.ndarray:
-        return np.arange(_host(link) * self._envs, (_host(link) + 1) * self._envs)
 
     def _offer(self, offer: Offer, hello: Hello) -> Offer:
         """For one host: the seeds of its first episodes."""
@@ -405,12 +397,7 @@ class EnvTimes:
         policy, wire = self._policy / wall, self._wire / wall
         rest = max(0.0, 1 - policy - wire)
         seconds = {"env": rest * call, "policy": policy * call, "other": wire * call}
-        known = {
-            "busy": self._busy,
-            "policy": self._for_policy,
-            "wire": self._for_wire,
-            "learner": self._for_learner,
-        }
+        known = {"busy": self._busy, "policy": self._for_policy, "wire": self._for_wire, "learner": self._for_learner}
         self._policy = self._wire = 0.0
         self._busy = self._for_policy = self._for_wire = self._for_learner = 0.0
         self._rest += wall * self._lanes - sum(known.values())  # of what is known much began before: it is made up for

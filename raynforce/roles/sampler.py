@@ -23,16 +23,10 @@ class Sampler:
     def __init__(self, acting: ActingSpec, envs: EnvArgs, length: int, index: int = 0, samplers: int = 1) -> None:
         self.index = index
         self._length = length
+        self._args = a = envs
         self._envs = make_vector(
-            envs.env,
-            envs.args,
-            envs.num_envs,
-            seed=envs.seed,
-            sampler=index,
-            exact_resume=envs.exact_resume,
-            parallel=envs.parallel,
+            a.env, a.args, a.num_envs, seed=a.seed, sampler=index, exact_resume=a.exact_resume, parallel=a.parallel
         )
-        self._args = envs
         lanes = np.arange(envs.num_envs) * samplers + index  # of all: each sampler has some of every kind
         self._actor = Actor(acting, places=(lanes + 0.5) / (envs.num_envs * samplers))
         self._rng = np.random.default_rng([envs.seed, index, 1])

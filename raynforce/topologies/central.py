@@ -14,7 +14,7 @@ from raynforce.errors import UsageError
 from raynforce.experience.record import Receipt
 from raynforce.experience.storage import observation_bytes
 from raynforce.memory import require_memory
-from raynforce.roles.served import Outcome
+from raynforce.roles.learned import Outcome
 from raynforce.runtimes.base import Pending, RoleDied
 from raynforce.runtimes.member import Fault, Job, Member
 from raynforce.spaces import EnvSpec

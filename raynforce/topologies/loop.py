@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.ledger import Ledger
 from raynforce.experience.record import Key, Receipt, Record
-from raynforce.roles.contribution import Contribution
-from raynforce.roles.learned import Learned
+from raynforce.roles.learned import Contribution, Learned
 from raynforce.runtimes.base import Pending
 from raynforce.runtimes.member import Job, Member
 from raynforce.runtimes.pool import Pool

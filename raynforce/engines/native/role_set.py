@@ -24,12 +24,7 @@ class RoleSet:
     """What a topology has declared, alive in a pool."""
 
     def __init__(
-        self,
-        plan: Blueprint,
-        topology: Topology,
-        ledger: Ledger,
-        supervisor: Supervisor,
-        say: Callable[[str], None],
+        self, plan: Blueprint, topology: Topology, ledger: Ledger, supervisor: Supervisor, say: Callable[[str], None]
     ) -> None:
         """Start all roles at once, the slowest to start first, and wait until each could be built."""
         self.runtime = plan.runtime

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from raynforce.config import Config
 from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
-from raynforce.roles.contribution import Contribution
+from raynforce.roles.learned import Contribution
 from raynforce.topologies import topology
 from raynforce.trees import Tree
 
