@@ -25,7 +25,7 @@ from raynforce.errors import CheckpointError, RaynforceError, UsageError, summar
 from raynforce.imports import bare
 from raynforce.policies.acting import PolicyVersion
 from raynforce.policy import Policy
-from raynforce.runs.directory import Loaded, RunDirectory
+from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import FaultHistory
 from raynforce.runs.metrics import Sink
 from raynforce.runs.progress import Mode, Progress, Snapshot, make_progress
@@ -96,11 +96,17 @@ class Driver:
         if before is not None and loaded is not None:
             require_fit(loaded.parts["policy"].get("acting"), self._acting, config, run)
             engine.require_resumable(before, run.shown)
-            self._check_steps(before, loaded)
+            steps, done = config.steps, loaded.manifest["step"]
+            if steps != before.steps and steps < done:
+                where = f"{run.shown} has {done:,} already"
+                raise UsageError(f"steps = {steps:,}, but {where}: give more, or leave it out")
         weights = weights_to_begin_with(config, self._acting) if loaded is None else None
         self._progress.start(title)
         if before is not None:
-            self._tell_changes(before, loaded)
+            self._note(*settings_note(before, config))
+            self._note(
+                *(["no checkpoint was written yet: beginning from the start"] if loaded is None else loaded.notes)
+            )
         supervision = self._supervision = Supervision(config, self._progress.fault, self._progress.message)
         engine = opened.enter_context(engine)
         engine.open(supervision, self._progress.message)
@@ -154,10 +160,9 @@ class Driver:
             self._go_on_evaluating(saved)
 
     def _make_evaluator(self, _: int) -> Handle:
-        config = self._config
-        lanes = min(config.eval.envs, config.eval.episodes)
-        envs = env_args(config, lanes, stepping(config))
-        args = self._acting, envs, config.faults.restarts, config.faults.sample_seconds
+        config, faults = self._config, self._config.faults
+        envs = env_args(config, min(config.eval.envs, config.eval.episodes), stepping(config))
+        args = self._acting, envs, faults.restarts, faults.sample_seconds
         return self._runtime.spawn(EVALUATOR, *args, name="evaluator", place=self._runtime.places.get("evaluator"))
 
     def _go_on_evaluating(self, saved: Mapping[str, Tree]) -> None:
@@ -167,18 +172,7 @@ class Driver:
             pinned = Pinned(self._runtime.share(version), version.number, saved[name]["steps"])
             self._judge(self._evaluations.begin(pinned))
 
-    def _check_steps(self, before: Config, loaded: Loaded) -> None:
-        steps, done = self._config.steps, loaded.manifest["step"]
-        if steps != before.steps and steps < done:
-            where = f"{self._run.shown} has {done:,} already"
-            raise UsageError(f"steps = {steps:,}, but {where}: give more, or leave it out")
-
-    def _tell_changes(self, before: Config, loaded: Loaded | None) -> None:
-        notes = [*settings_note(before, self._config)]
-        if loaded is None:
-            notes.append("no checkpoint was written yet: beginning from the start")
-        else:
-            notes += loaded.notes
+    def _note(self, *notes: str) -> None:
         for note in notes:
             self._progress.message(f"note: {note}")
 
@@ -201,9 +195,8 @@ class Driver:
                     reason = str(error) if isinstance(error, RaynforceError) else summary(error)
                     self._run.event("failed", reason=reason, steps=self._status.steps)
                 if self._record.saved_step:  # else there is nothing to go on with
-                    self._progress.message(
-                        f"failed; what was saved can be continued: raynforce resume {self._run.shown}"
-                    )
+                    what = f"raynforce resume {self._run.shown}"
+                    self._progress.message(f"failed; what was saved can be continued: {what}")
                 raise
 
     def _loop(self) -> None:
@@ -216,8 +209,7 @@ class Driver:
             except RaynforceError as error:
                 if self._engine.keeps_learning_after(error):
                     with contextlib.suppress(RaynforceError):
-                        unfinished = self._engine.last_round()
-                        if unfinished is not None:
+                        if (unfinished := self._engine.last_round()) is not None:
                             self._count(unfinished)
                         self._record.save_now(self._save, self._show)
                 raise
@@ -253,14 +245,9 @@ class Driver:
         learned = round_.learned
         self._version, self._number = round_.version, learned.number
         self._tally.add(learned)
-        for note in learned.notes:
-            self._tell_once(f"note: {note}")
+        self._note(*(new for new in dict.fromkeys(learned.notes) if new not in self._told))  # workers may say the same
+        self._told.update(learned.notes)
         self._supervision.steps = self._status.steps
-
-    def _tell_once(self, line: str) -> None:
-        if line not in self._told:  # several workers may say the same
-            self._told.add(line)
-            self._progress.message(line)
 
     def _report(self, round_: Round) -> None:
         status = self._status
@@ -319,9 +306,7 @@ class Driver:
     def _evaluate(self) -> None:
         status = self._status
         if not status.episodes and status.steps > self._config.eval.max_length:
-            self._progress.message(
-                f"note: no episode has ended in {status.steps:,} steps; evaluation cuts them at eval.max_length"
-            )
+            self._note(f"no episode has ended in {status.steps:,} steps; evaluation cuts them at eval.max_length")
         pinned = self._pinned
         self._judge(self._evaluations.hold())
         if self.stop_request.number is None and status.stop_reason != "target met":
@@ -370,11 +355,8 @@ class Driver:
         unevaluated = self._unevaluated
         if self.stop_request.number is None:
             self._judge(self._evaluations.wait())
-        if (
-            self.stop_request.number is None
-            and status.stop_reason != "target met"
-            and self._tally.evaluated != self._number
-        ):
+        due = status.stop_reason != "target met" and self._tally.evaluated != self._number
+        if self.stop_request.number is None and due:
             returns = self._evaluations.play(self._pinned, self._config.eval.episodes, "evaluating")
             self._judge(None if returns is None else Played(self._pinned, returns))
         self._evaluations.stop()
@@ -463,8 +445,7 @@ class Driver:
         parts = self._engine.state(self._run.known)
         parts |= {"policy": self._policy(self._version), "run": self._counts()}
         for index, pinned in enumerate(self._unevaluated):
-            version = pinned.version.result().state()
-            parts[f"evaluating_{index}"] = {"version": version, "steps": pinned.steps}
+            parts[f"evaluating_{index}"] = {"version": pinned.version.result().state(), "steps": pinned.steps}
         self._record.save(self._status.steps, parts)
         self._status.metrics["disk/checkpoint_pause"] = time.monotonic() - began
 
@@ -500,8 +481,7 @@ class Driver:
             told.append(
                 f"the target was met at {status.solved_steps:,} steps already; --target none goes on without it"
             )
-        for note in told:
-            self._progress.message(f"note: {note}")
+        self._note(*told)
         self._best = self._load_best()
 
     def _load_best(self) -> Pinned | None:
@@ -512,7 +492,7 @@ class Driver:
             version = PolicyVersion.from_state(tree["version"])
         except CheckpointError as error:
             if status.best_eval is not None:
-                self._progress.message(f"note: {error}; the next evaluation decides which policy is the best")
+                self._note(f"{error}; the next evaluation decides which policy is the best")
                 status.best_eval = None
             return None
         status.best_eval = score

@@ -10,8 +10,7 @@ from raynforce.runs.directory import RunDirectory
 from raynforce.runs.provenance import provenance
 from raynforce.runtimes.base import Runtime
 
-VERSIONS = ("torch", "numpy", "libc")
-"""What results depend on to the last bit, beside the config and the kind of processor; `provenance` has it."""
+VERSIONS = ("torch", "numpy", "libc")  # what results depend on to the last bit, beside config and processor
 
 
 class Machines:

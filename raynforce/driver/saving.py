@@ -94,26 +94,24 @@ class Saver:
     def wait(self, show: Callable[[str], None] = lambda doing: None, timeout: float = float("inf")) -> bool:
         """Wait until everything is written or has failed; False if the time was over before."""
         began = time.monotonic()
-        until = began + timeout
         while True:
             self.look()
-            if not self._open:
-                return True
-            left = until - time.monotonic()
-            if left <= 0:
-                return False
+            left = began + timeout - time.monotonic()
+            if not self._open or left <= 0:
+                return not self._open
             if time.monotonic() - began > UNNOTICED:
                 show(f"writing {self._open[0].what}")
-            self._sleep_until_news(min(PIECE, left))
+            piece_over = time.monotonic() + min(PIECE, left)
+            while self._news.empty() and time.monotonic() < piece_over:
+                time.sleep(0.005)
 
     def insist(self, begin: Callable[[], None], show: Callable[[str], None]) -> None:
         """Retry the last checkpoint for `LAST_SECONDS`, each attempt for `patience`; then it is a `RaynforceError`."""
-        patience = self._patience or LAST_SECONDS
         until = time.monotonic() + LAST_SECONDS
         while True:
-            self._wait_or_raise(show, patience)
+            self._wait_or_raise(show)
             begin()
-            self._wait_or_raise(show, patience)
+            self._wait_or_raise(show)
             if not self.failing:
                 return
             if time.monotonic() >= until:
@@ -125,7 +123,8 @@ class Saver:
             show("the last checkpoint could not be written; trying again")
             time.sleep(min(1.0, LAST_SECONDS / 10))
 
-    def _wait_or_raise(self, show: Callable[[str], None], seconds: float) -> None:
+    def _wait_or_raise(self, show: Callable[[str], None]) -> None:
+        seconds = self._patience or LAST_SECONDS
         if not self.wait(show, seconds):
             raise RaynforceError(f"{self._open[0].what} was not written within {seconds:.0f} s: slow storage")
 
@@ -149,25 +148,14 @@ class Saver:
     # -- its steps ----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while self._wrote(self._tasks.get()):  # nothing of a task is held here: its states may be most of the memory
-            pass
-
-    def _wrote(self, task: _Task | None) -> bool:
-        """Write something, and leave the news of it; False at the end."""
-        if task is None:
-            return False
-        began, size, error = time.monotonic(), 0, None
-        try:
-            size = task.write()
-        except Exception as found:  # whatever it is, training goes on, and the next one is tried
-            error = found
-        self._news.put((task, size, time.monotonic() - began, error))
-        return True
-
-    def _sleep_until_news(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self._news.empty() and time.monotonic() < until:
-            time.sleep(0.005)
+        while (task := self._tasks.get()) is not None:
+            began, size, error = time.monotonic(), 0, None
+            try:
+                size = task.write()
+            except Exception as found:  # whatever it is, training goes on, and the next one is tried
+                error = found
+            self._news.put((task, size, time.monotonic() - began, error))
+            del task, error  # its states may be most of the memory
 
     def _succeeded(self, task: _Task, size: int, seconds: float) -> None:
         if not task.whole:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from raynforce.config import Config
 from raynforce.errors import EnvError
-from raynforce.roles.evaluator import Evaluation
 from raynforce.runs.faults import FaultHistory, same_cause
 from raynforce.runs.repeats import Repeats
 from raynforce.runtimes.base import RoleDied, RoleError
@@ -42,7 +42,7 @@ class Supervision:
             start_seconds=faults.start_seconds,
             job_seconds=faults.sample_seconds,
             work="play",
-            shows_progress=_is_over,  # a restart begins the evaluation again, and may fail at the same place
+            shows_progress=attrgetter("over"),  # a restart begins the evaluation again, and may fail at the same place
             restartable=(RoleDied, EnvError, RoleError),
             has_state=False,
             quorum=0,
@@ -137,7 +137,3 @@ class Supervision:
             "health/env_restarts": float(self.env_restarts),
             "health/redone_updates": float(self.redone_updates),
         }
-
-
-def _is_over(evaluation: Evaluation) -> bool:
-    return evaluation.over

@@ -32,8 +32,10 @@ def weights_to_begin_with(config: Config, acting: ActingSpec) -> Weights | None:
         return None
     path = find_policy(local_path(config.start_from))
     saved, version = read_policy(path)
-    found, expected = _networks(_run_of(path), config)
-    changes = [f"--set network.{k}={_value(found[k])}" for k in expected if found[k] != expected[k]]
+    found, expected = _networks(path.resolve().parents[1], config)  # RUN/checkpoints/NAME
+    different = {k: found[k] for k in expected if found[k] != expected[k]}
+    shown = {k: v if isinstance(v, str) else json.dumps(v, separators=(",", ":")) for k, v in different.items()}
+    changes = [f"--set network.{k}={v}" for k, v in shown.items()]
     helps = changes and saved.heads == acting.heads  # else it is another algorithm's network
     fitting.require_fit(
         saved.facts(weights_alone=True),
@@ -66,12 +68,3 @@ def _networks(run: Path, config: Config) -> tuple[Mapping[str, Any], Mapping[str
     expected = config.to_dict()["network"]
     found = found if isinstance(found, dict) else {}
     return ({k: found[k] for k in expected if k in found}, {k: v for k, v in expected.items() if k in found})
-
-
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-
-
-def _run_of(path: Path) -> Path:
-    """The run that a checkpoint lies in: `RUN/checkpoints/NAME`."""
-    return path.resolve().parent.parent

@@ -15,7 +15,6 @@ from raynforce.algos.base import Algorithm
 from raynforce.config import Config
 from raynforce.envs.vector import EnvArgs
 from raynforce.errors import EnvError, UsageError
-from raynforce.experience.record import Receipt
 from raynforce.policies.acting import ActingSpec
 from raynforce.runtimes.base import RoleDied, RoleError, Runtime
 from raynforce.runtimes.member import Member, Rules
@@ -70,29 +69,21 @@ class Setup:
     sizes: MutableMapping[int, int]  # transitions in each replay shard; the loop keeps them up to date
 
 
-def _anything(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Topology:
     """One way for the roles of a run to work together."""
 
     name: str
-    kinds: Callable[[Blueprint], Sequence[Kind]]
-    """Its roles, in the order in which they are started: the slowest to start first."""
+    kinds: Callable[[Blueprint], Sequence[Kind]]  # in the order in which they are started: the slowest first
     loop: Callable[[Setup], Loop]
-    require: Callable[[Config, type[Algorithm[Any]], EnvSpec], None] = _anything
+    require: Callable[[Config, type[Algorithm[Any]], EnvSpec], None] = lambda config, algorithm, env: None
     """Refuses, with one line, an algorithm or settings that it cannot train."""
-    exact: bool = True
-    """Whether checkpoints hold all that was sampled. Else fragments in flight are discarded, and counted as lost."""
-    overlaps: bool = True  # whether samplers work while the learner learns
-    lags: bool = True  # whether the learner gets fragments of older policy versions
-    paced_by_envs: bool = False
-    """Whether environments go their own pace, side by side in threads or processes, with one policy for all."""
-    gathers_gradients: bool = False
-    """Whether samplers send gradients, and have what the algorithm keeps, such as a replay buffer, themselves."""
-    shards: bool = False  # whether the replay buffer may be divided among shards
+    exact: bool = True  # checkpoints hold all that was sampled; else fragments in flight are discarded, and counted
+    overlaps: bool = True  # samplers work while the learner learns
+    lags: bool = True  # the learner gets fragments of older policy versions
+    paced_by_envs: bool = False  # environments go their own pace, side by side, with one policy for all
+    gathers_gradients: bool = False  # samplers send gradients, and have what the algorithm keeps, such as a buffer
+    shards: bool = False  # the replay buffer may be divided among shards
 
     def check(self, config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
         if config.replay.shards and not self.shards:
@@ -229,7 +220,9 @@ def policy_server(plan: Blueprint) -> Kind:
         work="produce",
         job_seconds=faults.sample_seconds + faults.start_seconds,
         has_state=False,
-        shows_progress=_has_steps,  # it also answers without any, to be told of a newer version
+        shows_progress=lambda receipt: (
+            receipt.record.steps > 0
+        ),  # it also answers without any, to be told of a newer version
         restartable=(RoleDied, EnvError, RoleError),
         greeting="note",
         hint=_slow_step(plan.config),
@@ -245,10 +238,6 @@ def _rules(plan: Blueprint, **more: Any) -> Rules:
 
 def _slow_step(config: Config) -> str:
     return f"; if a step of env {config.env!r} needs that long, raise faults.sample_seconds"
-
-
-def _has_steps(receipt: Receipt) -> bool:
-    return receipt.record.steps > 0
 
 
 def sampler_evidence(member: Member) -> Callable[[], dict[str, Tree]] | None:
