@@ -135,7 +135,7 @@ class Driver:
         self._machines.look()
         if loaded is not None:
             self._machines.compare(loaded.manifest)
-        self._rounds = engine.rounds(self._show_waiting)
+        self._rounds = engine.rounds(lambda who: self._show(f"waiting for {who}{self._runtime.pending_reason()}"))
         if resume:
             run.write_config(config.to_yaml())
         else:
@@ -298,9 +298,6 @@ class Driver:
             )
         )
 
-    def _show_waiting(self, who: str) -> None:
-        self._show(f"waiting for {who}{self._runtime.pending_reason()}")
-
     # -- evaluation -----------------------------------------------------------------------------------
 
     def _evaluate(self) -> None:
@@ -374,7 +371,8 @@ class Driver:
         status, config = self._status, self._config
         eval_return = None
         episodes = self._schedule.final_episodes(status.steps)
-        if self._was_the_only_one(episodes):
+        alone = self._evaluations.count == 1 and not self._resumes and self._best is not None
+        if alone and 0 < episodes <= config.eval.episodes:  # it was not chosen for its outcome
             eval_return = status.last_eval
         elif episodes and self.stop_request.number is None:
             best, doing = self._best or self._pinned, "evaluating the best policy"
@@ -412,21 +410,14 @@ class Driver:
             eval_seconds=round(self._evaluations.waited, 3),
         )
 
-    def _was_the_only_one(self, episodes: int) -> bool:
-        """Whether one version alone was evaluated, in as many episodes: it was not chosen for its outcome."""
-        alone = self._evaluations.count == 1 and not self._resumes and self._best is not None
-        return alone and 0 < episodes <= self._config.eval.episodes
-
     def where_the_time_went(self) -> str:
-        return self._engine.where_the_time_went(self._seconds_of_run, self._tally.trained_here)
-
-    @property
-    def _seconds_of_run(self) -> dict[str, float]:
+        """A few lines on what bound the run, and which setting to change."""
         evaluation, turning = self._evaluations.waited, self._turned_until - self._turning_since
         training = turning - self._evaluated_while_turning
         startup = self._turning_since - self._began
         rest = time.monotonic() - self._began - startup - training - evaluation
-        return {"start-up": startup, "training": training, "evaluation": evaluation, "saving": rest}
+        seconds = {"start-up": startup, "training": training, "evaluation": evaluation, "saving": rest}
+        return self._engine.where_the_time_went(seconds, self._tally.trained_here)
 
     def _newest_policy(self) -> Policy:
         version = self._version.result()

@@ -38,7 +38,7 @@ class OneCore:
         load = (busy - self._busy) / (now - self._since)
         self._since, self._busy = now, busy
         with self._changing:
-            if self.kept and (load > FULL or self._has_children()):
+            if self.kept and (load > FULL or any(self._is_here(process) for process in self._children())):
                 self.close()
             elif not self.kept and not self._over and load < FITS:
                 _watch(self)
@@ -53,23 +53,14 @@ class OneCore:
             if not self.kept:
                 return
             self.kept = False
-            for thread in _tasks("self"):
-                self._release(thread)
-            for process in self._children():
-                for thread in _tasks(process):
-                    self._release(thread)
+            for thread in (*_tasks("self"), *(task for child in self._children() for task in _tasks(child))):
+                if self._is_here(thread):
+                    _put(thread, self._all, os.SCHED_OTHER)
 
-    def _release(self, thread: int) -> None:
+    def _is_here(self, thread: int) -> bool:
+        """Whether a thread or process is on this core alone: those that were there before are not."""
         with suppress(OSError):  # it has ended
-            if os.sched_getaffinity(thread) == {self._core}:
-                _put(thread, self._all, os.SCHED_OTHER)
-
-    def _has_children(self) -> bool:
-        """Whether processes were started here since: those that were there before are not on this core alone."""
-        for process in self._children():
-            with suppress(OSError):
-                if os.sched_getaffinity(process) == {self._core}:
-                    return True
+            return os.sched_getaffinity(thread) == {self._core}
         return False
 
     def _children(self) -> list[int]:

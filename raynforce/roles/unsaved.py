@@ -94,7 +94,8 @@ class Unsaved:
             return True
         tensors = list(value.parameters()) if isinstance(value, torch.nn.Module) else [value]
         flat = self._net.flat.untyped_storage().data_ptr()
-        return bool(tensors) and all(isinstance(t, Tensor) and _storage(t) == flat for t in tensors)
+        dense = [t for t in tensors if isinstance(t, Tensor) and not t.is_sparse]
+        return 0 < len(dense) == len(tensors) and all(t.untyped_storage().data_ptr() == flat for t in dense)
 
     def _mark(self, value: Any) -> str:
         sha = hashlib.sha1(usedforsecurity=False)
@@ -194,7 +195,3 @@ def _arrays(value: Any) -> Iterator[Any]:
     elif isinstance(value, list | tuple | deque):
         for each in value:
             yield from _arrays(each)
-
-
-def _storage(tensor: Tensor) -> int:
-    return -1 if tensor.is_sparse else tensor.untyped_storage().data_ptr()

@@ -18,18 +18,9 @@ from raynforce.roles.learned import Outcome
 from raynforce.runtimes.base import Pending, RoleDied
 from raynforce.runtimes.member import Fault, Job, Member
 from raynforce.spaces import EnvSpec
+from raynforce.topologies import declaration
 from raynforce.topologies.asynchronous import Async
-from raynforce.topologies.declaration import (
-    MEMORY,
-    ROW_BYTES,
-    Blueprint,
-    Kind,
-    Setup,
-    Topology,
-    env_hosts,
-    learner,
-    policy_server,
-)
+from raynforce.topologies.declaration import MEMORY, ROW_BYTES, Blueprint, Kind, Setup, Topology
 from raynforce.topologies.loop import AWAY, TELL_AFTER, Asked, Roles, Sample, Start
 
 COPIES = 4  # of all rows that are gathered: filling, complete, cut to a fragment, on the way
@@ -114,7 +105,7 @@ def _ended_as(outcome: Outcome, job: Job) -> bool:
 
 
 def _kinds(plan: Blueprint) -> list[Kind]:
-    return [learner(plan), env_hosts(plan), policy_server(plan)]
+    return [declaration.learner(plan), declaration.env_hosts(plan), declaration.policy_server(plan)]
 
 
 def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:

@@ -153,11 +153,6 @@ class Loop(ABC):
         self._turns.append(sampler)
         self._coming.append(self._sample(sampler))
 
-    def _take_arrived(self) -> None:
-        """Hold the fragments that have come."""
-        self._held += self._arrived([asked for asked in self._coming if asked.job.settled])
-        self._coming = [asked for asked in self._coming if not asked.job.settled]
-
     def _arrived(self, asked: Sequence[Asked]) -> list[Sample]:
         """Wait for these fragments and enter them in the books; those that will never come are left out."""
         self._until([job for job, _ in asked])
@@ -221,7 +216,8 @@ class Loop(ABC):
         learning = self._learning
         coming = [job for job, _ in self._coming]
         self._first([*coming, *(others if learning is None else [learning.job])])
-        self._take_arrived()
+        self._held += self._arrived([asked for asked in self._coming if asked.job.settled])
+        self._coming = [asked for asked in self._coming if not asked.job.settled]
         return learning if learning is not None and learning.job.settled else None
 
     def _until(self, jobs: Sequence[Job]) -> None:

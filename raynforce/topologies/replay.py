@@ -25,19 +25,8 @@ from raynforce.memory import require_memory
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.member import Job, Member
 from raynforce.spaces import EnvSpec
-from raynforce.topologies.declaration import (
-    MEMORY,
-    ROW_BYTES,
-    Blueprint,
-    Kind,
-    Setup,
-    Topology,
-    algorithms_that,
-    all_here,
-    learner,
-    replay_shards,
-    samplers,
-)
+from raynforce.topologies import declaration
+from raynforce.topologies.declaration import MEMORY, ROW_BYTES, Blueprint, Kind, Setup, Topology
 from raynforce.topologies.loop import Learning, Loop, LoopRound, Roles, Start
 from raynforce.trees import Tree
 
@@ -224,8 +213,8 @@ class Sharded(Replay):
 
 def _kinds(plan: Blueprint) -> list[Kind]:
     if not plan.config.replay.shards:
-        return [learner(plan, "learn_some"), samplers(plan)]
-    return [learner(plan, "learn_drawn"), replay_shards(plan), samplers(plan)]
+        return [declaration.learner(plan, "learn_some"), declaration.samplers(plan)]
+    return [declaration.learner(plan, "learn_drawn"), declaration.replay_shards(plan), declaration.samplers(plan)]
 
 
 def _loop(setup: Setup) -> Replay:
@@ -267,7 +256,7 @@ def _pace(config: Config, spec: ReplaySpec, env: EnvSpec, saved: Mapping[str, Tr
 
 def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
     if algorithm.consumes != "replay":
-        able = algorithms_that(lambda found: found.consumes == "replay")
+        able = declaration.algorithms_that(lambda found: found.consumes == "replay")
         raise UsageError(
             f"topology = 'replay' needs an algorithm that learns from replay, such as {able}, and "
             f"{config.algo} learns from each fragment once: use --topology sync, or train {able}"
@@ -292,7 +281,7 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
             f"{what} = true takes statistics of all that is sampled, which the learner does not see with "
             f"replay.shards = {shards}: leave one of them out"
         )
-    if shards and all_here(config):
+    if shards and declaration.all_here(config):
         needed = sum(replay_bytes(config, spec, env, shard) for shard in range(shards))
         require_memory(needed, MEMORY, f"replay: a buffer of {spec.buffer_size:,} transitions in {shards} shards")
 

@@ -19,17 +19,8 @@ from raynforce.memory import require_memory
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.member import Job, Member
 from raynforce.spaces import EnvSpec
-from raynforce.topologies.declaration import (
-    MEMORY,
-    Blueprint,
-    Kind,
-    Setup,
-    Topology,
-    algorithms_that,
-    all_here,
-    gradient_workers,
-    learner,
-)
+from raynforce.topologies import declaration
+from raynforce.topologies.declaration import MEMORY, Blueprint, Kind, Setup, Topology, gradient_workers, learner
 from raynforce.topologies.loop import Asked, Learning, Loop, LoopRound, Sample
 
 
@@ -80,7 +71,7 @@ def _kinds(plan: Blueprint) -> list[Kind]:
 
 def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
     if not algorithm.shares_gradients:
-        able = algorithms_that(lambda found: found.shares_gradients)
+        able = declaration.algorithms_that(lambda found: found.shares_gradients)
         raise UsageError(
             f"topology = 'shared-agent' needs an algorithm whose gradients can be applied one after another, such "
             f"as {able}; those of {config.algo} cannot: use --topology sync"
@@ -107,7 +98,7 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
                 f"few for a fragment and a batch: with {sampling.envs} envs, sampling.fragment = {sampling.fragment} "
                 f"and algorithm.batch_size = {spec.batch_size} it takes {needed * samplers}"
             )
-        if all_here(config):
+        if declaration.all_here(config):
             size, what = samplers * replay_bytes(own_config, own, env), f"{spec.buffer_size:,} transitions"
             require_memory(size, MEMORY, f"replay: a buffer of {what} in {samplers} workers")
 

@@ -164,16 +164,13 @@ class RayRuntime(Runtime):
         if wanted == 0:
             wanted, timeout = len(different), 0
         self._fetch()
-        fetch = self._fetches()
+        # Where the learner is here, answers come here anyway, and what is here outlives the node that made it.
+        fetch = not self._cluster.started and self._home is not None and self._home.node() == self._node
         ready = set(ray.wait(different, num_returns=wanted, timeout=timeout, fetch_local=fetch)[0])
         if len(ready) == wanted < len(different):  # Ray stops counting there, and there may be more
             ready = set(ray.wait(different, num_returns=len(different), timeout=0, fetch_local=fetch)[0])
         pairs = list(zip(pendings, refs, strict=True))
         return [p for p, ref in pairs if ref in ready], [p for p, ref in pairs if ref not in ready]
-
-    def _fetches(self) -> bool:
-        """Whether answers are fetched while waiting: where the learner is, they come anyway, and outlive their node."""
-        return not self._cluster.started and self._home is not None and self._home.node() == self._node
 
     def share(self, value: Any) -> RayPending:
         return RayPending(ray_module().put(value), "driver", self.failures)
