@@ -13,12 +13,11 @@ from raynforce.config import Config
 from raynforce.driver.evaluating import FINAL, Evaluations, Pinned, Played, Schedule
 from raynforce.driver.machines import Machines
 from raynforce.driver.recording import Best, Record
-from raynforce.driver.resuming import settings_note, steps_note
+from raynforce.driver.resuming import require_fit, settings_note, steps_note, weights_to_begin_with
 from raynforce.driver.signals import StopRequest
 from raynforce.driver.status import Callback, Result
 from raynforce.driver.supervision import Supervision
 from raynforce.driver.tally import Tally
-from raynforce.driver.weights import require_fit, weights_to_begin_with
 from raynforce.engines import engine_class
 from raynforce.engines.base import Round
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary

@@ -80,8 +80,6 @@ class Record:
     def metrics(self) -> dict[str, float]:
         return self._saver.metrics()
 
-    # -- checkpoints ------------------------------------------------------------------------------------
-
     @property
     def saved_step(self) -> int:
         """Where a resume would go on, by the newest checkpoint; 0 if nothing that was trained is saved."""

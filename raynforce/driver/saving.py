@@ -145,8 +145,6 @@ class Saver:
             found |= {"disk/checkpoint_bytes": self.last.bytes, "disk/checkpoint_seconds": self.last.seconds}
         return found
 
-    # -- its steps ----------------------------------------------------------------------------------------
-
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             began, size, error = time.monotonic(), 0, None

@@ -120,8 +120,6 @@ class Evaluator:
             self._envs.close()
             self._envs = None
 
-    # -- its steps ----------------------------------------------------------------------------------------
-
     def _step_all(self, envs: VectorEnv) -> None:
         step = envs.step(self._actor.greedy(self._obs))
         self._obs = step.obs

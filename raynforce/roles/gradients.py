@@ -20,8 +20,6 @@ Use = Callable[[Batch, Loss], Mapping[str, Tensor]]
 
 
 class Trained(NamedTuple):
-    """What a round's minibatches gave."""
-
     updates: int
     metrics: dict[str, float]
 

@@ -140,7 +140,6 @@ class Learner:
         algo.round = Round(self._number, algo.updates, algo.schedules(self._progress), reward_scale, due)
 
     def _step(self, _: Batch, loss: Loss) -> Mapping[str, Tensor]:
-        """Take an optimiser step along the gradient of a loss."""
         norm = self.apply(self.gradients(loss), self._algo.scheduled["learning_rate"])
         self._algo.round.updates += 1
         return {"grad_norm": norm}
@@ -158,7 +157,6 @@ class Learner:
         return Learned(self._number, self._schedules(), metrics, trained.updates, records, (), seconds, notes)
 
     def gradients(self, loss: Loss) -> Tensor:
-        """The flat gradient of one minibatch's loss."""
         return flat_gradient(self._net, loss)
 
     def apply(self, gradient: Tensor, learning_rate: float) -> Tensor:

@@ -72,7 +72,6 @@ class OneCore:
 
 
 def _tasks(process: int | str) -> list[int]:
-    """The threads of a process."""
     try:
         return [int(name) for name in os.listdir(f"/proc/{process}/task")]
     except OSError:

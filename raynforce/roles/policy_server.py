@@ -89,7 +89,6 @@ class PolicyServer:
         return self._actor.note
 
     def address(self) -> Address:
-        """Where hosts find it."""
         return self._listener.address
 
     def start_fresh(self, sequence: int, attempt: int) -> Address:
@@ -223,7 +222,6 @@ class PolicyServer:
         self._times.wired(sent - now, time.monotonic() - sent)
 
     def _draw(self, count: int) -> np.ndarray:
-        """Randomness for so many rows."""
         if self._drawn + count > len(self._noise):
             self._noise = np.asarray(self._actor.distribution.noise(self._rng, 1, max(NOISE, count))[0])
             self._drawn = 0
@@ -233,7 +231,6 @@ class PolicyServer:
     # -- what hosts say -----------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        """Let hosts that have come begin."""
         now = time.monotonic()
         while (link := self._listener.accept(now)) is not None:
             if (older := self._links.get(_host(link))) is not None:  # it has not been missed yet
@@ -346,11 +343,10 @@ class EnvTimes:
         self._lanes = lanes
         self._since: float | None = None
         self._sent = np.zeros(lanes)  # when each was asked to step
-        self._paused_at = 0.0
-        self._paused = 0.0  # seconds of backpressure so far
+        self._paused_at = self._paused = 0.0  # when backpressure began, and its seconds so far
         self._paused_before = np.zeros(lanes)  # the same when each became ready
-        self._policy = self._wire = 0.0  # of this process
-        self._busy = self._for_policy = self._for_wire = self._for_learner = 0.0  # of environments
+        self._policy = self._wire = 0.0  # seconds of this process
+        self._of_envs = dict.fromkeys(("busy", "policy", "wire", "learner"), 0.0)  # of environments
         self._rest = 0.0  # what is not known of, below zero while more is known of than time has passed
 
     def begin(self, now: float) -> None:
@@ -374,19 +370,19 @@ class EnvTimes:
     def answered(self, lanes: np.ndarray, seconds: np.ndarray | None, now: float) -> None:
         away = len(lanes) * now - float(self._sent[lanes].sum())
         busy = away if seconds is None else min(float(seconds.sum()), away)
-        self._busy += busy
-        self._for_wire += away - busy
+        self._of_envs["busy"] += busy
+        self._of_envs["wire"] += away - busy
         self._paused_before[lanes] = self._paused
 
     def begun(self, lanes: np.ndarray) -> None:
-        """They show the first observation of an episode; how long that took is told by nobody."""
+        """They show the first observation of an episode; how long that took is not known."""
         self._paused_before[lanes] = self._paused
 
     def chosen(self, lanes: np.ndarray, since: np.ndarray, now: float, seconds: float) -> None:
         waited = len(lanes) * now - float(since.sum())
         learner = len(lanes) * self._paused - float(self._paused_before[lanes].sum()) if self._paused else 0.0
-        self._for_learner += learner
-        self._for_policy += max(0.0, waited - learner)
+        self._of_envs["learner"] += learner
+        self._of_envs["policy"] += max(0.0, waited - learner)
         self._sent[lanes] = now
         self._policy += seconds
 
@@ -395,11 +391,9 @@ class EnvTimes:
         now = time.monotonic()
         wall, self._since = max(now - (self._since or now), 1e-9), now
         policy, wire = self._policy / wall, self._wire / wall
-        rest = max(0.0, 1 - policy - wire)
-        seconds = {"env": rest * call, "policy": policy * call, "other": wire * call}
-        known = {"busy": self._busy, "policy": self._for_policy, "wire": self._for_wire, "learner": self._for_learner}
+        seconds = {"env": max(0.0, 1 - policy - wire) * call, "policy": policy * call, "other": wire * call}
+        known, self._of_envs = self._of_envs, dict.fromkeys(self._of_envs, 0.0)
         self._policy = self._wire = 0.0
-        self._busy = self._for_policy = self._for_wire = self._for_learner = 0.0
         self._rest += wall * self._lanes - sum(known.values())  # of what is known much began before: it is made up for
         known["restart"] = max(0.0, self._rest)
         self._rest -= known["restart"]

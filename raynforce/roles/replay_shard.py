@@ -50,7 +50,6 @@ class ReplayShard:
         return self.told()
 
     def told(self) -> Told:
-        """How much there is to draw from."""
         return self._replay.mass, self._replay.metrics()
 
     def start_fresh(self, attempt: int) -> None:

@@ -40,7 +40,6 @@ class Sampler:
         return "; ".join(filter(None, (self._envs.note, self._actor.note)))
 
     def sample(self, version: PolicyVersion) -> Fragment:
-        """Gather one fragment with this policy version."""
         return self.produce(version)[0]
 
     def produce(self, version: PolicyVersion) -> tuple[Fragment, Receipt]:

@@ -65,7 +65,6 @@ class Unsaved:
         return list(new)
 
     def note(self, new: list[str]) -> str:
-        """One line on these."""
         which = ", ".join(f"{name} ({self.found[name]})" for name in new)
         it, value = ("it", "its initial value") if len(new) == 1 else ("them", "their initial values")
         return (
@@ -118,7 +117,6 @@ class Unsaved:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """What the content of a thing is made of."""
     if isinstance(value, Replay):
         yield from (len(value), value.resident)
     elif isinstance(value, np.random.Generator):

@@ -75,7 +75,6 @@ class Host:
             return self._guarded(lambda: getattr(self._role, method)(*args))
 
     def close(self) -> None:
-        """Let the role close what it has opened."""
         if hasattr(self._role, "close"):
             self._role.close()
 

@@ -87,7 +87,6 @@ def require_room(config: Config, demands: Demands = PLAIN) -> None:
 
 
 def quorum(config: Config) -> int:
-    """How many samplers have to be there for the run to go on."""
     return max(1, math.ceil(config.faults.quorum * config.sampling.samplers - 1e-9))
 
 
@@ -146,7 +145,6 @@ def _asked(config: Config, demands: Demands) -> dict[str, Place]:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -174,7 +172,6 @@ def _fits(places: Mapping[str, Place], samplers: int, nodes: Sequence[Resources]
 
 
 def _require_known(places: Mapping[str, Place], nodes: Sequence[Resources]) -> None:
-    """Refuse a resource that no node has."""
     hidden = ("node:", "accelerator_type:", "memory", "object_store_memory")
     has = sorted(
         {name for node in nodes for name, amount in node.items() if amount > 0 and not name.startswith(hidden)}

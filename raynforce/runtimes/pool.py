@@ -49,7 +49,6 @@ class Pool:
         return made
 
     def present(self, members: Iterable[Member]) -> list[Member]:
-        """Those that jobs can be given to."""
         return [m for m in members if not (m.gone or m.absent)]
 
     def submit(self, member: Member, method: str, *args: Any, parts: int = 1, weight: int = 0) -> Job:
@@ -481,5 +480,4 @@ class Pool:
 
 
 def member_name(kind: str, index: int, count: int) -> str:
-    """What one of `count` members of a kind is called."""
     return f"{kind} {index}" if kind in NUMBERED or count > 1 else kind

@@ -102,8 +102,6 @@ class NativeEngine(Engine):
         turn = None if self._loop is None else self._loop.abandon()
         return None if turn is None else self._done(turn)
 
-    # -- what is saved and told ---------------------------------------------------------------------------
-
     def state(self, known: Callable[[str], Collection[str]]) -> dict[str, Tree]:
         loop = self._running
         fragments = loop.settle() if self._topology.exact else loop.complete()

@@ -80,8 +80,6 @@ class RoleSet:
     def begin_from(self, version: PolicyVersion, seen: int) -> None:
         self.wait_for([self.pool.submit(self.learner, "begin_from", self.runtime.share(version), seen)])
 
-    # -- checkpoints --------------------------------------------------------------------------------------
-
     def states(self, known: Callable[[str], Collection[str]]) -> dict[str, Tree]:
         """What a checkpoint holds of each part, without the segments that are known to be saved."""
         parts = {"learner": self.learner} | {f"replay_{shard.index}": shard for shard in self.shards}
@@ -114,8 +112,6 @@ class RoleSet:
             host.attempts = attempt
             loading.append(self.pool.submit(host, "start_fresh", attempt))
         return list(dict.fromkeys(note for several in self.wait_for(loading) for note in several or ()))
-
-    # -- failures -----------------------------------------------------------------------------------------
 
     def received(self, receipt: Receipt) -> None:
         """A fragment has come: look at what broke on the way, and at what its sampler takes of the memory."""
