@@ -31,7 +31,7 @@ from raynforce.runs.progress import Mode, Progress, Snapshot, make_progress
 from raynforce.runtimes.base import Handle, Pending, RoleError
 from raynforce.runtimes.member import Job
 from raynforce.spaces import EnvSpec
-from raynforce.topologies.declaration import env_args, stepping
+from raynforce.topologies.declaration import env_args, evaluator_rules, stepping
 from raynforce.trees import Tree
 
 EVALUATOR = "raynforce.roles.evaluator:Evaluator"
@@ -106,7 +106,7 @@ class Driver:
             self._note(
                 *(["no checkpoint was written yet: beginning from the start"] if loaded is None else loaded.notes)
             )
-        supervision = self._supervision = Supervision(config, self._progress.fault, self._progress.message)
+        supervision = self._supervision = Supervision(self._progress.fault, self._progress.message)
         engine = opened.enter_context(engine)
         engine.open(supervision, self._progress.message)
         self._runtime = engine.pool.runtime
@@ -115,7 +115,7 @@ class Driver:
         self._evaluations = Evaluations(
             engine.pool,
             self._make_evaluator,
-            supervision.evaluator_rules(),
+            evaluator_rules(config),
             config.eval,
             self._schedule,
             longest=config.faults.sample_seconds / 2,
@@ -143,14 +143,13 @@ class Driver:
         self._record = Record(
             run,
             lock,
-            config.checkpoint,
+            config,
             sinks,
             self._progress.fault,
             opened,
             resume_step=self._status.steps if resume else None,
             positions={} if saved is None else saved["run"]["sinks"],
         )
-        self._record.begin(config.to_dict())
         supervision.history = FaultHistory(run, self._progress.fault)
         opened.callback(supervision.history.close)
         if saved is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from raynforce.config import CheckpointConfig
+from raynforce.config import Config
 from raynforce.driver.saving import LAST_SECONDS, Saver
 from raynforce.errors import RaynforceError
 from raynforce.runs.directory import RunDirectory
@@ -35,7 +35,7 @@ class Record:
         self,
         run: RunDirectory,
         lock: Lock,
-        how: CheckpointConfig,
+        config: Config,
         sinks: Sequence[Sink],
         say: Callable[[str], None],
         opened: contextlib.ExitStack,
@@ -46,7 +46,7 @@ class Record:
         """`positions` is what `position` was at the checkpoint that the run is resumed from at `resume_step`."""
         self.best: Best | None = None  # the policy that evaluated best in this process
         self._best_on_disk: Best | None = None  # set by the saver's thread alone
-        self._run, self._lock, self._how = run, lock, how
+        self._run, self._lock, self._how = run, lock, config.checkpoint
         self._due, self._saved_at = False, time.monotonic()
         self._resume_step = resume_step or 0
         self._journal = run.journal = Journal(say)
@@ -62,13 +62,11 @@ class Record:
         )
         self._metrics.add(self._jsonl)
         self._metrics.add(self._tensorboard)
+        self._metrics.begin(run.path, config.to_dict())
 
     def _close_journal(self) -> None:
         self._run.journal = None
         self._journal.close()
-
-    def begin(self, config: Mapping[str, Any]) -> None:
-        self._metrics.begin(self._run.path, config)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._metrics.write(step, metrics)

@@ -1,17 +1,14 @@
-"""What is told and remembered of a run's failures, and how its evaluator is kept alive."""
+"""What is told and remembered of a run's failures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
-from raynforce.config import Config
 from raynforce.errors import EnvError
 from raynforce.runs.faults import FaultHistory, same_cause
 from raynforce.runs.repeats import Repeats
-from raynforce.runtimes.base import RoleDied, RoleError
-from raynforce.runtimes.member import Fault, Job, Member, Rules
+from raynforce.runtimes.member import Fault, Job, Member
 from raynforce.runtimes.pool import Pool
 from raynforce.trees import Tree
 
@@ -22,32 +19,16 @@ MILESTONES = [1, 2, 3, *(10**n for n in range(1, 13))]  # the how-manieth enviro
 class Supervision:
     """Watches the pool of a run: writes its history, tells the user, keeps the counts."""
 
-    def __init__(self, config: Config, say: Callable[[str], None], note: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], note: Callable[[str], None]) -> None:
         """`say` is told of faults, `note` of what else a user should know."""
         self.redone_updates = 0  # optimiser steps that were taken again because the learner had died
         self.env_restarts = 0  # environments that broke and were restarted
         self.history: FaultHistory | None = None  # where faults are written, once the run has a directory
         self.steps = 0  # where the run is
         self.lost = 0  # steps that were lost with the fault that will be told next
-        self._config = config
         self._say, self._note = say, note
         self._repeats: Repeats[tuple[str, ...]] = Repeats()  # of what is said
         self._last_cause = ""  # of an environment's fault that was told
-
-    def evaluator_rules(self) -> Rules:
-        faults = self._config.faults
-        return Rules(
-            restarts=faults.restarts,
-            backoff=faults.backoff,
-            start_seconds=faults.start_seconds,
-            job_seconds=faults.sample_seconds,
-            work="play",
-            shows_progress=attrgetter("over"),  # a restart begins the evaluation again, and may fail at the same place
-            restartable=(RoleDied, EnvError, RoleError),
-            has_state=False,
-            quorum=0,
-            hint=f"; if a step of env {self._config.env!r} needs that long, raise faults.sample_seconds",
-        )
 
     def env_faults(self, role: str, faults: Sequence[Mapping[str, Any]]) -> None:
         for facts in faults:

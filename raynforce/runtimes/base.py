@@ -88,9 +88,13 @@ class Closable(ABC):
 class Runtime(Closable):
     """Where roles live; `close` ends all of them."""
 
-    places: Mapping[str, Place]  # what the roles of this run ask for, by kind: `sampler`, `learner`, `evaluator`
     has_processes: bool = True  # roles have processes of their own: they work in parallel, and can be killed
     channel: Literal["direct", "unix", "tcp"] = "unix"  # between env hosts and policy
+
+    def __init__(self, places: Mapping[str, Place]) -> None:
+        self.places = places  # what the roles of this run ask for, by kind: `sampler`, `learner`, `evaluator`
+        self._starting: list[Pending] = []  # answers that tell on what a role lives
+        self._kinds: set[Kind] = set()
 
     @abstractmethod
     def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> Handle:
@@ -112,9 +116,11 @@ class Runtime(Closable):
         """Metrics of the runtime itself, by name."""
         return {}
 
-    @abstractmethod
     def kinds(self) -> Set[Kind]:
         """Of the machines that roles live on, as far as they have started."""
+        built, self._starting = self.wait(self._starting, 0, 0.0)
+        self._kinds |= {each.result() for each in built if each.failure() is None}
+        return frozenset(self._kinds)
 
     def pending_reason(self) -> str:
         """Why roles may not have answered yet, to be put behind their names; most often nothing."""

@@ -122,10 +122,9 @@ class InlineRuntime(Runtime):
     channel = "direct"
 
     def __init__(self, places: Mapping[str, Place], say: Callable[[str], None] = lambda _: None) -> None:
-        self.places = places
+        super().__init__(places)
         self.watch = _Watch(say)
         self.roles: list[_Inline] = []
-        self._kind: Kind | None = None  # not known before they have loaded their libraries
         self._opened = ExitStack()
         self._opened.enter_context(capped_threads())  # as in processes of their own
 
@@ -140,8 +139,8 @@ class InlineRuntime(Runtime):
         return _Answer("shared", lambda: value)
 
     def kinds(self) -> Set[Kind]:
-        self._kind = self._kind or kind()
-        return frozenset([self._kind])
+        self._kinds = self._kinds or {kind()}  # not known before roles have loaded their libraries
+        return frozenset(self._kinds)
 
     def keep(self, pending: Pending) -> Pending:
         return _Answer(pending.name, lambda: deepcopy(pending.result()))  # the role goes on writing into its own

@@ -13,13 +13,12 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import raynforce
 from raynforce.errors import UsageError, how_it_ended
-from raynforce.kernels import Kind
 from raynforce.runtimes import host
 from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime, Split
 from raynforce.runtimes.wire import Packed, pack, receive, send
@@ -228,12 +227,10 @@ class ProcessRuntime(Runtime):
         if not hasattr(os, "memfd_create"):
             raise UsageError("--runtime process needs Linux: use inline or ray")
         _allow_many_files()
-        self.places = places
+        super().__init__(places)
         self.say = say
         self._given = given  # see `raynforce.given`
         self._workers: list[_Worker] = []
-        self._starting: list[Pending] = []  # answers that tell on what a role lives
-        self._kinds: set[Kind] = set()
         self._selector = selectors.DefaultSelector()
 
     def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> Handle:
@@ -292,12 +289,6 @@ class ProcessRuntime(Runtime):
     def unlisten(self, file: Any) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(file)
-
-    def kinds(self) -> Set[Kind]:
-        done = [answer for answer in self._starting if isinstance(answer, _Answer) and answer.done]
-        self._kinds |= {answer.result() for answer in done if answer.failure() is None}
-        self._starting = [answer for answer in self._starting if answer not in done]
-        return frozenset(self._kinds)
 
     def health(self) -> dict[str, float]:
         return {"health/object_store_mb": Packed.held / 1e6}

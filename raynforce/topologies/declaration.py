@@ -25,6 +25,7 @@ from raynforce.topologies.loop import Loop, Roles, Start
 from raynforce.trees import Tree
 
 ROW_BYTES = 48  # of a transition beside its observations
+RESTARTABLE = (RoleDied, EnvError, RoleError)  # by what environments or their steps cause
 MEMORY = 0.8  # share of this machine's free memory that what is gathered, or shards, may take
 
 
@@ -145,7 +146,7 @@ def learner(plan: Blueprint, work: str = "learn", *, gathers_gradients: bool = F
     """The learner, which is asked for `work`."""
     seconds = plan.config.faults.learn_seconds
     hint = "; if it needs that long, raise faults.start_seconds or faults.learn_seconds"
-    rules = _rules(plan, work=work, job_seconds=seconds, hint=hint)
+    rules = _rules(plan.config, work=work, job_seconds=seconds, hint=hint)
     args = plan.config, plan.env, gathers_gradients
     return Kind("learner", "raynforce.roles.learner:Learner", lambda _: args, rules)
 
@@ -170,12 +171,12 @@ def gradient_workers(plan: Blueprint) -> Kind:
 def _sampling(plan: Blueprint, role: str, args: Callable[[int], Sequence[Any]], work: str) -> Kind:
     config, faults = plan.config, plan.config.faults
     rules = _rules(
-        plan,
+        plan.config,
         work=work,
         job_seconds=faults.sample_seconds,
         absent_seconds=faults.absent_seconds,
         quorum=quorum(config),
-        restartable=(RoleDied, EnvError, RoleError),
+        restartable=RESTARTABLE,
         greeting="note",
         evidence=sampler_evidence,
         hint=f"; if env {config.env!r} needs that long to be made, reset or stepped, raise faults.start_seconds or "
@@ -201,11 +202,11 @@ def env_hosts(plan: Blueprint) -> Kind:
         return plan.envs, index, faults.sample_seconds, start, most, config.central.one_core
 
     rules = _rules(
-        plan,
+        plan.config,
         work="serve",
         has_state=False,
         quorum=quorum(config),
-        restartable=(RoleDied, EnvError, RoleError),
+        restartable=RESTARTABLE,
         greeting="note",
         hint=_slow_step(config),
     )
@@ -216,14 +217,14 @@ def policy_server(plan: Blueprint) -> Kind:
     """Chooses actions for the environments of all hosts."""
     faults = plan.config.faults
     rules = _rules(
-        plan,
+        plan.config,
         work="produce",
         job_seconds=faults.sample_seconds + faults.start_seconds,
         has_state=False,
         shows_progress=lambda receipt: (
             receipt.record.steps > 0
         ),  # it also answers without any, to be told of a newer version
-        restartable=(RoleDied, EnvError, RoleError),
+        restartable=RESTARTABLE,
         greeting="note",
         hint=_slow_step(plan.config),
     )
@@ -231,8 +232,22 @@ def policy_server(plan: Blueprint) -> Kind:
     return Kind("policy", "raynforce.roles.policy_server:PolicyServer", lambda _: args, rules, samples=True)
 
 
-def _rules(plan: Blueprint, **more: Any) -> Rules:
-    faults = plan.config.faults
+def evaluator_rules(config: Config) -> Rules:
+    """How a run's evaluator is kept alive: a restart begins the evaluation again, and may fail at the same place."""
+    return _rules(
+        config,
+        work="play",
+        job_seconds=config.faults.sample_seconds,
+        shows_progress=lambda evaluation: evaluation.over,
+        restartable=RESTARTABLE,
+        has_state=False,
+        quorum=0,
+        hint=_slow_step(config),
+    )
+
+
+def _rules(config: Config, **more: Any) -> Rules:
+    faults = config.faults
     return Rules(restarts=faults.restarts, backoff=faults.backoff, start_seconds=faults.start_seconds, **more)
 
 

@@ -54,7 +54,8 @@ class NativeEngine(Engine):
         self.pool = self._roles.pool
 
     def begin_from(self, version: PolicyVersion, seen: int) -> None:
-        self._roles.begin_from(version, seen)
+        given = self._roles.runtime.share(version)
+        self._roles.wait_for([self.pool.submit(self._roles.learner, "begin_from", given, seen)])
 
     def load(self, saved: Mapping[str, Tree]) -> list[str]:
         self._saved, counts = saved, saved["run"]
@@ -68,7 +69,8 @@ class NativeEngine(Engine):
 
     def newest(self) -> tuple[Job, int]:
         if self._newest is None:
-            self._newest = self._roles.published()
+            job = self.pool.submit(self._roles.learner, "publish")
+            self._newest = job, self._roles.wait_for([job])[0].number
         return self._newest
 
     def rounds(self, waiting: Callable[[str], None]) -> Iterator[Round]:

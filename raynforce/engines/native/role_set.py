@@ -10,7 +10,6 @@ from raynforce.engines.base import Supervisor
 from raynforce.engines.native.takeover import Takeover
 from raynforce.experience.ledger import Ledger
 from raynforce.experience.record import Receipt
-from raynforce.policies.acting import PolicyVersion
 from raynforce.runtimes.base import Handle, RoleDied
 from raynforce.runtimes.member import Fault, Job, Member
 from raynforce.runtimes.placing import memory_limit
@@ -72,14 +71,6 @@ class RoleSet:
             seconds = min(60.0, 2 * seconds)
         return [None if job.fault is not None else job.result() for job in jobs]
 
-    def published(self) -> tuple[Job, int]:
-        job = self.pool.submit(self.learner, "publish")
-        version: PolicyVersion = self.wait_for([job])[0]
-        return job, version.number
-
-    def begin_from(self, version: PolicyVersion, seen: int) -> None:
-        self.wait_for([self.pool.submit(self.learner, "begin_from", self.runtime.share(version), seen)])
-
     def states(self, known: Callable[[str], Collection[str]]) -> dict[str, Tree]:
         """What a checkpoint holds of each part, without the segments that are known to be saved."""
         parts = {"learner": self.learner} | {f"replay_{shard.index}": shard for shard in self.shards}
@@ -94,23 +85,18 @@ class RoleSet:
 
     def load(self, saved: Mapping[str, Tree], takeover: Takeover) -> list[str]:
         """Put every role back to where it was; returns sentences on what could not be restored exactly."""
-        share = self.runtime.share
+        share, submit = self.runtime.share, self.pool.submit
         sequence, attempt = takeover.fresh
-        loading = [self.pool.submit(self.learner, "load", share(saved["learner"]))]
-        for shard in self.shards:
-            shard.attempts = attempt
-            loading.append(self.pool.submit(shard, "load", share(saved[f"replay_{shard.index}"])))
+        for member in (*self.shards, *self.samplers, *self.hosts):
+            member.attempts = attempt
+        loading = [submit(self.learner, "load", share(saved["learner"]))]
+        loading += [submit(shard, "load", share(saved[f"replay_{shard.index}"])) for shard in self.shards]
         for sampler in self.samplers:
-            sampler.attempts = attempt
             state = takeover.sampler(sampler.index)
             self._sequences[sampler.index] = sequence if state is None else int(state["sequence"])
-            if state is None:
-                loading.append(self.pool.submit(sampler, "start_fresh", sequence, attempt))
-            else:
-                loading.append(self.pool.submit(sampler, "load", share(state)))
-        for host in self.hosts:
-            host.attempts = attempt
-            loading.append(self.pool.submit(host, "start_fresh", attempt))
+            call = ("start_fresh", sequence, attempt) if state is None else ("load", share(state))
+            loading.append(submit(sampler, *call))
+        loading += [submit(host, "start_fresh", attempt) for host in self.hosts]
         return list(dict.fromkeys(note for several in self.wait_for(loading) for note in several or ()))
 
     def received(self, receipt: Receipt) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from raynforce.config import Config
 from raynforce.errors import RaynforceError
-from raynforce.kernels import Kind
 from raynforce.runtimes.base import Handle, Pending, Place, Runtime, Split
 from raynforce.runtimes.host import pack
 from raynforce.runtimes.placing import PLAIN, Demands, needs
@@ -27,13 +27,13 @@ HEALTH_EVERY = 1.0  # seconds between looks at the object store
 CLOSING = 3.0  # seconds for roles to close what they have opened
 
 
+@dataclass(eq=False)
 class RayPending(Pending):
     """An answer on its way; Ray keeps the value for as long as this object lives."""
 
-    def __init__(self, ref: Any, name: str, failures: Failures) -> None:
-        self.ref = ref
-        self.name = name
-        self._failures = failures
+    ref: Any
+    name: str
+    failures: Failures
 
     def failure(self) -> BaseException | None:
         try:
@@ -47,7 +47,7 @@ class RayPending(Pending):
         try:
             return ray.get(self.ref)
         except ray.exceptions.RayError as error:
-            failure = self._failures.ours(error, self.name)
+            failure = self.failures.ours(error, self.name)
         raise failure
 
 
@@ -97,7 +97,7 @@ class RayRuntime(Runtime):
         voices = Voices(say)
         with ExitStack() as undo:  # if the rest cannot be done
             undo.callback(self._cluster.close, now=True)
-            self.places = self._cluster.places
+            super().__init__(self._cluster.places)
             self._actor: Any = ray_module().remote(RayHost)
             self._node = str(ray_module().get_runtime_context().get_node_id())
             take_output(self._hearing, voices.hear)
@@ -106,8 +106,6 @@ class RayRuntime(Runtime):
             undo.pop_all()
         self.failures = Failures(voices)
         self._handles: dict[RayHandle, None] = {}
-        self._starting: list[RayPending] = []  # answers that tell on what a role lives
-        self._kinds: set[Kind] = set()
         self._looked = -math.inf  # at the object store
         self._used: int | None = None  # its bytes
         self._spawned: set[str] = set()
@@ -187,14 +185,6 @@ class RayRuntime(Runtime):
             refs = list(self._kept)
             for ref in ray_module().wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)[0]:
                 del self._kept[ref]
-
-    def kinds(self) -> Set[Kind]:
-        refs = [each.ref for each in self._starting]
-        there = set(ray_module().wait(refs, num_returns=len(refs), timeout=0)[0]) if refs else set()
-        done = [each for each in self._starting if each.ref in there]
-        self._starting = [each for each in self._starting if each.ref not in there]
-        self._kinds |= {each.result() for each in done if each.failure() is None}
-        return frozenset(self._kinds)
 
     def health(self) -> dict[str, float]:
         if time.monotonic() - self._looked >= HEALTH_EVERY:
