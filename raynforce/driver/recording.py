@@ -72,7 +72,6 @@ class Record:
         self._metrics.write(step, metrics)
 
     def position(self) -> Tree:
-        """How long the files of metrics are."""
         return {"metrics": self._jsonl.position(), "tensorboard": self._tensorboard.position()}
 
     def metrics(self) -> dict[str, float]:

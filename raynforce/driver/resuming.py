@@ -18,7 +18,8 @@ from raynforce.runs.directory import RunDirectory, find_policy
 from raynforce.runs.mirrored import local_path
 from raynforce.trees import Tree
 
-NEUTRAL = (  # settings that may change without changing what is learned
+# Settings that may change without changing what is learned.
+NEUTRAL: tuple[str, ...] = (
     "runtime",
     "ray.",
     "sampling.parallel",
@@ -26,11 +27,8 @@ NEUTRAL = (  # settings that may change without changing what is learned
     "faults.",
     "checkpoint.",
     "eval.",
-    "log_every",
-    "target",
-    "preset",
-    "config_version",
-)  # settings that may change without changing what is learned
+)
+NEUTRAL += ("eval.", "log_every", "target", "preset", "config_version")
 
 
 def settings_note(before: Config, now: Config) -> Iterator[str]:

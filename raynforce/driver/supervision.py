@@ -113,8 +113,5 @@ class Supervision:
         self.env_restarts = counts["env_restarts"]
 
     def metrics(self, pool: Pool) -> dict[str, float]:
-        return {
-            "health/restarts": float(pool.restarts),
-            "health/env_restarts": float(self.env_restarts),
-            "health/redone_updates": float(self.redone_updates),
-        }
+        counts = {"restarts": pool.restarts, "env_restarts": self.env_restarts, "redone_updates": self.redone_updates}
+        return {f"health/{name}": float(count) for name, count in counts.items()}

@@ -30,15 +30,12 @@ class Round(NamedTuple):
 
 
 class Supervisor(Watcher, Protocol):
-    """Who is told of faults in a run, and writes them down."""
+    """Notified of faults in a run, which it writes down."""
 
     lost: int  # steps that were lost with the fault that will be told next
 
-    def say(self, text: str) -> None:
-        """Tell the user of a failure's consequence."""
-
-    def env_faults(self, role: str, faults: Sequence[Mapping[str, object]]) -> None:
-        """Environments broke in a role, and were restarted."""
+    def say(self, text: str) -> None: ...  # the consequence of a failure
+    def env_faults(self, role: str, faults: Sequence[Mapping[str, object]]) -> None: ...  # environments that broke
 
 
 class Totals(NamedTuple):

@@ -59,7 +59,6 @@ class EnvHost:
         self._fresh = np.zeros(envs.num_envs, np.bool_)  # shows the first observation of an episode
 
     def note(self) -> str:
-        """What a user should know of these environments; most often nothing."""
         return self._made().note
 
     def start_fresh(self, attempt: int) -> None:

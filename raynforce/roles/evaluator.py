@@ -25,11 +25,9 @@ class Evaluation(NamedTuple):
 
     over: bool
     returns: np.ndarray  # returns of the episodes that have ended
-    faults: Sequence[Mapping[str, Any]] = ()
-    """Environments that broke since this was last asked, and were restarted: `EnvFault.facts()` of each."""
+    faults: Sequence[Mapping[str, Any]] = ()  # `EnvFault.facts()` of environments that broke since the last call
     steps: int = 0  # environment steps that were played for it so far
-    lockstep: bool = False
-    """Whether they were those of an environment's own vector implementation, which cost a fraction of others."""
+    lockstep: bool = False  # steps of an environment's own vector implementation, which cost a fraction of others
     failure: EnvError | None = None  # why it was given up: it is over, and has no outcome
     info: Values = NOTHING  # numbers in `info` at the ends of these episodes
 

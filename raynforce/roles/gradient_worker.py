@@ -122,11 +122,9 @@ class GradientWorker:
 
     @property
     def _kept(self) -> int:
-        """Transitions in its buffer."""
         return self._algo.stored() if self._begun else 0
 
     def state(self, known: Sequence[str] = ()) -> Tree:
-        """Everything, but the content of segments whose names are known to be saved already."""
         own: Tree = {"attempt": self._attempt, "kept": self._kept}
         own |= {"rng": rng_state(self._rng), "torch_rng": self._torch_rng.state()}
         if self._begun:
@@ -134,7 +132,6 @@ class GradientWorker:
         return without({**self._sampler.state(), OWN: own}, set(known))
 
     def load(self, tree: Tree) -> list[str]:
-        """Undo `state`; returns a sentence for everything that could not be restored exactly."""
         own = tree[OWN]
         self._attempt = own["attempt"]
         load_rng(self._rng, own["rng"])

@@ -15,8 +15,7 @@ from raynforce.errors import RaynforceError
 from raynforce.policies.torch_net import Network, tensor
 from raynforce.roles.keeper import Keeper, TorchStream
 
-Use = Callable[[Batch, Loss], Mapping[str, Tensor]]
-"""Applies or collects the gradient of a minibatch's loss; returns what else to measure."""
+Use = Callable[[Batch, Loss], Mapping[str, Tensor]]  # applies or collects a gradient; returns what else to measure
 
 
 class Trained(NamedTuple):

@@ -85,7 +85,6 @@ class PolicyServer:
             self._thread.start()
 
     def note(self) -> str:
-        """What a user should know of how it acts; most often nothing."""
         return self._actor.note
 
     def address(self) -> Address:

@@ -58,7 +58,6 @@ class ReplayShard:
         self._replay.start_fresh(attempt)
 
     def state(self, known: Sequence[str] = ()) -> Tree:
-        """Everything, but the content of segments whose names are known to be saved already."""
         return {"replay": self._replay.state(set(known)), "rng": rng_state(self._rng)}
 
     def load(self, tree: Tree) -> None:

@@ -181,7 +181,6 @@ def _items(tree: Tree) -> Iterator[tuple[str, Any]]:
 
 
 def _arrays(value: Any) -> Iterator[Any]:
-    """The arrays of a thing, as `state` would have them."""
     if isinstance(value, Tensor):
         yield value.detach().cpu().numpy()
     elif isinstance(value, np.ndarray):

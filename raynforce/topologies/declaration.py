@@ -25,7 +25,6 @@ from raynforce.topologies.loop import Loop, Roles, Start
 from raynforce.trees import Tree
 
 ROW_BYTES = 48  # of a transition beside its observations
-RESTARTABLE = (RoleDied, EnvError, RoleError)  # by what environments or their steps cause
 MEMORY = 0.8  # share of this machine's free memory that what is gathered, or shards, may take
 
 
@@ -143,16 +142,14 @@ def all_here(config: Config) -> bool:
 
 
 def learner(plan: Blueprint, work: str = "learn", *, gathers_gradients: bool = False) -> Kind:
-    """The learner, which is asked for `work`."""
     seconds = plan.config.faults.learn_seconds
     hint = "; if it needs that long, raise faults.start_seconds or faults.learn_seconds"
-    rules = _rules(plan.config, work=work, job_seconds=seconds, hint=hint)
+    rules = _rules(plan.config, work, hint, job_seconds=seconds, restartable=(RoleDied,))
     args = plan.config, plan.env, gathers_gradients
     return Kind("learner", "raynforce.roles.learner:Learner", lambda _: args, rules)
 
 
 def samplers(plan: Blueprint) -> Kind:
-    """Step environments, choose actions, send fragments."""
     sampling = plan.config.sampling
 
     def args(index: int) -> Sequence[Any]:
@@ -170,17 +167,16 @@ def gradient_workers(plan: Blueprint) -> Kind:
 
 def _sampling(plan: Blueprint, role: str, args: Callable[[int], Sequence[Any]], work: str) -> Kind:
     config, faults = plan.config, plan.config.faults
+    needs = f"; if env {config.env!r} needs that long to be made, reset or stepped"
     rules = _rules(
-        plan.config,
-        work=work,
+        config,
+        work,
+        f"{needs}, raise faults.start_seconds or faults.sample_seconds",
         job_seconds=faults.sample_seconds,
         absent_seconds=faults.absent_seconds,
         quorum=quorum(config),
-        restartable=RESTARTABLE,
         greeting="note",
         evidence=sampler_evidence,
-        hint=f"; if env {config.env!r} needs that long to be made, reset or stepped, raise faults.start_seconds or "
-        "faults.sample_seconds",
     )
     return Kind("sampler", role, args, rules, config.sampling.samplers, samples=True)
 
@@ -193,7 +189,6 @@ def replay_shards(plan: Blueprint) -> Kind:
 
 
 def env_hosts(plan: Blueprint) -> Kind:
-    """Step environments side by side, for one policy."""
     config, faults = plan.config, plan.config.faults
     start = faults.start_seconds if plan.runtime.has_processes else math.inf
     most = memory_limit(config)
@@ -201,54 +196,31 @@ def env_hosts(plan: Blueprint) -> Kind:
     def args(index: int) -> Sequence[Any]:
         return plan.envs, index, faults.sample_seconds, start, most, config.central.one_core
 
-    rules = _rules(
-        plan.config,
-        work="serve",
-        has_state=False,
-        quorum=quorum(config),
-        restartable=RESTARTABLE,
-        greeting="note",
-        hint=_slow_step(config),
-    )
+    rules = _rules(config, "serve", _slow_step(config), has_state=False, quorum=quorum(config), greeting="note")
     return Kind("host", "raynforce.roles.env_host:EnvHost", args, rules, config.sampling.samplers, place="sampler")
 
 
 def policy_server(plan: Blueprint) -> Kind:
-    """Chooses actions for the environments of all hosts."""
-    faults = plan.config.faults
-    rules = _rules(
-        plan.config,
-        work="produce",
-        job_seconds=faults.sample_seconds + faults.start_seconds,
-        has_state=False,
-        shows_progress=lambda receipt: (
-            receipt.record.steps > 0
-        ),  # it also answers without any, to be told of a newer version
-        restartable=RESTARTABLE,
-        greeting="note",
-        hint=_slow_step(plan.config),
-    )
-    args = plan.config, plan.acting, plan.runtime.channel
+    config, faults = plan.config, plan.config.faults
+    seconds = faults.sample_seconds + faults.start_seconds
+    rules = _rules(config, "produce", _slow_step(config), job_seconds=seconds, has_state=False, greeting="note")
+    # It also answers without any steps, to be told of a newer version.
+    rules = replace(rules, shows_progress=lambda receipt: receipt.record.steps > 0)
+    args = config, plan.acting, plan.runtime.channel
     return Kind("policy", "raynforce.roles.policy_server:PolicyServer", lambda _: args, rules, samples=True)
 
 
 def evaluator_rules(config: Config) -> Rules:
     """How a run's evaluator is kept alive: a restart begins the evaluation again, and may fail at the same place."""
-    return _rules(
-        config,
-        work="play",
-        job_seconds=config.faults.sample_seconds,
-        shows_progress=lambda evaluation: evaluation.over,
-        restartable=RESTARTABLE,
-        has_state=False,
-        quorum=0,
-        hint=_slow_step(config),
-    )
+    seconds = config.faults.sample_seconds
+    rules = _rules(config, "play", _slow_step(config), job_seconds=seconds, has_state=False, quorum=0)
+    return replace(rules, shows_progress=lambda evaluation: evaluation.over)
 
 
-def _rules(config: Config, **more: Any) -> Rules:
+def _rules(config: Config, work: str, hint: str, **more: Any) -> Rules:
+    how: dict[str, Any] = {"restartable": (RoleDied, EnvError, RoleError), **more}
     faults = config.faults
-    return Rules(restarts=faults.restarts, backoff=faults.backoff, start_seconds=faults.start_seconds, **more)
+    return Rules(faults.restarts, faults.backoff, faults.start_seconds, work=work, hint=hint, **how)
 
 
 def _slow_step(config: Config) -> str:

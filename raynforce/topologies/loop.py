@@ -29,8 +29,6 @@ class Turn(NamedTuple):
 
 
 class LoopRound(NamedTuple):
-    """One turn of the loop."""
-
     learned: Learned
     version: Job  # the policy version it led to
     learner: Turn
@@ -189,7 +187,6 @@ class Loop(ABC):
         return self._learning
 
     def _round(self, learning: Learning, sample_seconds: float, learn_seconds: float) -> LoopRound:
-        """What an update that is done gave."""
         while learning.job.fault is not None:  # the only copy of something went with the node that held it
             learning = self._again(learning)
             self._until([learning.job])
@@ -202,7 +199,6 @@ class Loop(ABC):
         return LoopRound(learned, learning.version, turn, receipts, sample_seconds, learn_seconds)
 
     def _learned(self, job: Job, learned: Learned) -> None:
-        """Enter an update that is done in the books."""
         self._ledger.train(learned.trained)
 
     def _without_lost(self, fragments: Sequence[Sample]) -> list[Sample]:
@@ -221,7 +217,6 @@ class Loop(ABC):
         return learning if learning is not None and learning.job.settled else None
 
     def _until(self, jobs: Sequence[Job]) -> None:
-        """Wait until all of these are done."""
         while left := [job for job in jobs if not job.settled]:
             self._first(left)
 

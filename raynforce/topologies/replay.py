@@ -183,7 +183,6 @@ class Sharded(Replay):
         return True
 
     def _listen(self) -> None:
-        """Take what shards have told of themselves."""
         for job in [job for job in self._telling if job.settled]:
             self._telling.remove(job)
             index = job.member.index

@@ -28,8 +28,7 @@ class RoleSet:
         """Start all roles at once, the slowest to start first, and wait until each could be built."""
         self.runtime = plan.runtime
         self.pool = Pool(plan.runtime, supervisor)
-        self.sizes: dict[int, int] = {}
-        """Transitions in each replay shard, or in each worker's buffer, as far as is known."""
+        self.sizes: dict[int, int] = {}  # transitions in each replay shard, or each worker's buffer, as far as known
         self.lost_transitions = 0  # of shards and workers that had to begin empty
         self.flying = 0  # steps that the policy of all environments had in its hands when it was last heard of
         self._config, self._topology = plan.config, topology

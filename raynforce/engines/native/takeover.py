@@ -43,10 +43,8 @@ class Takeover:
         going_on = [index for index in range(min(had, sampling.samplers)) if self.sampler(index) is not None]
         self.abandoned = (had - len(going_on)) * counts["envs"]  # episodes in flight that cannot be gone on with
         gone = (saved.get(f"sampler_{index}", {}) for index in range(had) if index not in going_on)
-        self.lost_transitions = sum(int(tree.get("worker", {}).get("kept", 0)) for tree in gone)
-        """In the buffers of workers that cannot be gone on with."""
-        self.new_workers = sampling.samplers - len(going_on) if declared.gathers_gradients else 0
-        """That have nothing to go on with."""
+        self.lost_transitions = sum(int(tree.get("worker", {}).get("kept", 0)) for tree in gone)  # in their buffers
+        self.new_workers = sampling.samplers - len(going_on) if declared.gathers_gradients else 0  # without a state
         waiting = saved.get("stream", {}).values()
         self.held: Sequence[Fragment | Contribution] = []  # what to learn from first
         self.dropped: Sequence[Fragment] = []  # fragments that do not fit the samplers of now
@@ -67,7 +65,6 @@ class Takeover:
         return int(self._saved["run"]["steps"]) + 1, ATTEMPTS * (1 + self._resumes)
 
     def notes(self) -> Iterator[str]:
-        """Sentences on what is not as it was."""
         if self.abandoned:
             yield f"{self.abandoned:,} episodes that were in flight start over"
         if self.new_workers:

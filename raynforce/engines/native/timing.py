@@ -18,7 +18,6 @@ STANDS_OUT = 1 / 3  # of the run; less, and no single change helps much
 SLIGHT = 0.05  # of the time; less is not worth a change
 SUBSTANTIAL = 0.25  # of the run; from here on it pays to do it beside something else
 OF_WHAT = {"run": "of the run", "sampler": "of the samplers", "learner": "of the learner", "env": "of the environments"}
-"""What the shares in a line are of."""
 
 
 class TimeTree:
@@ -127,8 +126,7 @@ def wall_shares(total: Mapping[str, Mapping[str, float]], config: Config) -> dic
 class Seen:
     """What advice depends on."""
 
-    shares: Mapping[str, float]
-    """Of the run, by what took it; or of its environments' time, where these go their own pace."""
+    shares: Mapping[str, float]  # of the run, or of its environments' time where these go their own pace
     config: Config
     cores: int
     tolerates_lag: bool

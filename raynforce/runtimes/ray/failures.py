@@ -13,15 +13,12 @@ from raynforce.runtimes.ray.watching import Voices
 
 REMEMBERED = 1000  # roles that were ended: calls that waited for their answers may still fail
 UNEXPECTED = "its process ended unexpectedly (killed, out of memory, or crashed in native code)"
-REASONS = (
-    ("low on memory", "its node ran out of memory; use fewer samplers or environments"),
-    ("node has died", "its node was lost"),
-    ("its node died", "its node was lost"),
-    ("node is dead", "its node was lost"),
-    ("ray.kill", "it was ended"),
-    ("runtime_env", "its node could not set up the code that was sent"),
-    ("runtime environment", "its node could not set up the code that was sent"),
-)
+REASONS = {  # by what Ray's page of advice says
+    "its node ran out of memory; use fewer samplers or environments": ("low on memory",),
+    "its node was lost": ("node has died", "its node died", "node is dead"),
+    "it was ended": ("ray.kill",),
+    "its node could not set up the code that was sent": ("runtime_env", "runtime environment"),
+}
 
 
 class Failures:
@@ -80,6 +77,5 @@ class Failures:
 
 
 def _reason(text: str) -> str:
-    """Why an actor died, without Ray's page of advice."""
     flat = " ".join(text.split())
-    return next((reason for sign, reason in REASONS if sign in flat), UNEXPECTED)
+    return next((reason for reason, signs in REASONS.items() if any(sign in flat for sign in signs)), UNEXPECTED)

@@ -15,8 +15,7 @@ from raynforce.errors import UsageError
 TRIED = "2.60."  # the Ray whose insides are known well enough to leave parts of it out
 CURRENT = Path("/tmp/ray/ray_current_cluster")
 KEPT = 1 << 30  # seconds that a worker in reserve is kept
-LACKING = (ImportError, AttributeError, TypeError)
-"""What comes of a part that is not there, or that takes other arguments."""
+LACKING = (ImportError, AttributeError, TypeError)  # of a part that is not there, or takes other arguments
 
 
 def ray_module(module: str = "") -> Any:

@@ -99,7 +99,6 @@ class Tail:
             self._names.pop(path, None)
 
     def follow(self, stack: ExitStack) -> None:
-        """Read every now and then, until the stack is left."""
         stop = threading.Event()
 
         def run() -> None:
