@@ -56,9 +56,7 @@ class Driver:
     ) -> None:
         """`before` is the config of a run that is resumed."""
         self._began = time.monotonic() if began is None else began
-        self._config = config
-        self._run = run
-        self._callbacks = callbacks
+        self._config, self._run, self._callbacks = config, run, callbacks
         self._tally = Tally(config, self._began)
         self._status = self._tally.status
         self._status.path, self._status.make_policy = run.path, self._newest_policy
@@ -102,10 +100,8 @@ class Driver:
         weights = weights_to_begin_with(config, self._acting) if loaded is None else None
         self._progress.start(title)
         if before is not None:
-            self._note(*settings_note(before, config))
-            self._note(
-                *(["no checkpoint was written yet: beginning from the start"] if loaded is None else loaded.notes)
-            )
+            unsaved = ["no checkpoint was written yet: beginning from the start"]
+            self._note(*settings_note(before, config), *(unsaved if loaded is None else loaded.notes))
         supervision = self._supervision = Supervision(self._progress.fault, self._progress.message)
         engine = opened.enter_context(engine)
         engine.open(supervision, self._progress.message)

@@ -19,15 +19,7 @@ from raynforce.runs.mirrored import local_path
 from raynforce.trees import Tree
 
 # Settings that may change without changing what is learned.
-NEUTRAL: tuple[str, ...] = (
-    "runtime",
-    "ray.",
-    "sampling.parallel",
-    "replay.compress",
-    "faults.",
-    "checkpoint.",
-    "eval.",
-)
+NEUTRAL: tuple[str, ...] = ("runtime", "ray.", "sampling.parallel", "replay.compress", "faults.", "checkpoint.")
 NEUTRAL += ("eval.", "log_every", "target", "preset", "config_version")
 
 

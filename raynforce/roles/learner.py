@@ -84,14 +84,12 @@ class Learner:
     def learn_some(self, due: int | None, *received: Fragment) -> Learned:
         """Put fragments into replay, then make the updates that are due; None leaves their number to the algorithm."""
         began = time.perf_counter()
-        algo, net = self._algo, self._net
+        algo, net, name = self._algo, self._net, self._config.algo
         fragments = sorted(received, key=lambda f: (f.sampler, f.sequence))  # statistics depend on the order
         lag = max((self._number - f.version for f in fragments), default=0)
         if algo.max_lag is not None and lag > algo.max_lag:
-            raise RaynforceError(
-                f"{self._config.algo} learns from fragments at most {algo.max_lag} versions old, not {lag}"
-            )
-        with blamed(self._config.algo, algo):
+            raise RaynforceError(f"{name} learns from fragments at most {algo.max_lag} versions old, not {lag}")
+        with blamed(name, algo):
             scale = self._updated_reward_scale(fragments) if self._config.learner.scale_rewards else 1.0
             self._begin_round(reward_scale=scale, due=due)
             batch = tensors(algo, algo.prepare(net, fragments), "prepare", self._device)
@@ -108,11 +106,8 @@ class Learner:
     def learn_drawn(
         self, records: Sequence[Record], counts: np.ndarray, which: Sequence[int], *draws: Arrays | None
     ) -> tuple[list[tuple[np.ndarray, np.ndarray]], Learned]:
-        """Make the updates that shards have drawn transitions for; returns their errors, to be sent back.
-
-        `counts[k, s]` of minibatch k come from shard s; `which` are the shards of the draws, `records` of inserted
-        fragments.
-        """
+        """Make the updates that shards (`which`) have drawn transitions for, `counts[k, s]` of minibatch k from shard
+        s; returns their errors, to be sent back. `records` are of fragments inserted meanwhile."""
         began = time.perf_counter()
         algo, spec = self._algo, self._algo.replay_spec(self._config)
         prioritized = spec is not None and spec.prioritized
@@ -198,9 +193,8 @@ class Learner:
             done, reward = f["terminated"] | f["truncated"], f["reward"] * f["valid"]
             returns, gamma = np.empty(reward.shape), self._config.algorithm.gamma
             for some in in_turn(lanes):
-                returns[:, some], running[lanes[some]] = discounted(
-                    reward[:, some], done[:, some], gamma, running[lanes[some]]
-                )
+                before = running[lanes[some]]
+                returns[:, some], running[lanes[some]] = discounted(reward[:, some], done[:, some], gamma, before)
             self._return_stats.update(returns[f["valid"]][:, None])
             self._running_returns[f.sampler] = running
         deviation = float(np.sqrt(self._return_stats.variance[0]))

@@ -45,12 +45,9 @@ class PolicyServer:
 
     def __init__(self, config: Config, acting: ActingSpec, channel: Channel) -> None:
         sampling, central = config.sampling, config.central
-        self._config, self._acting = config, acting
-        self._envs = sampling.envs
-        self._lanes = sampling.samplers * sampling.envs
+        self._config, self._envs, self._lanes = config, sampling.envs, sampling.samplers * sampling.envs
         self._steps = (config.stream.batch or sampling.samplers) * sampling.envs * sampling.fragment  # of a fragment
-        rows = ROOM * sampling.fragment
-        self._trajectories = Trajectories(acting.env.obs, acting.env.action, rows, self._lanes)
+        self._trajectories = Trajectories(acting.env.obs, acting.env.action, ROOM * sampling.fragment, self._lanes)
         self._former = BatchFormer(self._lanes, central.batch_min, central.batch_max, central.batch_wait)
         self._actor = Actor(acting)
         self._rng = np.random.default_rng([config.seed, 0, 1])
@@ -114,7 +111,7 @@ class PolicyServer:
 
     def _next_here(self) -> Fragment:
         while not self._done:
-            self._turn(LOOK)
+            self._turn()
             if not self._links:
                 raise RaynforceError("no env host is there")
         return self._done.popleft()
@@ -147,15 +144,15 @@ class PolicyServer:
     def _serve(self) -> None:
         try:
             while not self._closed:
-                self._turn(LOOK)
+                self._turn()
         except BaseException as error:
             with self._changed:
                 self._failure = error
                 self._changed.notify()
 
-    def _turn(self, patience: float) -> None:
+    def _turn(self) -> None:
         """Receive what hosts have sent, then choose actions for the lanes that wait."""
-        self._hear(patience)
+        self._hear()
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK
@@ -165,16 +162,14 @@ class PolicyServer:
             version = self._version
             self._actor.load(version)
             self._loaded = version
-        if self._loaded is None:
-            return
         full = bool(self._done)  # backpressure
-        self._times.pause(full, now)
-        if not full:
-            while self._former.due_in(now, self._coming) == 0.0:
+        if self._loaded is not None:
+            self._times.pause(full, now)
+            while not full and self._former.due_in(now, self._coming) == 0.0:
                 self._choose(self._loaded)
                 now = time.monotonic()
 
-    def _hear(self, patience: float) -> None:
+    def _hear(self) -> None:
         if self._thread is None:
             self._accept()
             for link in tuple(self._links.values()):
@@ -183,22 +178,20 @@ class PolicyServer:
             return
         due = self._former.due_in(time.monotonic(), self._coming)
         rests = self._times.paused or self._loaded is None  # until the bell rings
-        ready = self._selector.select(patience if rests else min(patience, due))
+        ready = self._selector.select(LOOK if rests else min(LOOK, due))
         for key, events in ready:
+            now, link = time.monotonic(), key.data
             if key.fileobj is self._listener:
                 self._accept()
-                continue
-            if key.fileobj is self._bell:
+            elif key.fileobj is self._bell:
                 self._bell.clear()
                 self._hand_over()
-                continue
-            now = time.monotonic()
-            link = key.data
-            if events & selectors.EVENT_WRITE:
-                link.flush()
-                self._watch(link)
-            if events & selectors.EVENT_READ:
-                self._handle(link, link.receive(now), now)
+            else:
+                if events & selectors.EVENT_WRITE:
+                    link.flush()
+                    self._watch(link)
+                if events & selectors.EVENT_READ:
+                    self._handle(link, link.receive(now), now)
 
     def _choose(self, version: PolicyVersion) -> None:
         """One batch through the policy, and the actions back to where the observations came from."""

@@ -61,11 +61,7 @@ class _Answer(Pending):
 class _Call(NamedTuple):
     answers: Sequence[_Answer]
     method: str
-    args: Sequence[Packed | _Answer]
-
-    @property
-    def waits(self) -> bool:
-        return any(isinstance(a, _Answer) and not a.done for a in self.args)
+    args: Sequence[_Answer]
 
 
 class _Worker(Handle):
@@ -112,8 +108,8 @@ class _Worker(Handle):
         """Call a method of the host that the role lives in."""
         answers = [_Answer(self._runtime, self.name) for _ in range(parts)]
         if self.alive:
-            packed = [a if isinstance(a, _Answer) else pack(a) for a in args]
-            self.queue.append(_Call(answers, method, packed))
+            shared = [a if isinstance(a, _Answer) else self._runtime.share(a) for a in args]
+            self.queue.append(_Call(answers, method, shared))
             self.flush()
         else:
             _fail(answers, self.reason)
@@ -122,20 +118,18 @@ class _Worker(Handle):
     def flush(self) -> bool:
         """Send what can be sent, in order; whether there was anything."""
         some = False
-        while self.queue and not self.queue[0].waits:
+        while self.queue and all(arg.done for arg in self.queue[0].args):
             some = True
             call = self.queue.popleft()
-            broken = next((a.error for a in call.args if isinstance(a, _Answer) and a.error is not None), None)
-            if broken is not None:
-                _fail(call.answers, broken)
+            if broken := [arg.error for arg in call.args if arg.error is not None]:
+                _fail(call.answers, broken[0])
                 continue
-            values = [a.packed if isinstance(a, _Answer) else a for a in call.args]
             self._count += 1
             self.sent[self._count] = call.answers
             with contextlib.suppress(ConnectionError):  # it has died, and its end of the socket will tell
                 if self._runtime.read_until_writable(self):
                     head = (self._count, call.method, len(call.answers))
-                    send(self.socket, head, [v for v in values if v is not None])
+                    send(self.socket, head, [arg.packed for arg in call.args if arg.packed is not None])
         return some
 
     def hear(self) -> None:
@@ -275,7 +269,7 @@ class ProcessRuntime(Runtime):
                 return False
         return True
 
-    def share(self, value: Any) -> Pending:
+    def share(self, value: Any) -> _Answer:
         answer = _Answer(self, "shared")
         answer.packed = pack(value)
         return answer

@@ -21,8 +21,8 @@ from raynforce.config import Config, RayConfig, SamplingConfig
 from raynforce.errors import UsageError
 from raynforce.runtimes.ray import connecting, starting
 from raynforce.runtimes.ray.connecting import connect
-from raynforce.runtimes.ray.processes import workers
 from raynforce.runtimes.ray.runtime import RayRuntime
+from raynforce.runtimes.ray.state import workers
 
 pytestmark = pytest.mark.usefixtures("no_ray")
 
@@ -272,7 +272,7 @@ def test_nothing_is_left_when_the_driver_is_killed() -> None:
     script = (
         "import sys, time\n"
         "from raynforce.config import Config, SamplingConfig\n"
-        "from raynforce.runtimes.ray.processes import workers\n"
+        "from raynforce.runtimes.ray.state import workers\n"
         "from raynforce.runtimes.ray.runtime import RayRuntime\n"
         "runtime = RayRuntime(Config(env='CartPole-v1', runtime='ray', sampling=SamplingConfig(samplers=2)))\n"
         "roles = [runtime.spawn('roles_for_tests:Mortal', True, name=f'sampler {n}') for n in range(2)]\n"

@@ -11,7 +11,7 @@ from raynforce.config import Config
 from raynforce.runtimes.base import Place
 from raynforce.runtimes.placing import Demands, Resources, count, needs, place_roles
 from raynforce.runtimes.ray.private import ray_module
-from raynforce.runtimes.ray.processes import kill, workers
+from raynforce.runtimes.ray.state import kill, workers
 
 Say = Callable[[str], None]
 

@@ -153,10 +153,7 @@ def end_node(node: Any) -> None:
 
 def actor_id(actor: Any) -> str:
     """By which errors name an actor; without it, who waited for an answer is named."""
-    try:
-        return str(actor._actor_id.hex())
-    except AttributeError:
-        return ""
+    return str(actor._actor_id.hex()) if hasattr(actor, "_actor_id") else ""
 
 
 def room_near(asked: Mapping[str, float], node: str | None) -> Any:

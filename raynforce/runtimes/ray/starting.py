@@ -21,8 +21,17 @@ from raynforce.runtimes.placing import cores as machine_cores
 from raynforce.runtimes.ray import private
 from raynforce.runtimes.ray.cluster import Cluster, Say
 from raynforce.runtimes.ray.private import ray_module
-from raynforce.runtimes.ray.processes import kill, kill_marked, workers
-from raynforce.runtimes.ray.state import AUTH, DRIVER, PACKAGE, environment, token_file, unchanged
+from raynforce.runtimes.ray.state import (
+    AUTH,
+    DRIVER,
+    PACKAGE,
+    environment,
+    kill,
+    kill_marked,
+    token_file,
+    unchanged,
+    workers,
+)
 from raynforce.threads import VARIABLES
 
 SMALLEST_STORE = 200_000_000

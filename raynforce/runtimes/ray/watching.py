@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from raynforce.runtimes.host import LastLines
-from raynforce.runtimes.ray.processes import began
+from raynforce.runtimes.ray.state import began
 
 LATE = 0.5  # seconds that the last lines of a process may take from its node to here
 LOG = re.compile(r"(?P<kind>worker|python-core-worker)-.*[-_](?P<pid>\d+)\.(out|err|log)")
