@@ -172,10 +172,7 @@ def _fits(places: Mapping[str, Place], samplers: int, nodes: Sequence[Resources]
 
 
 def _require_known(places: Mapping[str, Place], nodes: Sequence[Resources]) -> None:
-    hidden = ("node:", "accelerator_type:", "memory", "object_store_memory")
-    has = sorted(
-        {name for node in nodes for name, amount in node.items() if amount > 0 and not name.startswith(hidden)}
-    )
+    has = sorted({name for node in nodes for name, amount in node.items() if amount > 0 and not HIDDEN.match(name)})
     for role in ("sampler", "learner"):
         for name in needs(places[role]):
             if name != "CPU" and _total(nodes, name) <= 0:

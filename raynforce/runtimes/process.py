@@ -275,14 +275,14 @@ class ProcessRuntime(Runtime):
         return answer
 
     def forget(self, worker: _Worker) -> None:
-        for file in (worker.socket, worker.death, worker.output):
-            self.unlisten(file)
-        with contextlib.suppress(ValueError):
+        self.unlisten(worker.socket, worker.death, worker.output)
+        if worker in self._workers:
             self._workers.remove(worker)
 
-    def unlisten(self, file: Any) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(file)
+    def unlisten(self, *files: Any) -> None:
+        for file in files:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(file)
 
     def health(self) -> dict[str, float]:
         return {"health/object_store_mb": Packed.held / 1e6}

@@ -97,8 +97,7 @@ class NativeEngine(Engine):
         return Round(turn.learned, turn.version, seconds)
 
     def keeps_learning_after(self, error: RaynforceError) -> bool:
-        names = {member.name for member in (*self._roles.samplers, *self._roles.hosts)}
-        return error.role in names
+        return error.role in {member.name for member in (*self._roles.samplers, *self._roles.hosts)}
 
     def last_round(self) -> Round | None:
         turn = None if self._loop is None else self._loop.abandon()

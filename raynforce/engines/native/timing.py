@@ -182,17 +182,15 @@ def _own_pace(run: Seen) -> str:
 
 def _environment(run: Seen) -> str:
     config, faster = run.config, "make the environment faster"
-    samplers = config.sampling.samplers
+    samplers, where = config.sampling.samplers, "--runtime process " if config.runtime == "inline" else ""
     if config.runtime == "ray":
         return f"--samplers {_split(run, 2 * samplers)} uses more of the cluster, if it has free CPUs; or {faster}"
     if run.cores == 1:
         return f"This machine has one core: --runtime ray uses others, or {faster}"
-    inline = config.runtime == "inline"
     if samplers < run.cores:
-        where = "--runtime process " if inline else ""
         return f"{where}--samplers {_split(run, run.cores)} uses all {run.cores} cores"
-    if inline:
-        return f"--runtime process uses all {run.cores} cores"
+    if where:
+        return f"{where}uses all {run.cores} cores"
     return f"All {run.cores} cores are in use: --runtime ray uses other machines, or {faster}"
 
 
@@ -202,9 +200,8 @@ def _split(run: Seen, samplers: int) -> str:
     before = sampling.samplers * sampling.envs
     envs = max(1, round(before / samplers))
     fragment = max(1, round(sampling.fragment * before / samplers)) if before < samplers else sampling.fragment
-    words = str(samplers)
-    words += f" --envs {envs}" if envs != sampling.envs else ""
-    return words + (f" --set sampling.fragment={fragment}" if fragment != sampling.fragment else "")
+    fewer = f" --envs {envs}" if envs != sampling.envs else ""
+    return f"{samplers}{fewer}" + (f" --set sampling.fragment={fragment}" if fragment != sampling.fragment else "")
 
 
 def _policy(run: Seen) -> str:
@@ -214,14 +211,10 @@ def _policy(run: Seen) -> str:
 
 def _learner(run: Seen) -> str:
     config, algorithm = run.config, run.config.algorithm
-    ways = []
     epochs = getattr(algorithm, "epochs", 1)
-    if epochs > 1:
-        ways.append(f"--set algorithm.epochs={epochs // 2}")
-    for name in ("minibatch_size", "batch_size"):
-        size = getattr(algorithm, name, None)
-        if size:
-            ways.append(f"--set algorithm.{name}={2 * size}")
+    ways = [f"--set algorithm.epochs={epochs // 2}"] if epochs > 1 else []
+    sizes = {name: getattr(algorithm, name, None) for name in ("minibatch_size", "batch_size")}
+    ways += [f"--set algorithm.{name}={2 * size}" for name, size in sizes.items() if size]
     if hasattr(algorithm, "samples_per_insert"):  # it counts samples, so a larger batch means fewer updates
         ways.append(f"--set algorithm.samples_per_insert={algorithm.samples_per_insert / 2:g}")
     if max(config.network.hidden, default=0) >= 256 or config.network.factory:

@@ -106,7 +106,6 @@ def began(pid: int) -> str:
 
 
 def workers(node: Any = None) -> list[Process]:
-    """What our own Ray has started: its workers and agents."""
     children: list[int] = []
     for pid in private.started_processes(node):
         with suppress(OSError):
