@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-AGAIN = 5.0  # seconds after which an end that was asked for must have happened
+AGAIN = 5.0  # seconds after which an end must have happened: Python drops what is raised in a `__del__`
 
 
 class StopRequest:
-    """The first SIGINT or SIGTERM asks to stop, the second raises `KeyboardInterrupt`; later ones only after `AGAIN`
-    seconds, because Python drops what is raised in a `__del__`."""
+    """The first SIGINT or SIGTERM asks to stop, the second raises `KeyboardInterrupt`; later ones every `AGAIN`
+    seconds."""
 
     def __init__(self, announce: Callable[[], None]) -> None:
         self.number: int | None = None

@@ -24,8 +24,7 @@ class Status:
     updates: int = 0
     best_eval: float | None = None  # best mean return of an evaluation so far
     last_eval: float | None = None  # mean return of the newest evaluation
-    solved_at: float | None = None
-    """Seconds since the start of the run, over all its processes, when an evaluation first met the target."""
+    solved_at: float | None = None  # seconds of the run, over all its processes, until an evaluation met the target
     solved_steps: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # the newest value of everything that is measured, by name
     stop_reason: str | None = None
@@ -81,8 +80,7 @@ class Result:
     weights_sha256: str
     stopped: str
     env_restarts: int = 0  # environments that broke and were made anew
-    redone_updates: int = 0
-    """Optimiser steps that were taken again because the learner had died; `updates` counts them once."""
+    redone_updates: int = 0  # optimiser steps taken again because the learner had died; `updates` counts them once
     lost_steps: int = 0  # steps at most of fragments that were lost with a sampler and not redone
     abandoned_episodes: int = 0  # episodes in flight that resuming could not go on with
     evaluations: int = 0  # that came to their end in this process, the last one included

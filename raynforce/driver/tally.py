@@ -48,10 +48,8 @@ class Tally:
         status.metrics |= {f"charts/{k}": v for k, v in learned.schedules.items()}
         status.metrics |= {f"charts/info/{name}": mean for name, mean in counts.info_means.items()}
         if counts.return_mean is not None and counts.length_mean is not None:
-            status.metrics |= {
-                "charts/episodic_return": counts.return_mean,
-                "charts/episodic_length": counts.length_mean,
-            }
+            status.metrics |= {"charts/episodic_return": counts.return_mean}
+            status.metrics |= {"charts/episodic_length": counts.length_mean}
 
     def report_is_due(self) -> bool:
         """Whether enough steps have gone by for a line of metrics; asking begins a new count then."""

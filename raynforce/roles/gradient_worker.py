@@ -1,5 +1,4 @@
-"""The worker of a shared agent: a sampler that computes gradients with its copy of the network; the agent applies
-them."""
+"""The worker of a shared agent: a sampler that computes gradients, with its copy of the network, for the agent."""
 
 from __future__ import annotations
 

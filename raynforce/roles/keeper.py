@@ -66,8 +66,7 @@ class Keeper:
         return notes
 
     def state(self, known: Collection[str] = ()) -> Tree:
-        """The algorithm's state without the content of `known` segments, what it keeps, and names of what it does
-        not."""
+        """The algorithm's state without the content of `known` segments, what it keeps, names of what it does not."""
         self.algo.round.known = known
         with blamed(self._name, self.algo):
             tree: Tree = {"algo": self.algo.state()}

@@ -40,8 +40,7 @@ Channel = Literal["direct", "unix", "tcp"]
 
 
 class PolicyServer:
-    """The policy's side of `central`; serves hosts that have processes of their own in a thread of its own.
-    Backpressure: no actions while a fragment is not consumed."""
+    """The policy's side of `central`. Backpressure: no actions while a fragment is not consumed."""
 
     def __init__(self, config: Config, acting: ActingSpec, channel: Channel) -> None:
         sampling, central = config.sampling, config.central
@@ -74,7 +73,7 @@ class PolicyServer:
         self._listener = Listener(channel, offer, bind_host=home)
         self._changed = threading.Condition()
         self._bell = Doorbell()  # wakes the thread that serves
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # serves hosts that have processes of their own
         if channel != "direct":
             self._selector.register(self._listener, selectors.EVENT_READ)
             self._selector.register(self._bell, selectors.EVENT_READ)

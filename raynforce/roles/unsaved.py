@@ -30,10 +30,7 @@ NUMBERS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 class Unsaved:
-    """Compares the attributes of an algorithm with what they were before the first update.
-
-    Marks of things differ if their content does. Of large ones, parts are looked at.
-    """
+    """Compares the attributes of an algorithm with what they were before the first update, the large ones in part."""
 
     def __init__(self, algo: Algorithm[Any], net: Network) -> None:
         self._algo, self._net = algo, net

@@ -144,8 +144,7 @@ def settle(place: Place, path: Sequence[str]) -> None:
 
 
 def said_by(name: str, error: RaynforceError, trace: str) -> RaynforceError:
-    """The same error with the role's name and traceback; a class of the user's own becomes the one of ours it derives
-    from, which any process can import."""
+    """The same error with the role's name and traceback; of a class of ours, which any process can import."""
     kind = next(k for k in type(error).__mro__ if k.__module__.startswith("raynforce."))
     named: RaynforceError = kind(f"{name}: {error}")
     named.trace, named.role, named.facts = trace, name, error.facts

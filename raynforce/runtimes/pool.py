@@ -90,8 +90,7 @@ class Pool:
         return True
 
     def states(self, members: Sequence[Member], known: Callable[[Member], Any] | None = None) -> list[Any]:
-        """The state of each member, which becomes its recovery point, unless it lacks what is `known`; None for one
-        that is away and has none."""
+        """The state of each member, its recovery point if nothing is `known`; None for one that is away without."""
         jobs: dict[Member, Job] = {}
         for member in self.present(members):
             if known is None:
@@ -159,8 +158,7 @@ class Pool:
         return handle
 
     def _advance(self, member: Member) -> None:
-        """Make the member's jobs, in order, as far as their arguments are there: else a job could overtake another
-        that fails with its argument."""
+        """Make the member's jobs, in order, as far as their arguments are there: none may overtake another."""
         handle = member.handle
         if handle is None or member.loading is not None:
             return

@@ -1,5 +1,4 @@
-"""Values between processes of this machine: a pickle on an unnamed socket pair, its large arrays in a memfd, which the
-kernel frees with its last reader."""
+"""Values between processes of this machine: a pickle on an unnamed socket pair, its large arrays in a memfd."""
 
 from __future__ import annotations
 

@@ -69,11 +69,8 @@ def forget_home() -> None:
 
 
 def die_with_driver(guard: int) -> None:
-    """Let the kernel kill this process group as soon as the driver is gone.
-
-    `guard` is the reading end of a pipe that only the driver's death closes: the kernel reports that with a signal of
-    our choice to the whole group, so no thread has to be awake, and no interpreter lock free.
-    """
+    """Let the kernel kill this process group, whatever it is doing, when the driver dies and with it the writing end of
+    `guard`."""
     # Ctrl-C and a batch system's SIGTERM are the driver's to answer. Programs that we start would inherit `SIG_IGN`.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)

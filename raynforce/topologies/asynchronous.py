@@ -11,11 +11,8 @@ from raynforce.topologies.stream import Stream, learner_and_samplers
 
 
 class Async(Stream):
-    """The learner takes `batch` fragments at a time; by default as many as there are samplers.
-
-    Backpressure: beside the batch being learned from, at most one (or one fragment of each sampler, if that is more) is
-    there or coming. What a very slow sampler sends may be older than `max_lag` versions: it is dropped.
-    """
+    """The learner takes `batch` fragments at a time; by default as many as there are samplers. Backpressure: beside the
+    batch being learned from, at most one (or one fragment of each sampler, if that is more) is there or coming."""
 
     def __init__(self, roles: Roles, start: Start, batch: int | None = None) -> None:
         super().__init__(roles, start)

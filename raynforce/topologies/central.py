@@ -1,7 +1,4 @@
-"""Central: env hosts step all environments side by side, and one policy chooses for those that are ready.
-
-The driver tells hosts where the policy is, and asks it for fragments as `async` asks samplers.
-"""
+"""Central: env hosts step all environments side by side, and one policy chooses for those that are ready."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a topology declares: its roles, its loop, and what it needs of algorithm, environments and machine.
-
-Everything else in the package reads these declarations; nothing asks for a topology's name.
-"""
+"""What a topology declares: its roles, its loop, and what it needs. Nothing else asks for a topology's name."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Shared agent: workers compute gradients with their copies of the network, one agent (the learner) applies them all.
-
-Gradients are applied in order of arrival, each once, and refused if too old (A3C, arXiv 1602.01783; Gorila,
-1507.04296). A worker waits for the version that its own gradients have led to. What arrives meanwhile is applied in one
-call.
-"""
+"""Shared agent: workers compute gradients with their copies of the network, one agent (the learner) applies them all,
+in order of arrival, each once, and refuses old ones (A3C, arXiv 1602.01783; Gorila, 1507.04296). A worker waits for the
+version that its own gradients have led to."""
 
 from __future__ import annotations
 

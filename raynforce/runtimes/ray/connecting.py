@@ -1,7 +1,4 @@
-"""Which Ray: one already in use in this process, one to join, or our own.
-
-Whatever is in the way of joining is found before Ray is asked, which would wait or abort.
-"""
+"""Which Ray: one in use in this process, one to join (after checks: Ray would wait or abort), or our own."""
 
 from __future__ import annotations
 
