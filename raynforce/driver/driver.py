@@ -271,7 +271,7 @@ class Driver:
 
     def _show(self, note: str = "", left: float | None = 0.0) -> None:
         """Show where the run stands; `left` are the seconds that an evaluation will still take, if that is known."""
-        status = self._status
+        status, history = self._status, self._supervision.history
         self._progress.update(
             Snapshot(
                 steps=status.steps,
@@ -287,8 +287,8 @@ class Driver:
                 note=note,
                 evaluating_left=left,
                 ending=status.stop_reason is not None,
-                faults=self._supervision.faults,
-                last_fault=self._supervision.last,
+                faults=0 if history is None else history.faults,
+                last_fault="" if history is None else history.last,
             )
         )
 
@@ -387,7 +387,7 @@ class Driver:
             seconds=round(time.monotonic() - self._began, 3),
             startup_seconds=self._startup_seconds and round(self._startup_seconds, 3),
             steps_per_second=self._final_speed and round(self._final_speed, 1),
-            return_mean=self._tally.return_mean,
+            return_mean=self._tally.counts.return_mean,
             eval_return=eval_return,
             solved_at=status.solved_at and round(status.solved_at, 3),
             solved_steps=status.solved_steps,

@@ -17,9 +17,7 @@ class Machines:
     """CPU models of the roles; `portable` if the network can be held to AVX2: convolutions and own modules cannot."""
 
     def __init__(self, run: RunDirectory, runtime: Runtime, say: Callable[[str], None], *, portable: bool) -> None:
-        self._run, self._portable = run, portable
-        self._runtime = runtime
-        self._say = say
+        self._run, self._runtime, self._say, self._portable = run, runtime, say, portable
         self._known: Set[Kind] = frozenset()
 
     def look(self) -> None:

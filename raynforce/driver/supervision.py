@@ -100,14 +100,6 @@ class Supervision:
         if job.member.kind == "learner" and job.method == job.member.rules.work:
             self.redone_updates += job.result().updates
 
-    @property
-    def faults(self) -> int:
-        return 0 if self.history is None else self.history.faults
-
-    @property
-    def last(self) -> str:
-        return "" if self.history is None else self.history.last
-
     def load(self, counts: Tree) -> None:
         self.redone_updates = counts["redone_updates"]
         self.env_restarts = counts["env_restarts"]

@@ -25,19 +25,15 @@ class Tally:
         self._log_every = config.log_every
         self._unreported = 0  # environment steps since the last line of metrics
         self._seconds_before = 0.0  # of training before this process
-        self._counts = Counts()
+        self.counts = Counts()
 
     @property
     def seconds(self) -> float:
         """How long the run has lasted, in this process and those it was resumed from."""
         return self._seconds_before + time.monotonic() - self.began
 
-    @property
-    def return_mean(self) -> float | None:
-        return self._counts.return_mean
-
     def add(self, learned: Learned) -> None:
-        status, counts = self.status, self._counts
+        status, counts = self.status, self.counts
         for record in learned.trained:
             counts.add(record)
             self.trained_here += record.steps
@@ -61,7 +57,7 @@ class Tally:
         status = self.status
         return {
             **{name: getattr(status, name) for name in _KEPT},
-            **self._counts.state(),
+            **self.counts.state(),
             "evaluated": self.evaluated,
             "seconds": self.seconds,
             "unreported": self._unreported,
@@ -76,5 +72,5 @@ class Tally:
         self.evaluated, self._unreported = tree["evaluated"], tree["unreported"]
         self.abandoned_episodes = tree.get("abandoned_episodes", 0)
         self._seconds_before = tree["seconds"]
-        self._counts.load(tree)
-        self.status.steps, self.status.episodes = self._counts.steps, self._counts.episodes
+        self.counts.load(tree)
+        self.status.steps, self.status.episodes = self.counts.steps, self.counts.episodes

@@ -68,8 +68,6 @@ def averages(metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     joined = [torch.cat(values) if values[0].ndim else torch.stack(values) for values in columns]
     means = torch.stack([values.mean() for values in joined]).tolist()
     if not np.isfinite(means).all():
-        raise RaynforceError(
-            f"training diverged: losses are {dict(zip(names, means, strict=True))}; lower algorithm.learning_rate, "
-            "or set network.normalize_obs=true if observations are large"
-        )
+        problem = f"training diverged: losses are {dict(zip(names, means, strict=True))}; lower algorithm.learning_rate"
+        raise RaynforceError(f"{problem}, or set network.normalize_obs=true if observations are large")
     return {f"losses/{n}": v for n, v in zip(names, means, strict=True)}

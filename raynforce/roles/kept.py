@@ -90,10 +90,9 @@ class Kept:
             return {"kind": "state_dict", "value": self._written(thing.state_dict(), name)}
         if _has(thing, "state", "load"):
             return {"kind": "state", "value": thing.state()}
-        raise UsageError(
-            f"{self._who(name)} has a {type(thing).__name__}, which cannot be saved: give it state() and load(tree), "
-            "keep its parts by names of their own, or name it in forgets"
-        )
+        problem = f"{self._who(name)} has a {type(thing).__name__}, which cannot be saved"
+        fix = "give it state() and load(tree), keep its parts by names of their own, or name it in forgets"
+        raise UsageError(f"{problem}: {fix}")
 
     def _several(self, values: Sequence[Any], name: str, labels: Sequence[str] | None = None) -> Tree:
         if all(isinstance(value, PLAIN) for value in values):

@@ -56,8 +56,7 @@ class Learner:
         self._running_returns: dict[int, np.ndarray] = {}  # discounted return in flight, per sampler [B]
         self._rng = np.random.default_rng([config.seed, 2])
         self._torch_rng = TorchStream(config.seed, self._device)
-        self._steps = 0
-        self._number = 0
+        self._steps = self._number = 0
         self._is_agent = gathers_gradients
         self._counts = Counts()  # of all workers, if it is their agent
         self._refused = 0  # contributions whose gradients were too old to be applied

@@ -107,10 +107,8 @@ def _kinds(plan: Blueprint) -> list[Kind]:
 
 def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
     if algorithm.consumes != "stream":
-        raise UsageError(
-            f"topology = 'central' needs an algorithm that learns from each step once, such as ppo or impala, and "
-            f"{config.algo} learns from replay: use --topology replay"
-        )
+        problem = "topology = 'central' needs an algorithm that learns from each step once, such as ppo or impala"
+        raise UsageError(f"{problem}, and {config.algo} learns from replay: use --topology replay")
     sampling = config.sampling
     lanes = sampling.samplers * sampling.envs
     least = config.central.batch_min

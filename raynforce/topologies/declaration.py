@@ -84,10 +84,8 @@ class Topology:
 
     def check(self, config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
         if config.replay.shards and not self.shards:
-            raise UsageError(
-                f"replay.shards = {config.replay.shards} divides the buffer of topology replay, and this is "
-                f"{config.topology!r}: use --topology replay, or leave it out"
-            )
+            problem = f"replay.shards = {config.replay.shards} divides the buffer of topology replay"
+            raise UsageError(f"{problem}, and this is {config.topology!r}: use --topology replay, or leave it out")
         if self.lags and algorithm.max_lag == 0:
             raise UsageError(
                 f"topology = {config.topology!r} learns from older policy versions, and {config.algo} from the newest "

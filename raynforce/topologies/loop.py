@@ -65,14 +65,9 @@ class Loop(ABC):
     work = "produce"  # the method that samplers are asked for
 
     def __init__(self, roles: Roles, start: Start) -> None:
-        self._pool = roles.pool
-        self._samplers = roles.samplers
-        self._learner = roles.learner
-        self._version = start.version
-        self._number = start.number
-        self._max_lag = start.max_lag
-        self._ledger = start.ledger
-        self._waiting = start.waiting
+        self._pool, self._samplers, self._learner = roles.pool, roles.samplers, roles.learner
+        self._version, self._number, self._max_lag = start.version, start.number, start.max_lag
+        self._ledger, self._waiting = start.ledger, start.waiting
         share = roles.pool.runtime.share
         # Sampled and not learned from, the oldest first.
         self._held = [Sample(share(f), f.version, f.record) for f in start.held]
@@ -121,7 +116,7 @@ class Loop(ABC):
     @property
     def held(self) -> list[Key]:
         """Names of the fragments that are complete and not learned from."""
-        return [sample.key for sample in self._held]
+        return [sample.record.key for sample in self._held]
 
     def metrics(self) -> dict[str, float]:
         """More to report, by full name."""
@@ -203,9 +198,9 @@ class Loop(ABC):
 
     def _without_lost(self, fragments: Sequence[Sample]) -> list[Sample]:
         """Those that are still there; the others are counted."""
-        lost = [sample.key for sample in fragments if sample.value.failure() is not None]
+        lost = [sample.record.key for sample in fragments if sample.value.failure() is not None]
         self._ledger.lose(0, lost)
-        return [sample for sample in fragments if sample.key not in lost]
+        return [sample for sample in fragments if sample.record.key not in lost]
 
     def _next(self, others: Sequence[Job] = ()) -> Learning | None:
         """Wait for a fragment, or `others`, or the end of the update that is under way: then that is returned."""
@@ -249,14 +244,6 @@ class Sample(NamedTuple):
     @property
     def value(self) -> Pending:
         return self.source.value if isinstance(self.source, Job) else self.source
-
-    @property
-    def key(self) -> Key:
-        return self.record.key
-
-    @property
-    def steps(self) -> int:
-        return self.record.steps
 
 
 class Learning(NamedTuple):

@@ -81,12 +81,12 @@ class Replay(Loop):
 
     def _has_room(self) -> bool:
         """Whether more may be sampled without getting too far ahead of the learner."""
-        coming = len(self._coming) * self._pace.fragment + sum(sample.steps for sample in self._held)
+        coming = len(self._coming) * self._pace.fragment + sum(sample.record.steps for sample in self._held)
         return self._limiter.room(coming) or (self._starved and not coming)
 
     def _begin(self) -> None:
         """Let the learner take what has come, and make the updates that are due."""
-        self._limiter.insert(sum(sample.steps for sample in self._held))
+        self._limiter.insert(sum(sample.record.steps for sample in self._held))
         self._asked = min(self._pace.most, self._limiter.updates())
         if not self._held and (self._starved or not self._asked):
             return
@@ -103,7 +103,7 @@ class Replay(Loop):
 
     def _again(self, learning: Learning) -> Learning:
         left = self._without_lost(learning.fragments)
-        self._limiter.insert(sum(sample.steps for sample in left) - sum(s.steps for s in learning.fragments))
+        self._limiter.insert(-sum(sample.record.steps for sample in learning.fragments if sample not in left))
         return self._update("learn_some", self._asked, *(sample.source for sample in left), fragments=left)
 
     def with_counts(self, learner: Tree) -> Tree:
@@ -156,7 +156,7 @@ class Sharded(Replay):
         for sample in held:
             shard = self._shards[sample.record.sampler % len(self._shards)]
             self._telling.append(self._pool.submit(shard, "insert", sample.source, weight=sample.size))
-        self._limiter.insert(sum(sample.steps for sample in held))
+        self._limiter.insert(sum(sample.record.steps for sample in held))
         drawn = {index: job for index, job in self._draws.items() if job.fault is None}
         if held or drawn:
             self._asked = len(self._counts)
@@ -229,10 +229,8 @@ def _replay_spec(config: Config, algorithm: type[Algorithm[Any]]) -> ReplaySpec:
     """How the algorithm learns from replay; refuses one that does not say, or whose buffer cannot be divided."""
     spec, shards = algorithm.replay_spec(config), config.replay.shards
     if spec is None:
-        raise UsageError(
-            f"topology = 'replay' holds the ratio of samples to inserts, and {config.algo} does not declare one: "
-            "define replay_spec, or use --topology async"
-        )
+        problem = f"topology = 'replay' holds the ratio of samples to inserts, and {config.algo} does not declare one"
+        raise UsageError(f"{problem}: define replay_spec, or use --topology async")
     if shards and not spec.divisible:
         raise UsageError(
             f"replay.shards = {shards} divides a buffer that raynforce makes, and {config.algo} has one of its own: "

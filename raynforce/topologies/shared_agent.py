@@ -69,10 +69,8 @@ def _kinds(plan: Blueprint) -> list[Kind]:
 def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
     if not algorithm.shares_gradients:
         able = declaration.algorithms_that(lambda found: found.shares_gradients)
-        raise UsageError(
-            f"topology = 'shared-agent' needs an algorithm whose gradients can be applied one after another, such "
-            f"as {able}; those of {config.algo} cannot: use --topology sync"
-        )
+        problem = "topology = 'shared-agent' needs an algorithm whose gradients can be applied one after another"
+        raise UsageError(f"{problem}, such as {able}; those of {config.algo} cannot: use --topology sync")
     sampling, max_lag = config.sampling, config.stream.max_lag
     samplers = sampling.samplers
     if max_lag < samplers - 1:
@@ -81,10 +79,8 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
             f"those of the others a version older: use --set stream.max_lag={4 * samplers}, or fewer --samplers"
         )
     if config.learner.scale_rewards:
-        raise UsageError(
-            "learner.scale_rewards = true takes statistics of all that is sampled, which workers of topology "
-            "'shared-agent' do not see: leave one of them out"
-        )
+        problem = "learner.scale_rewards = true takes statistics of all that is sampled"
+        raise UsageError(f"{problem}, which workers of topology 'shared-agent' do not see: leave one of them out")
     own_config = algorithm.per_worker_config(config)
     spec, own = algorithm.replay_spec(config), algorithm.replay_spec(own_config)
     if spec is not None and own is not None and own.divisible:  # the size of others is not known

@@ -131,27 +131,20 @@ class Seen:
     cores: int
     tolerates_lag: bool
 
-    @property
-    def sampling(self) -> float:
-        return self.shares.get("env", 0.0) + self.shares.get("policy", 0.0)
-
 
 def verdict(run: Seen, side_by_side: Callable[[], str] = lambda: "") -> str:
     """What took the largest share of the run, and which setting to change."""
     name = max(run.shares, key=lambda part: run.shares[part])
     turns = not topology(run.config.topology).overlaps
-    took_turns = turns and min(run.sampling, run.shares.get("learner", 0.0)) >= SUBSTANTIAL
+    sampling, learning = run.shares.get("env", 0.0) + run.shares.get("policy", 0.0), run.shares.get("learner", 0.0)
+    took_turns = turns and min(sampling, learning) >= SUBSTANTIAL
     if name == "env" and (options := side_by_side()):
-        return (
-            f"the environment bound this run: it took {_percent(run.shares[name])} of it, most of that waiting. "
-            f"{options} steps environments side by side"
-        )
+        bound = f"the environment bound this run: it took {_percent(run.shares[name])} of it"
+        return f"{bound}, most of that waiting. {options} steps environments side by side"
     if took_turns and run.tolerates_lag and (run.cores > 1 or run.config.runtime == "ray"):
         where = "--runtime process " if run.config.runtime == "inline" else ""
-        return (
-            f"sampling and learning took turns, {_percent(run.sampling)} and {_percent(run.shares['learner'])} of the "
-            f"run: {where}--topology overlap does both at once"
-        )
+        shares = f"{_percent(sampling)} and {_percent(learning)} of the run"
+        return f"sampling and learning took turns, {shares}: {where}--topology overlap does both at once"
     if run.shares[name] < STANDS_OUT:
         return "nothing stands out: this run was balanced"
     what, advice = _BOUNDS[name]

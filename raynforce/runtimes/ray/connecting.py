@@ -43,10 +43,8 @@ def _adopt(config: Config, say: Say, demands: Demands) -> Cluster:
     ray = ray_module()
     address, asked = ray.get_runtime_context().gcs_address, config.ray.address
     if asked not in (None, "auto", address):
-        raise UsageError(
-            f"ray.address = {asked!r}, but this process uses Ray at {address} already: "
-            "leave the address out to use that one, or call ray.shutdown() first"
-        )
+        problem = f"ray.address = {asked!r}, but this process uses Ray at {address} already"
+        raise UsageError(f"{problem}: leave the address out to use that one, or call ray.shutdown() first")
     places = placed(config, [node["Resources"] for node in ray.nodes() if node["Alive"]], say, demands)
     return Cluster(address, places)
 
@@ -78,15 +76,12 @@ def join(config: Config, address: str, say: Say, demands: Demands) -> Cluster:
 def _located(address: str) -> str:
     """`host:port` of a cluster that listens."""
     if "://" in address:
-        raise UsageError(
-            f"ray.address = {address!r}: Ray Client is far too slow to train through; run on a node of the cluster "
-            "with ray.address=auto, or submit a job with `ray job submit`"
-        )
+        problem = f"ray.address = {address!r}: Ray Client is far too slow to train through"
+        fix = "run on a node of the cluster with ray.address=auto, or submit a job with `ray job submit`"
+        raise UsageError(f"{problem}; {fix}")
     if address == "auto" and not (address := private.local_address()):
-        raise UsageError(
-            "ray.address = 'auto': no Ray runs on this machine; start one with `ray start --head`, "
-            "or leave the address out to start one for this run"
-        )
+        problem = "ray.address = 'auto': no Ray runs on this machine; start one with `ray start --head`"
+        raise UsageError(f"{problem}, or leave the address out to start one for this run")
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 65536) or any(c.isspace() for c in address):
         raise UsageError(
@@ -97,10 +92,8 @@ def _located(address: str) -> str:
             speaks = _speaks_grpc(connection)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise UsageError(
-            f"no Ray at {address}: {why}; check the address (`ray status` on its head), "
-            "or leave it out to start a Ray for this run"
-        ) from error
+        problem = f"no Ray at {address}: {why}; check the address (`ray status` on its head)"
+        raise UsageError(f"{problem}, or leave it out to start a Ray for this run") from error
     if not speaks:
         raise _stranger(address)
     return address
@@ -171,7 +164,6 @@ def _refused(address: str, why: str) -> UsageError:
 def _require_same_versions(address: str, found: About) -> None:
     here, python = ray_module().__version__, platform.python_version()
     if found.ray and (here != found.ray or python.split(".")[:2] != found.python.split(".")[:2]):
-        raise UsageError(
-            f"Ray at {address} is Ray {found.ray} on Python {found.python}, here is Ray {here} on Python {python}: "
-            f"make them match, with ray=={found.ray} under Python {'.'.join(found.python.split('.')[:2])}"
-        )
+        problem = f"Ray at {address} is Ray {found.ray} on Python {found.python}, here is Ray {here} on Python {python}"
+        fix = f"make them match, with ray=={found.ray} under Python {'.'.join(found.python.split('.')[:2])}"
+        raise UsageError(f"{problem}: {fix}")

@@ -86,10 +86,9 @@ def ask(address: str) -> About:
         resources = [dict(node.resources_total) for node in alive]
         hosts = {node.node_manager_hostname for node in alive}
     except LACKING as error:
-        raise UsageError(
-            f"Ray {ray_module().__version__} cannot be asked what runs at {address}: use Ray {TRIED}x on all nodes, or "
-            "call ray.init in a script of your own before you train"
-        ) from error
+        problem = f"Ray {ray_module().__version__} cannot be asked what runs at {address}"
+        fix = f"use Ray {TRIED}x on all nodes, or call ray.init in a script of your own before you train"
+        raise UsageError(f"{problem}: {fix}") from error
     return About(about.get("ray_version", ""), about.get("python_version", ""), resources, hosts)
 
 

@@ -53,9 +53,7 @@ class RayPending(Pending):
 
 class RayHandle(Handle):
     def __init__(self, runtime: RayRuntime, actor: Any, name: str) -> None:
-        self.actor = actor
-        self.name = name
-        self._runtime = runtime
+        self.actor, self.name, self._runtime = actor, name, runtime
         self._arrival = actor.arrive.remote()
         self._arrived = False
         self._node: str | None = None
