@@ -21,8 +21,6 @@ FLUSH_SECONDS = 30.0  # that a checkpoint waits for the metrics before it to be 
 
 
 class Best(NamedTuple):
-    """A policy that evaluated best, with its step and score."""
-
     steps: int
     score: float
     policy: Callable[[], Tree]

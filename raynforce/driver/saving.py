@@ -20,8 +20,6 @@ PIECE = 0.2  # seconds between two looks, where training waits
 
 
 class Written(NamedTuple):
-    """A checkpoint that is on the disk."""
-
     step: int
     bytes: int  # that were written for it; what older ones have in common with it is not written again
     seconds: float  # that this took, beside training

@@ -110,7 +110,6 @@ class Loop(ABC):
 
     @property
     def coming(self) -> int:
-        """How many fragments are being sampled."""
         return len(self._coming)
 
     @property

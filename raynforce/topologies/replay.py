@@ -36,8 +36,6 @@ MAX_DRAW_BYTES = 32_000_000  # that shards draw for these at once
 
 @dataclass(frozen=True)
 class Pace:
-    """How much of what a loop with a replay buffer does."""
-
     limiter: Limiter
     most: int  # updates between two policy versions
     fragment: int  # environment steps of one fragment
