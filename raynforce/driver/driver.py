@@ -136,16 +136,9 @@ class Driver:
         else:
             run.create(config.to_yaml())  # not before everything is known to fit
             lock = opened.enter_context(run.locked())
-        self._record = Record(
-            run,
-            lock,
-            config,
-            sinks,
-            self._progress.fault,
-            opened,
-            resume_step=self._status.steps if resume else None,
-            positions={} if saved is None else saved["run"]["sinks"],
-        )
+        resume_step = self._status.steps if resume else None
+        positions: Tree = {} if saved is None else saved["run"]["sinks"]
+        self._record = Record(run, lock, config, sinks, self._progress.fault, opened, resume_step, positions)
         supervision.history = FaultHistory(run, self._progress.fault)
         opened.callback(supervision.history.close)
         if saved is None:
@@ -374,23 +367,17 @@ class Driver:
             eval_return = None if returns is None else float(returns.mean())
         self._show()
         totals = self._engine.totals()
+        same = {name: getattr(config, name) for name in ("algo", "env", "runtime", "topology", "seed")}
+        same |= {name: getattr(status, name) for name in ("steps", "episodes", "updates", "solved_steps")}
         return Result(
             run=self._run.shown,
-            algo=config.algo,
-            env=config.env,
-            runtime=config.runtime,
-            topology=config.topology,
-            seed=config.seed,
-            steps=status.steps,
-            episodes=status.episodes,
-            updates=status.updates,
+            **same,
             seconds=round(time.monotonic() - self._began, 3),
             startup_seconds=self._startup_seconds and round(self._startup_seconds, 3),
             steps_per_second=self._final_speed and round(self._final_speed, 1),
             return_mean=self._tally.counts.return_mean,
             eval_return=eval_return,
             solved_at=status.solved_at and round(status.solved_at, 3),
-            solved_steps=status.solved_steps,
             restarts=self._engine.pool.restarts,
             env_restarts=self._supervision.env_restarts,
             abandoned_episodes=self._tally.abandoned_episodes,

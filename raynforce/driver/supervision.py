@@ -49,12 +49,9 @@ class Supervision:
             equal = (fault.action, same_cause(fault.role, fault.kind, fault.cause))
             self._say_if_due(f"{fault.cause}; {fault.action}{attempt}", *equal)
         if self.history is not None:
+            what = fault.role, fault.kind, fault.cause, fault.action, fault.attempt
             self.history.role_fault(
-                fault.role,
-                fault.kind,
-                fault.cause,
-                fault.action,
-                fault.attempt,
+                *what,
                 self.steps,
                 said=error.said,
                 trace=error.trace or "",

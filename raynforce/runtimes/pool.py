@@ -134,7 +134,8 @@ class Pool:
         """End a member that is not needed any more, whatever it is doing."""
         member.gone = True
         self._put_down(member)
-        self._settle_open(member, Fault(member.name, "lost", RoleDied(f"{member.name} was ended"), "left out"))
+        for job in tuple(member.open):
+            self._settle_without(job, Fault(member.name, "lost", RoleDied(f"{member.name} was ended"), "left out"))
         self.members.remove(member)
 
     # -- its steps ----------------------------------------------------------------------------------------
@@ -381,7 +382,8 @@ class Pool:
         member.gone = True
         fault = Fault(member.name, kind, error, "given up", member.failures)
         self._put_down(member)
-        self._settle_open(member, fault)
+        for job in tuple(member.open):
+            self._settle_without(job, fault)
         self._watcher.fault(fault, member)
         peers = [m for m in self.members if m.kind == member.kind]
         left = [m for m in peers if not m.gone]
@@ -391,10 +393,6 @@ class Pool:
             stopped = RaynforceError(f"{member.name} {often}{few}: {error}")
             stopped.role, stopped.said, stopped.trace, stopped.facts = member.name, error.said, error.trace, error.facts
             raise stopped from error
-
-    def _settle_open(self, member: Member, fault: Fault) -> None:
-        for job in tuple(member.open):
-            self._settle_without(job, fault)
 
     def _settle_without(self, job: Job, fault: Fault) -> None:
         member = job.member

@@ -113,9 +113,8 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
     lanes = sampling.samplers * sampling.envs
     least = config.central.batch_min
     if least > lanes:
-        raise UsageError(
-            f"central.batch_min = {least} is more than there are environments ({lanes}): lower it, or raise --envs"
-        )
+        problem = f"central.batch_min = {least} is more than there are environments ({lanes})"
+        raise UsageError(f"{problem}: lower it, or raise --envs")
     row = observation_bytes(env.obs) + ROW_BYTES
     needed = COPIES * lanes * (sampling.fragment + 1) * row
     what = f"central: gathering {sampling.fragment} steps of each of {lanes:,} environments"

@@ -55,8 +55,9 @@ class Replay(Loop):
     def rounds(self) -> Iterator[LoopRound]:
         began = sampled = time.monotonic()
         while True:
-            for sampler in self._idle():
-                if self._has_room():
+            for sampler in self._idle():  # without getting too far ahead of the learner
+                coming = len(self._coming) * self._pace.fragment + sum(sample.record.steps for sample in self._held)
+                if self._limiter.room(coming) or (self._starved and not coming):
                     self._ask(sampler)
             if self._learning is None:
                 sampled = time.monotonic()
@@ -76,11 +77,6 @@ class Replay(Loop):
             return idle
         count = len(self._samplers)  # by turns that follow from the version: a resumed run goes on alike
         return sorted(idle, key=lambda sampler: (sampler.index - self._number) % count)
-
-    def _has_room(self) -> bool:
-        """Whether more may be sampled without getting too far ahead of the learner."""
-        coming = len(self._coming) * self._pace.fragment + sum(sample.record.steps for sample in self._held)
-        return self._limiter.room(coming) or (self._starved and not coming)
 
     def _begin(self) -> None:
         """Let the learner take what has come, and make the updates that are due."""

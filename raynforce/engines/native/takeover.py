@@ -18,9 +18,8 @@ def require_same_buffers(before: Config, now: Config, run: str) -> None:
     """Refuse to go on with replay buffers that are divided otherwise, or with other roles."""
     had, wanted = before.replay.shards, now.replay.shards
     if had != wanted:
-        raise UsageError(
-            f"replay.shards of {run} is {had} and cannot become {wanted}: its buffer was saved that way; leave it out"
-        )
+        problem = f"replay.shards of {run} is {had} and cannot become {wanted}: its buffer was saved that way"
+        raise UsageError(f"{problem}; leave it out")
     if topology(before.topology).gathers_gradients != topology(now.topology).gathers_gradients:
         raise UsageError(
             f"topology of {run} is {before.topology!r} and cannot become {now.topology!r}: what workers of a shared "
