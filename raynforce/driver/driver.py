@@ -31,7 +31,7 @@ from raynforce.runs.progress import Mode, Progress, Snapshot, make_progress
 from raynforce.runtimes.base import Handle, Pending, RoleError
 from raynforce.runtimes.member import Job
 from raynforce.spaces import EnvSpec
-from raynforce.topologies.declaration import env_args, evaluator_rules, stepping
+from raynforce.topologies.declaration import env_args, evaluator_rules
 from raynforce.trees import Tree
 
 EVALUATOR = "raynforce.roles.evaluator:Evaluator"
@@ -148,7 +148,7 @@ class Driver:
 
     def _make_evaluator(self, _: int) -> Handle:
         config, faults = self._config, self._config.faults
-        envs = env_args(config, min(config.eval.envs, config.eval.episodes), stepping(config))
+        envs = env_args(config, min(config.eval.envs, config.eval.episodes))
         args = self._acting, envs, faults.restarts, faults.sample_seconds
         return self._runtime.spawn(EVALUATOR, *args, name="evaluator", place=self._runtime.places.get("evaluator"))
 

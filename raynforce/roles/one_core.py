@@ -32,7 +32,6 @@ class OneCore:
         self._changing = threading.RLock()
 
     def look(self, now: float) -> None:
-        """To be called now and then by the thread that made this."""
         if self._over or now - self._since < WINDOW:
             return
         busy = time.process_time()

@@ -182,7 +182,6 @@ class Pool:
                 job.pendings = pendings
 
     def _watched(self) -> dict[Pending, Callable[[], None]]:
-        """Everything that may be answered, and what to do then."""
         watched: dict[Pending, Callable[[], None]] = {}
         for member in self.members:
             if member.handle is None:

@@ -114,7 +114,6 @@ class Loop(ABC):
 
     @property
     def held(self) -> list[Key]:
-        """Names of the fragments that are complete and not learned from."""
         return [sample.record.key for sample in self._held]
 
     def metrics(self) -> dict[str, float]:

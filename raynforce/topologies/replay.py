@@ -248,10 +248,9 @@ def _pace(config: Config, spec: ReplaySpec, env: EnvSpec, saved: Mapping[str, Tr
 def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
     if algorithm.consumes != "replay":
         able = declaration.algorithms_that(lambda found: found.consumes == "replay")
-        raise UsageError(
-            f"topology = 'replay' needs an algorithm that learns from replay, such as {able}, and "
-            f"{config.algo} learns from each fragment once: use --topology sync, or train {able}"
-        )
+        problem = f"topology = 'replay' needs an algorithm that learns from replay, such as {able}"
+        fix = f"use --topology sync, or train {able}"
+        raise UsageError(f"{problem}, and {config.algo} learns from each fragment once: {fix}")
     spec = _replay_spec(config, algorithm)
     shards, samplers = config.replay.shards, config.sampling.samplers
     updates = spec.samples_per_insert * (config.steps - spec.learning_starts) / spec.batch_size
@@ -262,16 +261,14 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
             f"batch of {spec.batch_size}: raise it or --steps, or lower algorithm.learning_starts"
         )
     if shards > samplers:
-        raise UsageError(
-            f"replay.shards = {shards} is more than there are samplers ({samplers}), and each sends all it samples to "
-            f"one of them: use --samplers {shards} or replay.shards={samplers}"
+        problem = (
+            f"replay.shards = {shards} is more than there are samplers ({samplers}), and each sends all it samples"
         )
+        raise UsageError(f"{problem} to one of them: use --samplers {shards} or replay.shards={samplers}")
     if shards and (config.network.normalize_obs or config.learner.scale_rewards):
         what = "network.normalize_obs" if config.network.normalize_obs else "learner.scale_rewards"
-        raise UsageError(
-            f"{what} = true takes statistics of all that is sampled, which the learner does not see with "
-            f"replay.shards = {shards}: leave one of them out"
-        )
+        problem = f"{what} = true takes statistics of all that is sampled, which the learner does not see"
+        raise UsageError(f"{problem} with replay.shards = {shards}: leave one of them out")
     if shards and declaration.all_here(config):
         needed = sum(replay_bytes(config, spec, env, shard) for shard in range(shards))
         require_memory(needed, MEMORY, f"replay: a buffer of {spec.buffer_size:,} transitions in {shards} shards")

@@ -74,10 +74,9 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
     sampling, max_lag = config.sampling, config.stream.max_lag
     samplers = sampling.samplers
     if max_lag < samplers - 1:
-        raise UsageError(
-            f"stream.max_lag = {max_lag} refuses most gradients of {samplers} samplers, as each that is applied makes "
-            f"those of the others a version older: use --set stream.max_lag={4 * samplers}, or fewer --samplers"
-        )
+        why = "as each that is applied makes those of the others a version older"
+        fix = f"use --set stream.max_lag={4 * samplers}, or fewer --samplers"
+        raise UsageError(f"stream.max_lag = {max_lag} refuses most gradients of {samplers} samplers, {why}: {fix}")
     if config.learner.scale_rewards:
         problem = "learner.scale_rewards = true takes statistics of all that is sampled"
         raise UsageError(f"{problem}, which workers of topology 'shared-agent' do not see: leave one of them out")

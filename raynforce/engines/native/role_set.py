@@ -20,8 +20,6 @@ from raynforce.trees import Tree
 
 
 class RoleSet:
-    """What a topology has declared, alive in a pool."""
-
     def __init__(
         self, plan: Blueprint, topology: Topology, ledger: Ledger, supervisor: Supervisor, say: Callable[[str], None]
     ) -> None:

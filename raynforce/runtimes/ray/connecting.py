@@ -153,10 +153,9 @@ def _require_readable_token(address: str) -> None:
 
 
 def _refused(address: str, why: str) -> UsageError:
-    return UsageError(
-        f"Ray at {address} refused the connection: {why}; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to a file "
-        "with the cluster's token (`ray get-auth-token` on its head shows it)"
-    )
+    fix = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to a file with the cluster's token"
+    shown = "(`ray get-auth-token` on its head shows it)"
+    return UsageError(f"Ray at {address} refused the connection: {why}; {fix} {shown}")
 
 
 def _require_same_versions(address: str, found: About) -> None:

@@ -84,8 +84,6 @@ class RayHandle(Handle):
 
 
 class RayRuntime(Runtime):
-    """Roles as Ray actors, on a Ray of our own or on one that runs already."""
-
     channel = "tcp"
 
     def __init__(self, config: Config, say: Say = lambda _: None, demands: Demands = PLAIN, given: bytes = b"") -> None:
