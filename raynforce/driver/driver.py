@@ -265,16 +265,14 @@ class Driver:
     def _show(self, note: str = "", left: float | None = 0.0) -> None:
         """Show where the run stands; `left` are the seconds that an evaluation will still take, if that is known."""
         status, history = self._status, self._supervision.history
+        same = {name: getattr(status, name) for name in ("steps", "episodes", "updates", "best_eval")}
         self._progress.update(
             Snapshot(
-                steps=status.steps,
+                **same,
                 total_steps=self._config.steps,
                 seconds=self._tally.seconds,
                 steps_per_second=self._speed,
-                episodes=status.episodes,
-                updates=status.updates,
                 return_mean=status.metrics.get("charts/episodic_return"),
-                best_eval=status.best_eval,
                 target=self._config.target,
                 losses={k[7:]: v for k, v in status.metrics.items() if k.startswith("losses/")},
                 note=note,

@@ -127,7 +127,6 @@ class Saver:
             raise RaynforceError(f"{self._open[0].what} was not written within {seconds:.0f} s: slow storage")
 
     def require(self) -> None:
-        """Raise what made the last attempt fail, if it did."""
         if self.failing:
             raise RaynforceError(self._reason)
 

@@ -175,9 +175,8 @@ def _require_known(places: Mapping[str, Place], nodes: Sequence[Resources]) -> N
         for name in needs(places[role]):
             if name != "CPU" and _total(nodes, name) <= 0:
                 fix = "set ray.learner_gpus=0 and learner.device=cpu" if name == "GPU" else f"drop ray.{role}_resources"
-                problem = (
-                    f'the {role} asks for "{name}", the cluster has no "{name}"; it has {", ".join(has) or "nothing"}'
-                )
+                there = ", ".join(has) or "nothing"
+                problem = f'the {role} asks for "{name}", the cluster has no "{name}"; it has {there}'
                 raise UsageError(f"{problem}: start a node with it, or {fix}")
 
 

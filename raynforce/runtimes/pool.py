@@ -285,10 +285,8 @@ class Pool:
         member.recovery_cost = min(now - began, 2 * member.recovery_cost)  # once, the driver may have looked late
         member.recovery_every = min(LONGEST_BACKOFF, max(RECOVERY_SECONDS, RECOVERY_COST * member.recovery_cost))
         if pending.size > STATE_BYTES:
-            self._watcher.note(
-                f"the state of the {member.name} takes {pending.size / 1e9:.1f} GB and is not kept beside it: if it "
-                "dies, the run ends, and resume goes on from the last checkpoint"
-            )
+            large = f"the state of the {member.name} takes {pending.size / 1e9:.1f} GB and is not kept beside it"
+            self._watcher.note(f"{large}: if it dies, the run ends, and resume goes on from the last checkpoint")
             member.recovery_every, member.recovery_point = math.inf, None
             member.log = [job for job in member.open if not job.settled]
             return
@@ -365,7 +363,6 @@ class Pool:
                 job.pendings, job.disturbed = [], True
 
     def _restart(self, member: Member) -> None:
-        """Spawn it again, bring it to its recovery point, and make the jobs since then again."""
         self.restarts += 1
         try:
             handle = self._spawn(member)

@@ -87,10 +87,8 @@ class Topology:
             problem = f"replay.shards = {config.replay.shards} divides the buffer of topology replay"
             raise UsageError(f"{problem}, and this is {config.topology!r}: use --topology replay, or leave it out")
         if self.lags and algorithm.max_lag == 0:
-            problem = (
-                f"topology = {config.topology!r} learns from older policy versions, and {config.algo} from the newest"
-            )
-            raise UsageError(f"{problem} alone (its max_lag is 0): use --topology sync")
+            needs = f"{config.algo} from the newest alone (its max_lag is 0): use --topology sync"
+            raise UsageError(f"topology = {config.topology!r} learns from older policy versions, and {needs}")
         self.require(config, algorithm, env)
 
     def demands(self, config: Config, *, torch: bool) -> Demands:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,8 +33,7 @@ MAX_UPDATES_PER_VERSION = 64
 MAX_DRAW_BYTES = 32_000_000  # that shards draw for these at once
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(NamedTuple):
     limiter: Limiter
     most: int  # updates between two policy versions
     fragment: int  # environment steps of one fragment
@@ -162,7 +160,6 @@ class Sharded(Replay):
             self._draw()
 
     def _draw(self) -> bool:
-        """Ask shards for what the next update will need, if one is due."""
         updates = min(self._pace.most, self._limiter.updates())
         if not (updates and self._masses.any()):
             return False
@@ -255,16 +252,14 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
     shards, samplers = config.replay.shards, config.sampling.samplers
     updates = spec.samples_per_insert * (config.steps - spec.learning_starts) / spec.batch_size
     if updates < 1:
-        raise UsageError(
-            f"algorithm.samples_per_insert = {spec.samples_per_insert:g} cannot be met: in {config.steps:,} steps of "
-            f"which the first {spec.learning_starts:,} (algorithm.learning_starts) are only gathered it is not one "
-            f"batch of {spec.batch_size}: raise it or --steps, or lower algorithm.learning_starts"
-        )
+        gathered = f"the first {spec.learning_starts:,} (algorithm.learning_starts) are only gathered"
+        problem = f"in {config.steps:,} steps of which {gathered} it is not one batch of {spec.batch_size}"
+        fix = "raise it or --steps, or lower algorithm.learning_starts"
+        raise UsageError(f"algorithm.samples_per_insert = {spec.samples_per_insert:g} cannot be met: {problem}: {fix}")
     if shards > samplers:
-        problem = (
-            f"replay.shards = {shards} is more than there are samplers ({samplers}), and each sends all it samples"
-        )
-        raise UsageError(f"{problem} to one of them: use --samplers {shards} or replay.shards={samplers}")
+        problem = f"replay.shards = {shards} is more than there are samplers ({samplers})"
+        fix = f"use --samplers {shards} or replay.shards={samplers}"
+        raise UsageError(f"{problem}, and each sends all it samples to one of them: {fix}")
     if shards and (config.network.normalize_obs or config.learner.scale_rewards):
         what = "network.normalize_obs" if config.network.normalize_obs else "learner.scale_rewards"
         problem = f"{what} = true takes statistics of all that is sampled, which the learner does not see"

@@ -85,11 +85,10 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
     if spec is not None and own is not None and own.divisible:  # the size of others is not known
         needed = least_buffer(config, spec, sampling.envs)
         if own.buffer_size < needed:
-            raise UsageError(
-                f"algorithm.buffer_size = {spec.buffer_size} gives each of {samplers} workers {own.buffer_size}, too "
-                f"few for a fragment and a batch: with {sampling.envs} envs, sampling.fragment = {sampling.fragment} "
-                f"and algorithm.batch_size = {spec.batch_size} it takes {needed * samplers}"
-            )
+            gives = f"gives each of {samplers} workers {own.buffer_size}, too few for a fragment and a batch"
+            sizes = f"{sampling.envs} envs, sampling.fragment = {sampling.fragment}"
+            takes = f"with {sizes} and algorithm.batch_size = {spec.batch_size} it takes {needed * samplers}"
+            raise UsageError(f"algorithm.buffer_size = {spec.buffer_size} {gives}: {takes}")
         if declaration.all_here(config):
             size, what = samplers * replay_bytes(own_config, own, env), f"{spec.buffer_size:,} transitions"
             require_memory(size, MEMORY, f"replay: a buffer of {what} in {samplers} workers")

@@ -6,9 +6,8 @@ import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raynforce.errors import UsageError
 
@@ -67,8 +66,7 @@ def local_address() -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class About:
+class About(NamedTuple):
     ray: str
     python: str
     nodes: list[dict[str, float]]
