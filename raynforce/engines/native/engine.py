@@ -27,8 +27,6 @@ from raynforce.trees import Tree
 
 
 class NativeEngine(Engine):
-    """Trains with the algorithm, topology and runtime that the config names."""
-
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
         self._algorithm = algorithm_class(config.algo)
@@ -54,7 +52,8 @@ class NativeEngine(Engine):
         self.pool = self._roles.pool
 
     def begin_from(self, version: PolicyVersion, seen: int) -> None:
-        self._roles.begin_from(version, seen)
+        given = self._roles.runtime.share(version)
+        self._roles.wait_for([self.pool.submit(self._roles.learner, "begin_from", given, seen)])
 
     def load(self, saved: Mapping[str, Tree]) -> list[str]:
         self._saved, counts = saved, saved["run"]
@@ -68,13 +67,15 @@ class NativeEngine(Engine):
 
     def newest(self) -> tuple[Job, int]:
         if self._newest is None:
-            self._newest = self._roles.published()
+            job = self.pool.submit(self._roles.learner, "publish")
+            self._newest = job, self._roles.wait_for([job])[0].number
         return self._newest
 
     def rounds(self, waiting: Callable[[str], None]) -> Iterator[Round]:
         version, number = self.newest()
         held = () if self._takeover is None else self._takeover.held
-        start = Start(version, number, self._ledger, held, waiting)
+        lags = [self.config.stream.max_lag, *([] if self._algorithm.max_lag is None else [self._algorithm.max_lag])]
+        start = Start(version, number, self._ledger, held, min(lags), waiting)
         setup = Setup(self.config, self.env, self._algorithm, self._roles, start, self._saved, self._roles.sizes)
         loop = self._loop = self._topology.loop(setup)
 
@@ -85,7 +86,6 @@ class NativeEngine(Engine):
         return turns()
 
     def _done(self, turn: LoopRound) -> Round:
-        """Take note of what the roles have told of a round."""
         for receipt, call in turn.receipts:
             self._roles.received(receipt)
             self._times.add("sampler", {**receipt.seconds, **call._asdict()})
@@ -96,14 +96,11 @@ class NativeEngine(Engine):
         return Round(turn.learned, turn.version, seconds)
 
     def keeps_learning_after(self, error: RaynforceError) -> bool:
-        names = {member.name for member in (*self._roles.samplers, *self._roles.hosts)}
-        return error.role in names
+        return error.role in {member.name for member in (*self._roles.samplers, *self._roles.hosts)}
 
     def last_round(self) -> Round | None:
         turn = None if self._loop is None else self._loop.abandon()
         return None if turn is None else self._done(turn)
-
-    # -- what is saved and told ---------------------------------------------------------------------------
 
     def state(self, known: Callable[[str], Collection[str]]) -> dict[str, Tree]:
         loop = self._running
@@ -118,14 +115,9 @@ class NativeEngine(Engine):
         sampling, books = self.config.sampling, self._ledger.state()
         if not self._topology.exact:  # what is being sampled will not be there after a resume
             books["lost"] += self._roles.flying + self._running.coming * sampling.fragment * sampling.envs
-        return {
-            "topology": self.config.topology,
-            "samplers": sampling.samplers,
-            "envs": sampling.envs,
-            "exact_resume": sampling.exact_resume,
-            "ledger": books,
-            "lost_transitions": self._roles.lost_transitions,
-        }
+        layout = {name: getattr(sampling, name) for name in ("samplers", "envs", "exact_resume")}
+        counted = {"ledger": books, "lost_transitions": self._roles.lost_transitions}
+        return {"topology": self.config.topology, **layout, **counted}
 
     @property
     def _running(self) -> Loop:

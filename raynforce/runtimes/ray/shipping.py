@@ -35,12 +35,9 @@ def shipment(config: Config, stack: ExitStack) -> dict[str, Any]:
     for root in roots:
         _require_small(root)
     first, *others = roots
-    modules = [path for root in others for path in root.iterdir() if path.suffix == ".py" or _is_package(path)]
+    found = [path for root in others for path in root.iterdir()]
+    modules = [path for path in found if path.suffix == ".py" or (path / "__init__.py").exists()]
     return {"working_dir": str(first), "py_modules": [*map(str, [PACKAGE, *modules])], "excludes": NOT_SHIPPED}
-
-
-def _is_package(path: Path) -> bool:
-    return (path / "__init__.py").exists()
 
 
 def _require_small(root: Path) -> None:
@@ -54,10 +51,9 @@ def _require_small(root: Path) -> None:
             path = Path(folder, file)
             total += path.lstat().st_size if path.is_file() else 0
         if total > LARGEST:
-            raise UsageError(
-                f"{root}, where your modules are, holds more than {LARGEST >> 20} MB and would be sent to the cluster: "
-                f"keep large files elsewhere, name them in {root / '.gitignore'}, or set ray.ship_code=never"
-            )
+            problem = f"{root}, where your modules are, holds more than {LARGEST >> 20} MB"
+            fix = f"keep large files elsewhere, name them in {root / '.gitignore'}, or set ray.ship_code=never"
+            raise UsageError(f"{problem} and would be sent to the cluster: {fix}")
 
 
 def code_roots(config: Config) -> list[Path]:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,17 @@ from raynforce.runtimes.placing import cores as machine_cores
 from raynforce.runtimes.ray import private
 from raynforce.runtimes.ray.cluster import Cluster, Say
 from raynforce.runtimes.ray.private import ray_module
-from raynforce.runtimes.ray.processes import kill, kill_marked, workers
-from raynforce.runtimes.ray.state import AUTH, DRIVER, PACKAGE, environment, token_file, unchanged
+from raynforce.runtimes.ray.state import (
+    AUTH,
+    DRIVER,
+    PACKAGE,
+    environment,
+    kill,
+    kill_marked,
+    token_file,
+    unchanged,
+    workers,
+)
 from raynforce.threads import VARIABLES
 
 SMALLEST_STORE = 200_000_000
@@ -54,7 +63,6 @@ rm -rf "$0"; sleep 3; rm -rf "$0"
 
 
 def start(config: Config, say: Say, demands: Demands) -> Cluster:
-    """A Ray of this run's own: loopback only, with a token of its own, in a directory of its own."""
     require_room(config, demands)
     store = _store_bytes(config)
     places, _ = place_roles(config, None, demands)
@@ -86,9 +94,7 @@ def start(config: Config, say: Say, demands: Demands) -> Cluster:
                 raise UsageError(f"Ray did not start: {summary(error)}; --runtime process needs no Ray") from error
         if gpus > ray.cluster_resources().get("GPU", 0.0):
             place_roles(config, [ray.cluster_resources()], demands)  # says what there is
-        cluster = Cluster(ray.get_runtime_context().gcs_address, places, folder=folder, shipped=False)
-        cluster.at_close = stack.pop_all()
-        return cluster
+        return Cluster(ray.get_runtime_context().gcs_address, places, folder, at_close=stack.pop_all())
 
 
 def _store_bytes(config: Config) -> int:
@@ -100,20 +106,17 @@ def _store_bytes(config: Config) -> int:
     if free is not None:
         limits.append(0.5 * free)
         if free < SMALLEST_STORE:
-            raise UsageError(
-                f"Ray needs {SMALLEST_STORE / 1e6:.0f} MB of shared memory, {SHARED_MEMORY} has {free / 1e6:.0f} MB "
-                "free: in docker use --shm-size=1g, or use --runtime process, which needs none"
-            )
+            has = f"{SHARED_MEMORY} has {free / 1e6:.0f} MB free"
+            fix = "in docker use --shm-size=1g, or use --runtime process, which needs none"
+            raise UsageError(f"Ray needs {SMALLEST_STORE / 1e6:.0f} MB of shared memory, {has}: {fix}")
     return max(SMALLEST_STORE, int(min([wanted, *limits])))
 
 
 def shared_memory_bytes() -> int | None:
     """Free bytes for shared memory; None where Ray does not use it."""
-    try:
-        status = os.statvfs(SHARED_MEMORY)
-    except OSError:
-        return None
-    return status.f_bavail * status.f_frsize
+    with suppress(OSError):
+        return shutil.disk_usage(SHARED_MEMORY).free
+    return None
 
 
 def _own_token() -> dict[str, str]:
@@ -145,7 +148,6 @@ def _own_folder(stack: ExitStack) -> Path:
 
 
 def _end_own(node: Any) -> None:
-    """End Ray and wait until its processes are gone."""
     started = workers(node)
     ray_module().shutdown()
     if private.started_processes(node):  # it was not up yet
