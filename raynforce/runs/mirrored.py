@@ -14,9 +14,8 @@ from pathlib import Path
 from raynforce.errors import RaynforceError, UsageError
 from raynforce.runs import disk, lock, remote_lock
 from raynforce.runs.directory import RunDirectory, Saved
-from raynforce.runs.remote import Remote
+from raynforce.runs.remote import Remote, WorkingCopy
 from raynforce.runs.store import is_url
-from raynforce.runs.working_copy import WorkingCopy
 from raynforce.trees import Tree
 
 FINISH_SECONDS = 30.0  # that the last push of a run is tried for
