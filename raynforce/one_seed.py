@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raynforce.errors import RaynforceError, summary
+from raynforce.runs.progress import Pace, Progress, Snapshot
 from raynforce.threads import cap_threads
 
 if TYPE_CHECKING:
     from raynforce.config import Config
-    from raynforce.runs.progress import Snapshot
 
 TELL_EVERY = 0.25  # seconds
 GRACE = 30.0  # seconds that a run has to end with a checkpoint once nobody wants it any more
@@ -53,21 +53,17 @@ def pack(job: Job, given: bytes) -> bytes:
     return pickle.dumps(([os.path.abspath(path) for path in sys.path], given, data))
 
 
-class Teller:
+class Teller(Progress):
     """Shows a run to the process that started this one."""
 
     def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
-        self._write = write
+        self._write, self._pace = write, Pace(TELL_EVERY)
         self._waiting: Snapshot | None = None
-        self._due = 0.0
-
-    def start(self, title: str) -> None: ...
 
     def update(self, snapshot: Snapshot) -> None:
         self._waiting = snapshot
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + TELL_EVERY
-            self._tell()
+        if self._pace.is_due():
+            self.stop()
 
     def message(self, text: str) -> None:
         self._write({"message": text})
@@ -76,9 +72,6 @@ class Teller:
         self._write({"fault": text})
 
     def stop(self) -> None:
-        self._tell()
-
-    def _tell(self) -> None:
         if self._waiting is not None:
             self._write({"snapshot": asdict(self._waiting)})
             self._waiting = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
-from raynforce.runs.progress import Clock, Mode, Output, QuietProgress, Snapshot, clock_time, make_progress, number
+from raynforce.runs import progress
+from raynforce.runs.progress import Clock, Mode, Output, Pace, Snapshot, clock_time, number, open_live
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -62,7 +62,7 @@ class SeedsView:
 
     def fault(self, seed: int, text: str) -> None:
         """Show that something failed in one seed, and what was done about it; also where nothing else is shown."""
-        QuietProgress().fault(f"seed {seed}: {text}")
+        progress.QuietProgress().fault(f"seed {seed}: {text}")
 
     def ended(self, seed: int, result: Result | None, error: str) -> None:
         """Show how one has ended."""
@@ -100,22 +100,19 @@ class PlainSeeds(SeedsView):
 
     def __init__(self, stream: TextIO, *, every: float = 2.0, clock: Clock = time.monotonic) -> None:
         super().__init__()
-        self._lines = make_progress(stream, mode="plain")
-        self._every, self._clock = every, clock
-        self._began = clock()
-        self._due = self._began + every
+        self._out = Output(stream)
+        self._pace = Pace(every, clock, thinning=True)
+        self._pace.is_due()  # at once there is nothing to tell
         self._last = ""
 
     fault = SeedsView.told
 
     def message(self, text: str) -> None:
-        self._lines.message(text)
+        self._out.lines(text)
 
     def draw(self) -> None:
-        now = self._clock()
-        if now >= self._due and any(row.seen for row in self.rows.values()):
-            self._due = now + max(self._every, (now - self._began) / 60)  # an overnight log stays readable
-            line = self.line(now - self._began)
+        if any(row.seen for row in self.rows.values()) and self._pace.is_due():
+            line = self.line(self._pace.seconds)
             if line.partition("eta")[0] != self._last.partition("eta")[0]:  # else nothing has happened
                 self.message(line)
             self._last = line
@@ -126,9 +123,7 @@ class LiveSeeds(SeedsView):
 
     def __init__(self, stream: TextIO, *, every: float = 0.25, clock: Clock = time.monotonic) -> None:
         super().__init__()
-        self._out = Output(stream)
-        self._every, self._clock = every, clock
-        self._began, self._due = clock(), -math.inf
+        self._out, self._pace = Output(stream), Pace(every, clock)
         self._live: Live | None = None
 
     fault = SeedsView.told
@@ -140,18 +135,11 @@ class LiveSeeds(SeedsView):
             self._live.console.print(text, markup=False, highlight=False)
 
     def draw(self) -> None:
-        now = self._clock()
-        if now < self._due or self._out.broken:
+        if self._out.broken or not self._pace.is_due():
             return
-        self._due = now + self._every
         if self._live is None:
-            from rich.console import Console
-            from rich.live import Live
-
-            console = Console(file=cast(IO[str], self._out), force_terminal=True, force_jupyter=False)
-            self._live = Live(console=console, auto_refresh=False, transient=True)
-            self._live.start()
-        self._live.update(self._view(now - self._began, self._live.console.height), refresh=True)
+            self._live = open_live(self._out, transient=True)
+        self._live.update(self._view(self._pace.seconds, self._live.console.height), refresh=True)
 
     def stop(self) -> None:
         if self._live is not None:
@@ -181,12 +169,10 @@ class LiveSeeds(SeedsView):
 
 def make_view(stream: TextIO | None, mode: Mode) -> SeedsView:
     """The view that fits `stream`, as `make_progress` chooses it."""
-    from raynforce.runs.progress import LiveProgress
-
-    chosen = make_progress(stream, mode=mode)
-    if stream is None or isinstance(chosen, QuietProgress):
+    chosen = progress.make_progress(stream, mode=mode)
+    if stream is None or isinstance(chosen, progress.QuietProgress):
         return SeedsView()
-    return LiveSeeds(stream) if isinstance(chosen, LiveProgress) else PlainSeeds(stream)
+    return LiveSeeds(stream) if isinstance(chosen, progress.LiveProgress) else PlainSeeds(stream)
 
 
 def _ending(result: Result | None, error: str) -> str:
