@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Literal, TextIO, cast, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast, get_args
 
 from raynforce.errors import UsageError, nearest
 from raynforce.runs.terminal import columns, folded, shortened
@@ -257,7 +257,7 @@ class LiveProgress(_Drawn):
 _CLEAR_LINE = "\r\x1b[2K"
 
 
-def open_live(out: Output, **how: bool) -> Live:
+def open_live(out: Output, **how: Any) -> Live:
     """A view that is redrawn in place from now on, whenever it is updated."""
     from rich.console import Console
     from rich.live import Live
