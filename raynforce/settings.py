@@ -185,10 +185,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
     return merged
 
 
-def nested(dotted: Mapping[str, Any]) -> Nested:
+def nested(flat: Mapping[str, Any]) -> Nested:
     """`{"a.b": 1}` as `{"a": {"b": 1}}`."""
     out: Nested = {}
-    for path, value in dotted.items():
+    for path, value in flat.items():
         *parents, leaf = path.split(".")
         node = out
         for parent in parents:
@@ -199,20 +199,28 @@ def nested(dotted: Mapping[str, Any]) -> Nested:
     return out
 
 
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Undo `nested`."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
 def parse_assignments(items: Iterable[str]) -> Nested:
     """`["a.b=1", …]` of the command line as nested data; values are read as YAML."""
     import yaml
 
-    dotted: Nested = {}
+    flat: Nested = {}
     for item in items:
         path, equals, text = item.partition("=")
         if not equals or not path:
             raise UsageError(f"--set {item!r} must look like section.setting=value")
         try:
-            dotted[path.strip()] = yaml.safe_load(text) if text else ""
+            flat[path.strip()] = yaml.safe_load(text) if text else ""
         except (yaml.YAMLError, ValueError):  # ValueError: what looks like a date and is none
-            dotted[path.strip()] = text
-    return nested(dotted)
+            flat[path.strip()] = text
+    return nested(flat)
 
 
 def read_yaml(path: str) -> Nested:

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from raynforce import settings
 from raynforce.errors import RaynforceError, UsageError, summary
 
 EVERY = 1.0  # seconds between two messages to a service
@@ -222,7 +223,7 @@ class MlflowSink(Service):
         tags = {"raynforce.path": str(path.resolve())}
         created = self._client.create_run(experiment, run_name=self._name or path.name, tags=tags)
         made: str = created.info.run_id
-        params = [self._entities.Param(key, str(value)[:6000]) for key, value in _dotted(config)]
+        params = [self._entities.Param(key, str(value)[:6000]) for key, value in settings.dotted(config).items()]
         for first in range(0, len(params), 100):  # no more are taken at once
             self._client.log_batch(made, params=params[first : first + 100])
         return made
@@ -261,10 +262,3 @@ def _goes_on(kind: type[Service], run: Path) -> bool:
         hint = f'{kind.package} is not installed: pip install "raynforce[{kind.extra}]"'
         print(f"raynforce: {run} goes on without {kind.name}: {hint}", file=sys.stderr)
     return there
-
-
-def _dotted(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        found += _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
-    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import sys
 from importlib import metadata
 
 from raynforce.envs.doctor import Finding, Report
@@ -18,15 +17,9 @@ NEEDED = ("numpy", "torch", "gymnasium", "pyyaml", "safetensors", "rich", "ray")
 
 def check_machine() -> Report:
     """Look at Python, the packages, cores, memory, disk and accelerators."""
-    return Report(
-        "this machine", [_python(), *_packages(), _cores(), _memory(), _shared_memory(), _disk(), _accelerator()]
-    )
-
-
-def _python() -> Finding:
-    fine = sys.version_info >= (3, 11)
-    detail = f"{platform.python_version()} on {platform.platform()}"
-    return Finding("ok" if fine else "error", "python", detail if fine else f"{detail}; 3.11 or newer is needed")
+    python = Finding("ok", "python", f"{platform.python_version()} on {platform.platform()}")
+    found = Finding("ok", "cores", f"{cores()} usable of {os.cpu_count()}")
+    return Report("this machine", [python, *_packages(), found, _memory(), _shared_memory(), _disk(), _accelerator()])
 
 
 def _packages() -> list[Finding]:
@@ -37,10 +30,6 @@ def _packages() -> list[Finding]:
         except metadata.PackageNotFoundError:
             found.append(Finding("error", name, f"not installed: pip install {name}"))
     return found
-
-
-def _cores() -> Finding:
-    return Finding("ok", "cores", f"{cores()} usable of {os.cpu_count()}")
 
 
 def _memory() -> Finding:

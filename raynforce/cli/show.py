@@ -8,7 +8,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,28 +34,19 @@ def tell(text: str, *, me: str = "raynforce", verify: bool = False, as_json: boo
     """Print it; `me` is how this command was called. With `verify`, 1 if a checkpoint is not what was written."""
     path = Path(text)
     if (path / "manifest.json").exists() and not (path / "config.yaml").exists():
-        kept = look_at(path, verify=verify)
-        found: Kept | _Run = kept
-        wrong = bool(kept.wrong)
+        found: Kept | _Run = look_at(path, verify=verify)
+    elif not is_url(text) and not path.exists() and (Path("runs") / path).is_dir():
+        raise UsageError(f"there is no run at {path} (did you mean {Path('runs') / path}?)")
     else:
-        found = _Run.read(_open(text), me, verify)
-        wrong = any(kept.wrong for kept in found.kept)
+        found = _Run.read(open_run(text), me, verify)
     if as_json:
         print(json.dumps(found.to_json()))
     elif isinstance(found, Kept):
         _checkpoint(found, me, verify, Page(LABEL))
     else:
         found.show(Page(LABEL))
-    return 1 if verify and wrong else 0
-
-
-def _open(text: str) -> RunDirectory:
-    path = Path(text)
-    if is_url(text):
-        return open_run(text)
-    if not path.exists() and (Path("runs") / path).is_dir():
-        raise UsageError(f"there is no run at {path} (did you mean {Path('runs') / path}?)")
-    return RunDirectory.open(path)
+    kept = [found] if isinstance(found, Kept) else found.kept
+    return 1 if verify and any(one.wrong for one in kept) else 0
 
 
 @dataclass(frozen=True)
@@ -130,23 +121,20 @@ class _Run:
     @property
     def next(self) -> Next:
         """What resume would do, and what to type."""
-        run, now = self.glance, shlex.quote(self.run.shown)
-        command = f"{self.me} resume {now}"
+        run, command = self.glance, f"{self.me} resume {shlex.quote(self.run.shown)}"
         if run.state == "running":
             return Next(None, "it is running: resume would be refused")
         if run.state == "broken":
             return Next(None, "resume would be refused as well")
+        if not self.candidates:
+            return Next(0, "resume begins at step 0: there is no checkpoint", command)
         usable = next((kept for kept in self.candidates if kept.resumable), None)
         if usable is None:
-            if self.candidates:
-                return Next(
-                    None, "no checkpoint is whole; resume takes what can be read, or says what is wrong", command
-                )
-            return Next(0, "resume begins at step 0: there is no checkpoint", command)
+            sentence = "no checkpoint is whole; resume takes what can be read, or says what is wrong"
+            return Next(None, sentence, command)
         torn = self.candidates.index(usable)
         why = f", because {torn} newer {'one is' if torn == 1 else 'ones are'} torn" if torn else ""
-        total = run.total
-        if run.state == "finished" and total is not None and usable.step >= total:
+        if run.state == "finished" and run.total is not None and usable.step >= run.total:
             command += f" --steps {2 * usable.step}"
         elif run.state == "finished" and run.reason == "target met":
             command += " --target none"
@@ -156,7 +144,6 @@ class _Run:
         return Next(usable.step, f"resume goes on at step {usable.step:,}{why}", command)
 
     def to_json(self) -> dict[str, Any]:
-        following = self.next
         history = self.history
         return {
             **self.glance.to_json(),
@@ -170,7 +157,7 @@ class _Run:
             "verified": self.verify,
             "segments": len(self.segments),
             "segment_bytes": sum(self.segments.values()),
-            "next": {"step": following.step, "sentence": following.sentence, "command": following.command},
+            "next": asdict(self.next),
             "files": self.files,
             "versions": self.versions,
         }
@@ -261,14 +248,12 @@ class _Run:
             which, bytes_of = "–" if kept.number is None else f"{kept.number:,}", size(sum(kept.files.values()))
             when, files = age(time.time() - kept.time), _files(kept, self.verify)
             rows.append((" ".join(kept.marks), step, which, when, bytes_of, files))
-        wide = [max(len(row[i]) for row in rows) for i in range(5)]
-        for index, row in enumerate(rows):
+        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row, kept_here in zip(rows, [None, *self.kept], strict=True):
             cells = [row[1].rjust(wide[1]), row[2].rjust(wide[2]), row[3].ljust(wide[3]), row[4].rjust(wide[4])]
-            if index == 0:
-                line = page.paint("  ".join([*cells, row[5]]), DIM)
-            else:
-                line = "  ".join([*cells, page.paint(row[5], RED if self.kept[index - 1].wrong else GREEN)])
-            page.lines(f"{row[0].ljust(LABEL)}{line}")
+            files = page.paint(row[5], RED if kept_here.wrong else GREEN) if kept_here else row[5]
+            line = "  ".join([*cells, files])
+            page.lines(row[0].ljust(LABEL) + (line if kept_here else page.paint(line, DIM)))
         if self.segments:
             shared = f"{count(len(self.segments), 'segment')} that they share"
             page.row("replay", f"{shared}, {size(sum(self.segments.values()))}")
