@@ -353,7 +353,6 @@ def _lent(spec: EnvSpec, env: str | Callable[..., Any] | None, args: dict[str, A
 
 
 def _spaces(found: EnvSpec, trained: EnvSpec) -> Iterator[tuple[str, Any, Any]]:
-    """What both see and do, and how they differ in words."""
     for what, its, ours in (("observations", found.obs, trained.obs), ("actions", (found.action,), (trained.action,))):
         yield f"its {what} are {_in_words(its)}, not {_in_words(ours)}", its, ours
 
@@ -370,7 +369,6 @@ def _in_words(leaves: Sequence[ObsLeaf | ActionSpec]) -> str:
 
 
 def _only_one(**given: bool) -> None:
-    """Of options that do not go together."""
     names = [name for name, is_given in given.items() if is_given]
     if len(names) > 1:
         raise UsageError(f"{names[0]} and {names[1]} do not go together: one environment is shown in one way; drop one")

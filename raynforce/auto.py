@@ -117,7 +117,6 @@ def choose(asked: Plan, facts: Facts) -> Plan:
 
 
 def paced_by_envs(topology: str) -> bool:
-    """Whether environments go their own pace there."""
     return topologies.topology(topology).paced_by_envs
 
 
@@ -297,7 +296,6 @@ def _against_one_policy(asked: Plan, facts: Facts) -> list[str]:
 
 
 def _where(env: str, asked: Plan, chosen: Plan, facts: Facts) -> list[str]:
-    """Why this runtime."""
     if chosen.runtime == "ray":
         return ["settings for ray are given"]
     without = replace(facts, obstacle="")
@@ -312,7 +310,6 @@ def _where(env: str, asked: Plan, chosen: Plan, facts: Facts) -> list[str]:
 
 
 def cost_line(env: str, cost: Cost) -> str:
-    """What is known of a step, in words."""
     env = bare(env)
     if cost.seconds is None:
         return f"{env} could not be timed"

@@ -119,7 +119,6 @@ class _Watched(Learner):
 
     @property
     def unsaved(self) -> Mapping[str, str]:
-        """What changes and is not saved."""
         return self._keeper.unsaved
 
     def gradients(self, loss: Loss) -> Tensor:
@@ -136,8 +135,6 @@ class _Watched(Learner):
 
 
 class _Checkup:
-    """One algorithm on one environment."""
-
     def __init__(self, config: Config, env: EnvSpec, acting: ActingSpec, report: Report) -> None:
         self._config, self._env, self._acting, self.report = config, env, acting, report
         self._learner: _Watched
@@ -222,7 +219,6 @@ class _Checkup:
             report.add("ok", "constant", f"{_some(constant)} had no gradient and stays at its initial value")
 
     def check_own_parameters(self) -> None:
-        """Those of optimisers of its own."""
         now = dict(_optimised(self._learner.algo))
         broken = [name for name, value in now.items() if not bool(value.isfinite().all())]
         same = [

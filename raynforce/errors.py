@@ -103,7 +103,6 @@ def summary(error: BaseException) -> str:
 
 
 def how_it_ended(code: int) -> str:
-    """A process, by its exit code."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}" if code else "ended before it had answered"

@@ -24,8 +24,6 @@ MAIN = "__main__"
 
 @dataclass
 class _Entry:
-    """What a name stands for."""
-
     thing: Any
     runs: int = 0
     """That use it now. Without one, another thing may get the name."""
@@ -85,7 +83,6 @@ class Lender:
 
 @contextmanager
 def lending() -> Iterator[Lender]:
-    """For the time of one run."""
     lender = Lender()
     try:
         yield lender
@@ -94,10 +91,8 @@ def lending() -> Iterator[Lender]:
 
 
 def pack(names: Iterable[str | None]) -> bytes:
-    """What those of these names stand for that are ours, to be sent to a process of the same run.
-
-    Nothing if there are none. What cannot be sent is a `UsageError`.
-    """
+    """What those of these names stand for that are ours, to be sent to a process of the same run. Nothing if there are
+    none. What cannot be sent is a `UsageError`."""
     if reason := obstacle(names := list(names)):
         raise UsageError(f"{reason}: move it into a module, such as mine.py, and give 'mine:NAME', or train inline")
     packed = {name: _entries[name].packed for name in names if name is not None and is_given(name)}
@@ -176,9 +171,7 @@ def _file(module: str) -> str:
 
 def find(path: str) -> Any:
     """What a name of ours stands for: in a run that goes on, else in this script, else in the last run that had it.
-
-    None if that is not known.
-    """
+    None if that is not known."""
     entry = _entries.get(path)
     if entry is not None and entry.runs:
         return entry.thing

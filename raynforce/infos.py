@@ -23,10 +23,8 @@ NOTHING: Mapping[Any, Any] = {}  # as either of them
 
 
 def numbers(info: Any) -> dict[str, float]:
-    """The finite numbers and bools in it by name. All else is left out: nested dicts, arrays, text, NaN, odd names.
-
-    It is the environment's, or a stranger's, and may be anything: nothing is raised.
-    """
+    """The finite numbers and bools in it by name. All else is left out: nested dicts, arrays, text, NaN, odd names. It
+    is the environment's, or a stranger's, and may be anything: nothing is raised."""
     found: dict[str, float] = {}
     try:
         for name, value in info.items():
@@ -54,7 +52,6 @@ def _number(value: Any) -> float | None:
 
 
 def values(episodes: Sequence[Info]) -> dict[str, np.ndarray]:
-    """What these episodes told."""
     names = list(dict.fromkeys(name for info in episodes for name in info))[:MOST]
     return {name: np.array([info.get(name, math.nan) for info in episodes], np.float64) for name in names}
 

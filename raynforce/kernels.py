@@ -20,8 +20,6 @@ _set: dict[str, bool] = {}  # variables that this process has set, and whether n
 
 
 class Kind(NamedTuple):
-    """What rounding depends on beside versions."""
-
     cpu: str
     """The processor's model."""
     kernels: str
@@ -29,10 +27,8 @@ class Kind(NamedTuple):
 
 
 def pin(kernels: Kernels = "portable") -> None:
-    """Hold libraries that are not loaded yet, here and in children, to AVX2; with `native`, let go of them again.
-
-    What the user has set in the environment stays.
-    """
+    """Hold libraries that are not loaded yet, here and in children, to AVX2; with `native`, let go of them again. What
+    the user has set in the environment stays."""
     if kernels == "native":
         for name in _set:
             os.environ.pop(name, None)
@@ -46,7 +42,6 @@ def pin(kernels: Kernels = "portable") -> None:
 
 @functools.cache
 def pins() -> dict[str, str]:
-    """What is set; nothing on a processor without AVX2."""
     import platform  # here: `--help` does without
 
     if platform.machine() != "x86_64" or not {"avx2", "fma"} <= set(cpu("flags").split()):

@@ -95,7 +95,6 @@ def _alike(a: T, b: T) -> bool:
 
 
 def _read(path: Path, read: Callable[[Any], T]) -> T | None:
-    """What was remembered; None if there is nothing, or nothing of use."""
     try:
         return read(json.loads(path.read_bytes())["found"])
     except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
@@ -144,7 +143,6 @@ def _kept(path: Path, key: Mapping[str, Any], now: T, read: Callable[[Any], T], 
 
 
 def _forget(folder: Path) -> None:
-    """Leave `MOST` measurements, those that were used last."""
     ages: dict[str, float] = {}
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -78,7 +78,6 @@ class Teller(Progress):
 
 
 def main() -> None:
-    """Do the job that comes on stdin."""
     for number in (signal.SIGINT, signal.SIGTERM):  # until there is a run, which has a checkpoint to write first
         signal.signal(number, lambda number, _: os._exit(128 + number))
     cap_threads()  # before numpy is imported

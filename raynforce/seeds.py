@@ -64,8 +64,6 @@ class Spread(NamedTuple):
 
 @dataclass
 class SeedRun:
-    """The run of one seed."""
-
     seed: int
     path: str
     """Its run directory, or URL."""
@@ -102,7 +100,6 @@ class Seeds:
 
     @property
     def solved(self) -> int:
-        """How many have met the target."""
         return sum(result.solved_steps is not None for result in self.results)
 
     def summary(self) -> dict[str, Spread | None]:
@@ -121,7 +118,6 @@ class Seeds:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
         return {
             "folder": self.folder,
             "seeds": [run.seed for run in self.runs],
@@ -287,8 +283,6 @@ def _side_by_side(
 
 @dataclass(eq=False)
 class _Process:
-    """The process of one seed."""
-
     run: SeedRun
     process: subprocess.Popen[bytes]
     rest: dict[Any, bytes] = field(default_factory=dict)
@@ -297,8 +291,6 @@ class _Process:
 
 
 class _Crowd:
-    """The processes of all seeds."""
-
     def __init__(self, runs: Mapping[int, SeedRun], view: SeedsView) -> None:
         self._runs, self._view = runs, view
         self._selector = selectors.DefaultSelector()

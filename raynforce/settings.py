@@ -42,7 +42,6 @@ def _section(hint: Any, sections: Mapping[str, type], path: str) -> type | None:
 
 
 def known_keys(cls: type, sections: Mapping[str, type], prefix: str = "") -> Iterator[str]:
-    """Every dotted key of a config."""
     for name, hint in _hints(cls).items():
         path = prefix + name
         below = _section(hint, sections, path)
@@ -58,10 +57,8 @@ def build(
     sections: Mapping[str, type],
     meant: Callable[[str, Iterable[str]], str] = nearest,
 ) -> T:
-    """Make the dataclass `cls` from nested plain data; `sections` gives the types of open sections by path.
-
-    `meant` says what an unknown name was meant to be, given those that are known.
-    """
+    """Make the dataclass `cls` from nested plain data; `sections` gives the types of open sections by path. `meant`
+    says what an unknown name was meant to be, given those that are known."""
 
     def make(kind: type, values: Any, prefix: str) -> Any:
         if not isinstance(values, Mapping):
@@ -177,7 +174,6 @@ def _number(value: Any, kind: type) -> int | float | None:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
-    """Lay one nested mapping over another."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)

@@ -35,8 +35,6 @@ OPEN_SECONDS, CLOSE_SECONDS = 20.0, 30.0  # that a service may take to begin, an
 
 
 class Line(NamedTuple):
-    """Metrics of one environment step count."""
-
     step: int
     metrics: Mapping[str, float]
     time: float
@@ -100,7 +98,6 @@ class Service(ABC):
             raise RaynforceError(f"{self.name}: {summary(self._failure)[:300]}") from self._failure
 
     def _work(self, path: Path, config: Mapping[str, Any]) -> None:
-        """What the thread does."""
         try:
             known = self._open(path, config, self._known())
             self._file.write_text(json.dumps(known) + "\n")

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 
 class Here(NamedTuple):
-    """A setting of ours."""
-
     path: str
     note: str = ""
     """What is different about it, if anything is."""

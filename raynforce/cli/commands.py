@@ -31,7 +31,6 @@ SEED = Annotated[int, settings.Range(0, 2**63 - 1)]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Dispatch to the sub-command."""
     if arguments.version:
         from raynforce import __version__
 

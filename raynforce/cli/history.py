@@ -143,7 +143,6 @@ def _clean(group: FaultGroup) -> str:
 
 
 def advice(group: FaultGroup, config: Mapping[str, Any]) -> str:
-    """What to do about it, in a sentence or two."""
     text = group.cause + group.said
     if group.kind == "raised":
         return "fix the environment; the run went on with a new one" if _went_on(group) else "fix the environment"

@@ -44,8 +44,6 @@ PATIENCE = 2.0  # seconds before progress is shown
 
 @dataclass(frozen=True)
 class How:
-    """How to replay."""
-
     seconds: float
     """Without any progress, until its stack is shown and the process ends."""
     debugger: bool
@@ -56,8 +54,6 @@ class How:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it."""
-
     broke: bool
     verdict: str
     """One sentence or two."""
@@ -167,8 +163,6 @@ def _episode(run: RunDirectory, evidence: Mapping[str, Any], how: How) -> Outcom
 
 
 class _Episode:
-    """One environment on its way to where it broke."""
-
     def __init__(self, env: Env, name: str, seed: int, actions: np.ndarray, how: How) -> None:
         self.env, self.seed, self.actions, self.how = env, seed, actions, how
         self.leaves = describe(name, env.observation_space, env.action_space).obs

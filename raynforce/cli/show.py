@@ -51,8 +51,6 @@ def tell(text: str, *, me: str = "raynforce", verify: bool = False, as_json: boo
 
 @dataclass(frozen=True)
 class Next:
-    """What resume would do."""
-
     step: int | None
     """Where it goes on; None if it would be refused."""
     sentence: str
@@ -120,7 +118,6 @@ class _Run:
 
     @property
     def next(self) -> Next:
-        """What resume would do, and what to type."""
         run, command = self.glance, f"{self.me} resume {shlex.quote(self.run.shown)}"
         if run.state == "running":
             return Next(None, "it is running: resume would be refused")
@@ -270,7 +267,6 @@ def _files(kept: Kept, verify: bool) -> str:
 
 
 def _checkpoint(kept: Kept, me: str, verify: bool, page: Page) -> None:
-    """A checkpoint, by its manifest."""
     leads = f"→{TIED}{os.path.relpath(os.path.realpath(kept.path))}" if kept.path.is_symlink() else ""
     page.title(str(kept.path), leads)
     if kept.manifest:

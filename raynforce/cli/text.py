@@ -41,7 +41,6 @@ class Page:
         self._beside(label, folded(text, self.columns, label.ljust(self.label)), *codes)
 
     def command(self, label: str, text: str) -> None:
-        """What to type."""
         self._beside(label, command(text, self.columns, label.ljust(self.label)), BOLD)
 
     def _beside(self, label: str, lines: list[str], *codes: str) -> None:

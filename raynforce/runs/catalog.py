@@ -59,7 +59,6 @@ class Glance:
 
     @property
     def total(self) -> int | None:
-        """Steps that it is to train for."""
         return whole(self.config.get("steps")) or None
 
     def to_json(self) -> dict[str, Any]:
@@ -80,10 +79,8 @@ class Glance:
 
 
 def find(directory: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """The runs in a folder, itself included, and in folders in it; each once, whatever links lead there.
-
-    A folder in which nobody may look is given too: it may be one.
-    """
+    """The runs in a folder, itself included, and in folders in it; each once, whatever links lead there. A folder in
+    which nobody may look is given too: it may be one."""
     seen: set[tuple[int, int]] = set()
     folders, links = [(directory, 0)], list[tuple[Path, int]]()
     while folders or links:
@@ -147,7 +144,6 @@ def _glance(path: Path, active: float, size: int) -> Glance:
 
 
 def who_holds(path: Path) -> Holder | None:
-    """The process that trains the run right now, if there is one."""
     from raynforce.runs.lock import holder
 
     return holder(path)
@@ -196,10 +192,8 @@ def _end(path: Path) -> tuple[State, str, int, float]:
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
-    """The last report of a run, with the `time` of the last line and the larger `step` of both.
-
-    Evaluations have lines of their own, of the step that they began at.
-    """
+    """The last report of a run, with the `time` of the last line and the larger `step` of both. Evaluations have lines
+    of their own, of the step that they began at."""
     first: dict[str, Any] = {}
     for line in last_lines(path, b'{"step":'):
         first = first or line
@@ -210,10 +204,8 @@ def last_metrics(path: Path) -> dict[str, Any]:
 
 
 def last_lines(path: Path, head: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON objects in the lines of a file, the last one first, as far as its last megabyte goes.
-
-    What was appended behind a torn line begins with `head`, and is found.
-    """
+    """The JSON objects in the lines of a file, the last one first, as far as its last megabyte goes. What was appended
+    behind a torn line begins with `head`, and is found."""
     try:
         file = open_regular(path)
     except FileNotFoundError:
@@ -349,7 +341,6 @@ class Kept:
 
     @property
     def parts(self) -> dict[str, int]:
-        """State trees and their sizes."""
         parts: dict[str, int] = {}
         for name, size in self.files.items():
             parts[name.rpartition(".")[0]] = parts.get(name.rpartition(".")[0], 0) + size
@@ -399,10 +390,8 @@ def checkpoints_of(run: Path, *, verify: bool = False) -> list[Kept]:
 def look_at(
     path: Path, *, verify: bool = False, marks: tuple[str, ...] = (), known: dict[str, str] | None = None
 ) -> Kept:
-    """One checkpoint: are its files there, with the stated sizes, and with `verify` the stated bytes?
-
-    `known` remembers what was found out about files that several checkpoints share.
-    """
+    """One checkpoint: are its files there, with the stated sizes, and with `verify` the stated bytes? `known` remembers
+    what was found out about files that several checkpoints share."""
     from raynforce.runs import checkpoint, files  # they import numpy: not for a list of runs
     from raynforce.trees import SEGMENTS
 

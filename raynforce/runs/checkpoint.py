@@ -195,7 +195,6 @@ def load(path: Path, only: Iterable[str] | None = None, *, damaged: dict[str, st
 
 
 def _with_segments(path: Path, found: Mapping[str, Any], part: str, tree: Tree, damaged: dict[str, str] | None) -> Tree:
-    """A part's tree with its segments read into it."""
     wanted = trees.segments(tree)
     if not wanted:
         return tree

@@ -28,8 +28,6 @@ _UNFINISHED = re.compile(r"\.[A-Za-z0-9_.-]+\.\d+\.tmp")
 
 
 class Saved(NamedTuple):
-    """A checkpoint that was written."""
-
     path: Path
     bytes_written: int
 
@@ -139,7 +137,6 @@ class RunDirectory:
             yield
 
     def write_config(self, config: str) -> None:
-        """Replace the config, whole or not at all."""
         try:
             self._replace_config(config)
         except OSError as error:
@@ -171,12 +168,10 @@ class RunDirectory:
                 temporary.unlink(missing_ok=True)
 
     def holder(self) -> lock.Holder | None:
-        """Who writes to it; None if nobody does."""
         return lock.holder(self.path)
 
     @staticmethod
     def open(path: Path) -> RunDirectory:
-        """Open an existing run, one that can be resumed."""
         run = RunDirectory(path)
         if not path.exists():
             raise UsageError(f"there is no run at {path}{_similar(path)}")
@@ -189,7 +184,6 @@ class RunDirectory:
         return run
 
     def event(self, kind: str, /, **facts: Any) -> None:
-        """Append a line to the run's history."""
         line = json.dumps({"time": time.time(), "event": kind, **facts}).encode() + b"\n"
         try:
             if self.journal is not None:
@@ -237,7 +231,6 @@ class RunDirectory:
         return {name for owner, name, *_ in owners if owner == part}
 
     def save_best(self, step: int, policy: Tree, score: float) -> Saved:
-        """Write a policy and point `best` to it."""
         with self._saving:
             path = self._free(f"best_{step:012d}")
             size = checkpoint.save(path, {"policy": policy}, eval_return=score, **self._facts(step))
@@ -258,10 +251,8 @@ class RunDirectory:
         return float(score), policy
 
     def load_newest(self) -> Loaded | None:
-        """The checkpoint that `last` names, or else the newest, that is whole; None if there never was one.
-
-        Where none is whole, the newest that lacks nothing but segments is taken without them.
-        """
+        """The checkpoint that `last` names, or else the newest, that is whole; None if there never was one. Where none
+        is whole, the newest that lacks nothing but segments is taken without them."""
         paths = self.candidates()
         if not paths and not self.last.is_symlink():
             return None
@@ -309,10 +300,8 @@ class RunDirectory:
         return self.checkpoints / (f"{name}.{max(taken) + 1}" if taken else name)
 
     def _history(self, *, sure: bool = False) -> list[tuple[Path, dict[str, Any] | None]]:
-        """Checkpoints in the order they were written, with their manifests; the first have none that is true.
-
-        To be sure of the latter, a disk that does not give one now is an error.
-        """
+        """Checkpoints in the order they were written, with their manifests; the first have none that is true. To be
+        sure of the latter, a disk that does not give one now is an error."""
         paths = self._named("step")
         manifests: dict[str, dict[str, Any] | None] = {}
         for path in paths:

@@ -22,7 +22,6 @@ def sync(descriptor: int) -> None:
 
 
 def flush(path: Path) -> None:
-    """The same for a file that is closed, or for the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         sync(descriptor)

@@ -108,12 +108,10 @@ class FaultHistory:
         self._event("recovered", {"role": role, "seconds": round(seconds, 3)}, role)
 
     def absent(self, role: str, cause: str) -> None:
-        """Note that the run goes on without this role for now."""
         self.last = f"{role} is absent: {_brief(_one_line(cause), role)}"
         self._event("absent", {"role": role, "cause": _one_line(cause)}, role)
 
     def back(self, role: str) -> None:
-        """Note that a role that was absent takes part again."""
         self.last = f"{role} is back"
         self._event("back", {"role": role}, role)
 
@@ -233,10 +231,8 @@ def evidence_of(run: RunDirectory) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def each_event(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of an `events.jsonl`, one by one: a long history need not fit into memory.
-
-    A line that a kill or a full disk has torn is left out; what was appended right behind it is not.
-    """
+    """The lines of an `events.jsonl`, one by one: a long history need not fit into memory. A line that a kill or a full
+    disk has torn is left out; what was appended right behind it is not."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -287,8 +283,6 @@ class FaultGroup:
 
 @dataclass
 class History:
-    """What a run went through."""
-
     began: float | None = None
     ended: float | None = None
     """Time of the last event; of the end, if it had one."""
@@ -316,7 +310,6 @@ class History:
         return sum(group.count for group in self.groups)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
         recoveries = {
             role: {"count": len(s), "median_seconds": statistics.median(s), "max_seconds": max(s)}
             for role, s in self.recoveries.items()

@@ -35,8 +35,6 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class Stated(NamedTuple):
-    """What a manifest says of a file."""
-
     size: int
     sha256: str
 
@@ -77,7 +75,6 @@ def pack(arrays: Mapping[str, np.ndarray]) -> Iterator[bytes | memoryview]:
 
 
 def to_json(value: Any) -> bytes:
-    """A tree as JSON text, not larger than is read again."""
     text = json.dumps(value).encode()
     if len(text) > LARGEST_JSON:
         raise ValueError(f"{len(text)} bytes of JSON are more than {LARGEST_JSON}: save large data as arrays")
@@ -142,7 +139,6 @@ def _require(sha256: str, stated: Stated | None) -> None:
 
 
 def check_size(path: Path, stated: Stated) -> None:
-    """Find out whether a file of the stated size is there, without reading it."""
     with _opened(path, stated, stated.size):
         pass
 
@@ -156,7 +152,6 @@ def verify(path: Path, stated: Stated) -> None:
 
 
 def read_json(path: Path, stated: Stated | None) -> dict[str, Any]:
-    """A JSON object, from a file that is as stated."""
     with _opened(path, stated, LARGEST_JSON) as file:
         data = file.read()
         _require(hashlib.sha256(data).hexdigest(), stated)

@@ -45,8 +45,6 @@ os.register_at_fork(after_in_child=_forget)
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that writes to a run."""
-
     host: str = ""
     pid: int = 0
     """In that host. 0 if the holder cannot be named."""
@@ -101,8 +99,6 @@ def _boot() -> str:
 
 
 class Place(Protocol):
-    """Where a holder is named."""
-
     def read(self) -> Holder | None: ...
 
     def touch(self, own: Holder) -> None:

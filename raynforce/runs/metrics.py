@@ -44,7 +44,6 @@ class Metrics:
         self._sinks = list(sinks)
 
     def add(self, sink: Sink) -> None:
-        """Hand metrics to one more."""
         self._sinks.append(sink)
 
     def begin(self, path: Path, config: Mapping[str, Any]) -> None:
@@ -59,7 +58,6 @@ class Metrics:
                 _warn(f"metric sink {type(sink).__name__} cannot begin and is left out", error)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand `metrics` to every sink that still works."""
         for sink in tuple(self._sinks):
             try:
                 sink.write(step, metrics)
@@ -73,7 +71,6 @@ class Metrics:
                     sink.close()
 
     def close(self) -> None:
-        """Close every sink, also when one of them fails."""
         failure: Exception | None = None
         while self._sinks:
             sink = self._sinks.pop()
@@ -126,7 +123,6 @@ class JsonlSink:
         return {"bytes": self._journal.position(self.path)}
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line, by the journal."""
         values = {name: _json_number(name, value) for name, value in metrics.items()}
         seconds = values.get("time/seconds")
         if seconds is None:

@@ -97,13 +97,11 @@ class MirroredRun(RunDirectory):
             yield self._held
 
     def holder(self) -> lock.Holder | None:
-        """Who writes to it, on this machine or another."""
         return super().holder() or remote_lock.holder(self.remote.store)
 
     # -- writing ------------------------------------------------------------------------------------------
 
     def save(self, step: int, parts: dict[str, Tree], keep: int, keep_nth: int = 0) -> Saved:
-        """Write a checkpoint to the working copy and push it."""
         saved = super().save(step, parts, keep, keep_nth)
         self._push(f"the checkpoint of step {step:,}")
         return saved
@@ -135,10 +133,8 @@ class MirroredRun(RunDirectory):
 
 
 def new_run(out: str | Path, *, numbered: bool = False) -> RunDirectory:
-    """The run directory for a new run; `UsageError` if there is anything already.
-
-    With `numbered`, one of that name or with a number behind it that nobody else has.
-    """
+    """The run directory for a new run; `UsageError` if there is anything already. With `numbered`, one of that name or
+    with a number behind it that nobody else has."""
     if is_url(str(out)):
         run: RunDirectory = MirroredRun(Remote.open(str(out)))
     else:
@@ -148,10 +144,8 @@ def new_run(out: str | Path, *, numbered: bool = False) -> RunDirectory:
 
 
 def open_run(run: str | Path | RunDirectory, *, all: bool = False) -> RunDirectory:
-    """An existing run: a local one, or that at a URL, of which this machine then has what there is to read.
-
-    `all` is for resuming it. `notes` of what is returned tells what a user should know.
-    """
+    """An existing run: a local one, or that at a URL, of which this machine then has what there is to read. `all` is
+    for resuming it. `notes` of what is returned tells what a user should know."""
     if isinstance(run, RunDirectory):
         return run
     if not is_url(str(run)):

@@ -31,8 +31,6 @@ _MISSING = "–"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Where a run stands."""
-
     steps: int
     total_steps: int
     seconds: float
@@ -115,7 +113,6 @@ class Pace:
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
         return self._clock() - self._began
 
     def is_due(self) -> bool:
@@ -286,7 +283,6 @@ class Output(io.TextIOBase):
             self.write("\n".join(folded(text, self.columns, further="  ")) + "\n")
 
     def again(self, text: str) -> bool:
-        """Whether this is what was written last."""
         before, self._last = self._last, text
         return text == before
 

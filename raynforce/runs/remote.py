@@ -51,7 +51,6 @@ class Remote:
         return cache_folder() / "runs" / f"{name}-{_sha256(self.store.given.encode())[:12]}"
 
     def exists(self) -> bool:
-        """Whether there is a run at the URL."""
         return self.store.has(CONFIG)
 
     def strangers(self) -> list[str]:
@@ -306,7 +305,6 @@ class WorkingCopy:
             self.save()
 
     def drop(self, prefix: str) -> None:
-        """Files that are not there any more."""
         self.sent = {path: stamp for path, stamp in self.sent.items() if not path.startswith(prefix)}
         self.save()
 
@@ -403,7 +401,6 @@ def _newest_first(names: Iterable[str]) -> list[str]:
 
 
 def _contents(name: str, data: bytes) -> Contents:
-    """What a manifest refers to."""
     found: Contents = {}
     try:
         manifest = json.loads(data)

@@ -50,7 +50,6 @@ class Repeats(Generic[K]):
         return self._counts[key].total if key in self._counts else 0
 
     def rest(self) -> Iterator[tuple[K, int]]:
-        """Those that no line stands for yet, which are then told of."""
         for key, count in self._counts.items():
             if count.untold:
                 untold, count.untold = count.untold, 0

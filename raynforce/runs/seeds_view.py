@@ -22,8 +22,6 @@ SURE = 0.02  # of all that is to be done, before the time left can be guessed
 
 @dataclass
 class Row:
-    """One seed."""
-
     state: str = "waiting"
     seen: Snapshot | None = None
 
@@ -65,7 +63,6 @@ class SeedsView:
         progress.QuietProgress().fault(f"seed {seed}: {text}")
 
     def ended(self, seed: int, result: Result | None, error: str) -> None:
-        """Show how one has ended."""
         stopped = result is None or result.stopped.startswith("SIG")
         self.rows[seed].state = "failed" if error else "stopped" if stopped else "done"
         self.message(f"seed {seed}: {_ending(result, error)}")

@@ -48,7 +48,6 @@ class Store:
 
     @staticmethod
     def open(url: str) -> Store:
-        """Find the file system for a URL."""
         try:
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
@@ -110,8 +109,6 @@ class Store:
         return found
 
     def read(self, path: str) -> bytes:
-        """A small file."""
-
         def read(full: str) -> bytes:
             with self.fs.open(full, "rb") as file:
                 return bytes(file.read(_MOST_BYTES))
@@ -145,7 +142,6 @@ class Store:
         temporary.replace(target)
 
     def delete(self, path: str, *, folder: bool = False) -> None:
-        """Delete a file or a folder, if it is there."""
         with contextlib.suppress(Missing):
             if folder:
                 self.do("delete", path, self.fs.rm, recursive=True)
