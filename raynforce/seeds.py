@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple
 
 import raynforce
 from raynforce import topologies
-from raynforce.api import fresh_name, preset_line, resolved
+from raynforce.api import fresh_name, preset_line, resolved, with_absolute_start
 from raynforce.auto import settle
 from raynforce.config import Config
 from raynforce.driver.signals import StopRequest
@@ -160,10 +160,9 @@ def train_seeds(
     callbacks and sinks are not among them, as the runs are in processes of their own. A seed that fails is in `failed`
     of what is returned, and the others go on. Ctrl-C raises `InterruptedSeeds` after a checkpoint of each.
     """
-    given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
-    given |= {"start_from": None if start_from is None else str(start_from)}
     with lending() as lender:
-        found, preset = resolved(env, algo, config, settings, given, lender)
+        given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
+        found, preset = resolved(env, algo, config, settings, given, start_from, lender)
         return start_seeds(found, preset, numbers(seeds, found.seed), out, progress=progress)
 
 
@@ -192,12 +191,10 @@ def start_seeds(
 ) -> Seeds:
     """Train a resolved config with each of these seeds; `log` are services that metrics are sent to."""
     view = make_view(stream or sys.stdout, progress)
-    if config.start_from is not None and not is_url(config.start_from):
-        config = replace(config, start_from=os.path.abspath(os.path.expanduser(config.start_from)))
-    if out is not None:
-        for seed in seeds:
-            new_run(f"{out}/seed{seed}")
-    config, _, chosen = settle(config)  # once, on a machine that is not busy with the others yet
+    for seed in seeds if out is not None else ():
+        new_run(f"{out}/seed{seed}")
+    # Once, on a machine that is not busy with the others yet.
+    config, _, chosen = settle(with_absolute_start(config))
     given = pack_given((config.env, config.algo, config.network.factory))
     for line in filter(None, (preset_line(preset), chosen)):
         view.message(line)
@@ -289,6 +286,10 @@ class _Process:
     """What has come of a line that has not ended, by file."""
     said: str = ""
 
+    @property
+    def told_by(self) -> list[IO[bytes]]:
+        return [file for file in (self.process.stdout, self.process.stderr) if file is not None]
+
 
 class _Crowd:
     def __init__(self, runs: Mapping[int, SeedRun], view: SeedsView) -> None:
@@ -299,8 +300,8 @@ class _Crowd:
 
     def train(self, jobs: Mapping[int, Job], given: bytes, at_once: int) -> int | None:
         """Have all jobs done, so many at a time; returns the signal that ended it, if one did."""
-        stop = StopRequest(self._announce)
-        waiting = dict(jobs)
+        told = "stopping all seeds after this round, with checkpoints; press Ctrl-C again to end at once"
+        stop, waiting = StopRequest(lambda: self._view.message(told)), dict(jobs)
         with contextlib.closing(self._selector), stop.watching():
             try:
                 while self._living or (waiting and stop.number is None):
@@ -319,9 +320,6 @@ class _Crowd:
                 self._view.stop()
         return stop.number
 
-    def _announce(self) -> None:
-        self._view.message("stopping all seeds after this round, with checkpoints; press Ctrl-C again to end at once")
-
     def _begin(self, seed: int, job: Job, given: bytes) -> None:
         process = subprocess.Popen(
             [sys.executable, "-P", "-u", "-m", "raynforce.one_seed"],
@@ -331,15 +329,13 @@ class _Crowd:
             process_group=0,  # a terminal's Ctrl-C is for us to hand on
             env={**os.environ, "PYTHONPATH": first_on_path(Path(raynforce.__file__).parent.parent)},
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
         one = _Process(self._runs[seed], process)
         self._living.append(one)
-        for file in (process.stdout, process.stderr):
+        for file in one.told_by:
             os.set_blocking(file.fileno(), False)
             self._selector.register(file, selectors.EVENT_READ, one)
         self._view.began(seed)
+        assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # how it ended will tell
             process.stdin.write(pack(job, given))
             process.stdin.flush()
@@ -383,8 +379,8 @@ class _Crowd:
 
     def _ended(self, one: _Process) -> None:
         self._living.remove(one)
-        for file in (one.process.stdout, one.process.stderr):
-            while file is not None and not file.closed:
+        for file in one.told_by:
+            while not file.closed:
                 self._read(one, file)
         with contextlib.suppress(OSError):
             one.process.stdin and one.process.stdin.close()
