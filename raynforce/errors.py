@@ -102,6 +102,11 @@ def summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+def reason(error: BaseException) -> str:
+    """What to tell of an error: ours say it all, of others the summary."""
+    return str(error) if isinstance(error, RaynforceError) else summary(error)
+
+
 def how_it_ended(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -28,7 +28,7 @@ from raynforce.envs.describe import describe, flatten_obs, misfit, wrong_reset, 
 from raynforce.envs.faults import MOST_BYTES
 from raynforce.envs.make import Env, close_env, make
 from raynforce.envs.vector import EnvArgs, probe
-from raynforce.errors import CheckpointError, RaynforceError, UsageError, how_it_ended, summary
+from raynforce.errors import CheckpointError, RaynforceError, UsageError, how_it_ended, reason, summary
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import FOLDER, evidence_of
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from raynforce.policies.acting import PolicyVersion
     from raynforce.roles.sampler import Sampler
 
-PATIENCE = 2.0  # seconds before progress is shown
+TELL_AFTER = 2.0  # seconds before progress is shown
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,8 @@ def replay(
     number, evidence = _choose(run, number)
     how = How(seconds, debugger, before, sys.__stderr__)
     role, cause = str(evidence.get("role", "a role")), str(evidence.get("cause", ""))
-    print(
-        f"recorded fault {number} of {run.path}: {cause if cause.startswith(role) else f'{role}: {cause}'}", flush=True
-    )
+    what = cause if cause.startswith(role) else f"{role}: {cause}"
+    print(f"recorded fault {number} of {run.path}: {what}", flush=True)
     apart = as_json and not (debugger or before)
     outcome = (_again_apart if apart else _again)(run, number, evidence, how)
     if outcome.trace and not as_json:
@@ -88,8 +87,7 @@ def _choose(run: RunDirectory, number: int | None) -> tuple[int, dict[str, Any]]
         raise UsageError(f"{run.path} has no recorded fault to replay: there is nothing in {FOLDER}/")
     number = max(found) if number is None else number
     if number not in found:
-        known = ", ".join(str(n) for n in found)
-        raise UsageError(f"{run.path} has no recorded fault {number}: there is {known}")
+        raise UsageError(f"{run.path} has no recorded fault {number}: there is {', '.join(map(str, found))}")
     return number, found[number]
 
 
@@ -97,9 +95,8 @@ def _again(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: How
     if how.stacks is not None and not faulthandler.is_enabled():
         faulthandler.enable(how.stacks)  # a crash in native code ends this process too, but says where
     try:
-        if evidence.get("kind") == "fragment":
-            return _fragment(run, number, evidence, how)
-        return _episode(run, evidence, how)
+        fragment = evidence.get("kind") == "fragment"
+        return _fragment(run, number, evidence, how) if fragment else _episode(run, evidence, how)
     except bdb.BdbQuit:
         return Outcome(False, "left by the debugger")
 
@@ -117,7 +114,7 @@ def _again_apart(run: RunDirectory, number: int, evidence: Mapping[str, Any], ho
             wait([ours, child.sentinel])
             with contextlib.suppress(EOFError):
                 answer = ours.recv() if ours.poll() else None
-            child.join(PATIENCE)
+            child.join(TELL_AFTER)
         finally:
             child.kill()  # if it hangs, a Ctrl-C does not reach it
             child.join()
@@ -172,7 +169,8 @@ class _Episode:
         last = len(self.actions)
         with _Watch(self.how, lambda: f"step {self.step:,} of {last:,}") as watch:
             try:
-                wrong = self._reset(self._stop(watch, last))
+                result = _call_reset(self.env, self.seed, self._stop(watch, last))
+                wrong = wrong_reset(result) or self._misfit(result[0])
                 for index in range(last):
                     if wrong:
                         break
@@ -193,14 +191,10 @@ class _Episode:
 
     def _stop(self, watch: _Watch, last: int) -> bool:
         """Whether to stop in the debugger here."""
-        if self.how.before and self.step == last:
+        stop = self.how.before and self.step == last
+        if stop:
             watch.stop()
-            return True
-        return False
-
-    def _reset(self, stop: bool) -> str:
-        result = _call_reset(self.env, self.seed, stop)
-        return wrong_reset(result) or self._misfit(result[0])
+        return stop
 
     def _take(self, action: Any, stop: bool) -> tuple[str, bool]:
         """Take a step; returns what is wrong with what came, and whether the episode is over."""
@@ -231,20 +225,25 @@ class _Episode:
 
     def _where(self, last: int) -> str:
         at = f"at step {self.step:,}" if self.step else "in reset"
-        if self.step == last:
-            return f"broke again {at}"
-        return f"broke {at}, in the run at step {last:,}"
+        return f"broke again {at}" if self.step == last else f"broke {at}, in the run at step {last:,}"
 
     def _raised(self, error: BaseException, last: int) -> Outcome:
         inside = error.__traceback__
         while inside is not None and inside.tb_frame.f_globals.get("__name__") == __name__:
             inside = inside.tb_next  # our own frames are of no interest
         trace = "".join(traceback.format_exception(type(error), error, inside))
-        if self.how.debugger and not self.how.before:
-            print(f"{trace}{self._where(last)}: {summary(error)}; q leaves the debugger", flush=True)
-            pdb.post_mortem(_up_to_env(inside, self.env) or error.__traceback__)
-            trace = ""
-        return Outcome(True, f"{self._where(last)}: {summary(error)}", self.step, trace)
+        verdict = f"{self._where(last)}: {summary(error)}"
+        end = _up_to_env(inside, self.env) or error.__traceback__
+        return Outcome(True, verdict, self.step, _debugged(self.how, trace, verdict, end))
+
+
+def _debugged(how: How, trace: str, verdict: str, end: TracebackType | None) -> str:
+    """Open the debugger where it broke, if that is wanted; returns the trace that is still to be shown."""
+    if not how.debugger or how.before:
+        return trace
+    print(f"{trace}{verdict}; q leaves the debugger", flush=True)
+    pdb.post_mortem(end)
+    return ""
 
 
 UNLIKE = (
@@ -277,19 +276,16 @@ def _not_finite(value: Any, leaf: ObsLeaf) -> str:
 def _up_to_env(inside: TracebackType | None, env: Env) -> TracebackType | None:
     """The traceback, without the frames of libraries that the environment has called in the end."""
     mine = {kind.__module__ for kind in type(env.unwrapped).__mro__} - {"gymnasium.core", "builtins", "typing"}
-    frames = list(_frames(inside))
+    frames, trace = list[TracebackType](), inside
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
     while frames and frames[-1].tb_frame.f_globals.get("__name__") not in mine:
         frames.pop()
     shorter: TracebackType | None = None
     for frame in reversed(frames):
         shorter = TracebackType(shorter, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return shorter or inside
-
-
-def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
 
 
 # -- a fragment -------------------------------------------------------------------------------------------------------
@@ -318,12 +314,8 @@ def _fragment(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: 
         return Outcome(False, f"did not break: {steps:,} steps in {seconds:.1f} s. {OUTSIDE}")
     cause = broke.__cause__ if isinstance(broke, RaynforceError) and broke.__cause__ is not None else broke
     trace = "".join(traceback.format_exception(cause))
-    verdict = f"broke again: {broke if isinstance(broke, RaynforceError) else summary(broke)}"
-    if how.debugger and not how.before:
-        print(f"{trace}{verdict}; q leaves the debugger", flush=True)
-        pdb.post_mortem(cause.__traceback__)
-        trace = ""
-    return Outcome(True, verdict, None, trace)
+    verdict = f"broke again: {reason(broke)}"
+    return Outcome(True, verdict, None, _debugged(how, trace, verdict, cause.__traceback__))
 
 
 OUTSIDE = (
@@ -353,9 +345,8 @@ def _sampler(
         versions = parts["versions"]
         return sampler, [PolicyVersion.from_state(versions[str(index)]) for index in range(len(versions))]
     except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"recorded fault {number} does not fit the config of {run.path}: {summary(error)}"
-        ) from error
+        what = f"recorded fault {number} does not fit the config of {run.path}"
+        raise CheckpointError(f"{what}: {summary(error)}") from error
 
 
 def _close(sampler: Sampler) -> None:
@@ -400,7 +391,7 @@ class _Watch:
             traceback.print_exc()  # where it was
 
     def _show(self) -> None:
-        pause, hint = PATIENCE, f"; after {self._seconds:g} s without progress its stack is shown"
+        pause, hint = TELL_AFTER, f"; after {self._seconds:g} s without progress its stack is shown"
         while not self._over.wait(pause):
             print(f"{self._doing()}, {time.monotonic() - self._began:.0f} s{hint}", file=sys.stderr, flush=True)
             pause, hint = min(60.0, 1.5 * pause), ""

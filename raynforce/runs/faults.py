@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raynforce.errors import RaynforceError, UsageError, summary
+from raynforce.errors import RaynforceError, UsageError, reason
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.metrics import cannot_write
@@ -189,8 +189,7 @@ class FaultHistory:
     def _complain(self, error: Exception) -> None:
         if not self._told:
             self._told = True
-            reason = str(error) if isinstance(error, RaynforceError) else summary(error)
-            self._say(f"a fault could not be written down in full, training goes on: {reason}")
+            self._say(f"a fault could not be written down in full, training goes on: {reason(error)}")
 
 
 def _one_line(text: Any) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from raynforce.errors import RaynforceError, UsageError, summary
+from raynforce.errors import RaynforceError, UsageError, reason
 from raynforce.runs import disk
 from raynforce.runs.journal import Journal
 
@@ -140,9 +140,8 @@ def cannot_write(path: Path, error: OSError) -> RaynforceError:
 
 
 def _warn(what: str, error: Exception) -> None:
-    why = str(error) if isinstance(error, RaynforceError) else summary(error)
     with contextlib.suppress(OSError, ValueError):  # stderr may be closed
-        print(f"raynforce: {what}: {why}", file=sys.stderr, flush=True)
+        print(f"raynforce: {what}: {reason(error)}", file=sys.stderr, flush=True)
 
 
 def _json_number(name: str, value: float) -> float | None:
