@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader
@@ -14,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from raynforce import settings
-from raynforce.errors import CheckpointError, RaynforceError, summary
+from raynforce.errors import CheckpointError, RaynforceError, reason
+from raynforce.runs import lock
 
 if TYPE_CHECKING:
     from raynforce.runs.files import Stated
-    from raynforce.runs.lock import Holder
 
 State = Literal["running", "finished", "stopped", "failed", "killed", "broken"]
 DEPTH = 3  # folders that runs are looked for in, one in another
@@ -50,7 +52,7 @@ class Glance:
     """When it last wrote anything, in seconds since the epoch."""
     size: int = 0
     """Bytes of all its files."""
-    holder: Holder | None = None
+    holder: lock.Holder | None = None
 
     @property
     def return_mean(self) -> float | None:
@@ -100,15 +102,9 @@ def find(directory: Path, depth: int = DEPTH) -> Iterator[Path]:
             yield folder
         elif level < depth:
             for entry in inside:
-                if not entry.name.startswith(".") and _is_folder(entry):
-                    (links if entry.is_symlink() else folders).append((folder / entry.name, level + 1))
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads in circles
-        return False
+                with contextlib.suppress(OSError):  # a link that leads in circles
+                    if not entry.name.startswith(".") and entry.is_dir():
+                        (links if entry.is_symlink() else folders).append((folder / entry.name, level + 1))
 
 
 def glance(path: Path) -> Glance:
@@ -118,20 +114,18 @@ def glance(path: Path) -> Glance:
         size = bytes_in(path)
         return _glance(path, active, size)
     except OSError as error:
-        name = os.path.basename(os.fspath(error.filename or ""))
-        return Glance(path, "broken", f"{name}: {error.strerror or error}", active=active, size=size)
-    except RaynforceError as error:
-        return Glance(path, "broken", str(error).replace(f"{path}/", ""), active=active, size=size)
+        wrong = f"{os.path.basename(os.fspath(error.filename or ''))}: {error.strerror or error}"
     except Exception as error:
-        return Glance(path, "broken", summary(error), active=active, size=size)
+        wrong = reason(error).replace(f"{path}/", "")
+    return Glance(path, "broken", wrong, active=active, size=size)
 
 
 def _glance(path: Path, active: float, size: int) -> Glance:
-    config, holder = read_head(path / "config.yaml"), who_holds(path)
-    state, reason, steps, ended = _end(path / "events.jsonl")
+    config, holder = read_head(path / "config.yaml"), lock.holder(path)
+    state, why, steps, ended = _end(path / "events.jsonl")
     metrics = last_metrics(path / "metrics.jsonl")
     if holder is not None:
-        state, reason = "running", ""
+        state, why = "running", ""
     if state in ("running", "killed"):
         steps = max(steps, whole(metrics.get("step")), _step_of(path / "last"))
     elif ended:
@@ -140,13 +134,7 @@ def _glance(path: Path, active: float, size: int) -> Glance:
         saved = _read_object(path / "last" / "run.json").get("metrics")
         metrics = {**metrics, **(saved if isinstance(saved, dict) else {})}
     best = number(_read_object(path / "best" / "manifest.json").get("eval_return"))
-    return Glance(path, state, reason, config, steps, metrics, best, active, size, holder)
-
-
-def who_holds(path: Path) -> Holder | None:
-    from raynforce.runs.lock import holder
-
-    return holder(path)
+    return Glance(path, state, why, config, steps, metrics, best, active, size, holder)
 
 
 def read_head(path: Path) -> dict[str, Any]:
@@ -166,10 +154,8 @@ def _scalar(text: str) -> Any:
     if text in ("null", "~"):
         return None
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return _simple(kind(text))
-        except ValueError:
-            continue
     return text
 
 
@@ -198,8 +184,8 @@ def last_metrics(path: Path) -> dict[str, Any]:
     for line in last_lines(path, b'{"step":'):
         first = first or line
         if "charts/episodic_return" in line:
-            newest = {k: first[k] for k in ("time",) if k in first}
-            return {**line, **newest, "step": max(whole(line.get("step")), whole(first.get("step")))}
+            step = max(whole(line.get("step")), whole(first.get("step")))
+            return line | {k: first[k] for k in ("time",) if k in first} | {"step": step}
     return first
 
 
@@ -250,24 +236,20 @@ def bytes_in(path: Path | str) -> int:
     total = 0
     with os.scandir(path) as entries:
         for entry in entries:
-            try:
+            with contextlib.suppress(OSError):  # it is deleted at this moment, or nobody may look
                 if entry.is_dir(follow_symlinks=False):
                     total += bytes_in(entry.path)
                 elif not entry.is_symlink():
                     total += entry.stat(follow_symlinks=False).st_size
-            except OSError:  # it is deleted at this moment, or nobody may look
-                continue
     return total
 
 
 def _latest(path: Path) -> float:
     """When anything was written there: lines, the pointer to a checkpoint, the lock."""
     times = [0.0]
-    for name in (".", "metrics.jsonl", "events.jsonl", "run.lock"):
-        try:
-            times.append(os.stat(f"{path}/{name}").st_mtime)
-        except OSError:
-            continue
+    for name in (".", "metrics.jsonl", "events.jsonl", lock.NAME):
+        with contextlib.suppress(OSError):
+            times.append(os.stat(path / name).st_mtime)
     return max(times)
 
 
@@ -341,9 +323,9 @@ class Kept:
 
     @property
     def parts(self) -> dict[str, int]:
-        parts: dict[str, int] = {}
+        parts: Counter[str] = Counter()
         for name, size in self.files.items():
-            parts[name.rpartition(".")[0]] = parts.get(name.rpartition(".")[0], 0) + size
+            parts[name.rpartition(".")[0]] += size
         return parts
 
     @property
@@ -371,15 +353,10 @@ class Kept:
 
 def checkpoints_of(run: Path, *, verify: bool = False) -> list[Kept]:
     """The checkpoints of a run, the newest first; with `verify` every byte of them is read and compared."""
-    try:
-        names = [name for name in os.listdir(run / "checkpoints") if name.startswith(("step_", "best_"))]
-    except OSError:
-        names = []
     leads = {mark: os.path.realpath(run / mark) for mark in ("last", "best")}
     known: dict[str, str] = {}
     found = []
-    for name in names:
-        path = run / "checkpoints" / name
+    for path in (path for kind in ("step", "best") for path in (run / "checkpoints").glob(f"{kind}_*")):
         marks = tuple(mark for mark, target in leads.items() if target == os.path.realpath(path))
         kept = look_at(path, verify=verify, marks=marks, known=known)
         if not kept.wrong or path.exists():  # else a run that goes on has just deleted it

@@ -70,7 +70,7 @@ def save(path: Path, parts: Mapping[str, Tree], *, known: Mapping[str, Stated] |
         disk.flush(path.parent)
         return sum(stated.size for stated in written.values()) + pool.written
     except Exception as error:
-        reason = (isinstance(error, OSError) and error.strerror) or summary(error)
+        reason = getattr(error, "strerror", None) or summary(error)
         if isinstance(error, Unreadable):
             reason = f"a file {error} after it was written"
         raise RaynforceError(f"cannot write checkpoint {path}: {reason}; older checkpoints are untouched") from error
@@ -233,7 +233,7 @@ def manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} {error}") from error
     except KeyError:
         raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} is not one") from None
-    if type(version) is not int or version != FORMAT_VERSION:
+    if type(version) is not int or version != FORMAT_VERSION:  # True is no version
         raise CheckpointError(f"checkpoint {path} has format {str(version)[:80]}; this release reads {FORMAT_VERSION}")
     try:
         segments = [(SEGMENT.fullmatch(name), stated) for name, stated in stated_in(data, SEGMENTS).items()]

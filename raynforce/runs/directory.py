@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raynforce.errors import CheckpointError, UsageError
+from raynforce.errors import CheckpointError, UsageError, nearest
 from raynforce.runs import checkpoint, disk, lock
 from raynforce.runs.files import Stated, Unavailable
 from raynforce.runs.journal import Journal
@@ -69,13 +69,9 @@ class RunDirectory:
         self.path = path
         self.shown = str(path)
         """How a user names it."""
-        self.config = path / "config.yaml"
-        self.metrics = path / "metrics.jsonl"
-        self.events = path / "events.jsonl"
-        self.tensorboard = path / "tensorboard"
-        self.checkpoints = path / "checkpoints"
-        self.best = path / "best"
-        self.last = path / "last"
+        self.config, self.metrics, self.events = (path / f for f in ("config.yaml", "metrics.jsonl", "events.jsonl"))
+        self.tensorboard, self.checkpoints = path / "tensorboard", path / "checkpoints"
+        self.best, self.last = path / "best", path / "last"
 
     def must_be_new(self) -> None:
         """Refuse a directory that holds anything already, unless another name will do."""
@@ -86,11 +82,8 @@ class RunDirectory:
         except OSError as error:
             raise UsageError(f"cannot use output directory {self.path}: {error.strerror}") from None
         if taken:
-            hint = (
-                f"; to go on with that run: raynforce resume {shlex.quote(str(self.path))}"
-                if self.config.exists()
-                else ""
-            )
+            resume = f"; to go on with that run: raynforce resume {shlex.quote(str(self.path))}"
+            hint = resume if self.config.exists() else ""
             raise UsageError(f"output directory {self.path} exists already: choose another with --out{hint}")
 
     def _is_unmade(self) -> bool:
@@ -202,13 +195,12 @@ class RunDirectory:
         """
         with self._saving:
             history = self._history()
-            self._newest = {
-                file: stated
-                for file, stated in self._newest.items()
-                if checkpoint.present(self.checkpoints / SEGMENTS / file, stated)
-            }
+            folder, newest = self.checkpoints / SEGMENTS, self._newest.items()
+            self._newest = {file: stated for file, stated in newest if checkpoint.present(folder / file, stated)}
             path = self._free(f"step_{step:012d}")
-            size = checkpoint.save(path, parts, known=self._newest, number=_next_number(history), **self._facts(step))
+            # How many there were before, those included that are deleted.
+            number = 1 + max(((manifest or {}).get("number", i) for i, (_, manifest) in enumerate(history)), default=-1)
+            size = checkpoint.save(path, parts, known=self._newest, number=number, **self._facts(step))
             self._newest = checkpoint.stated_in(checkpoint.manifest(path), SEGMENTS)
             checkpoint.point(self.last, path)
             with contextlib.suppress(OSError, CheckpointError):  # what is left over goes the next time
@@ -227,8 +219,7 @@ class RunDirectory:
         The next one may have them as `{}`: see `trees.without`. Training asks, so the disk is not: should one be gone,
         that checkpoint fails, and the segment is not known any more.
         """
-        owners = [file.split(".") for file in self._newest]
-        return {name for owner, name, *_ in owners if owner == part}
+        return {name for owner, name, *_ in (file.split(".") for file in self._newest) if owner == part}
 
     def save_best(self, step: int, policy: Tree, score: float) -> Saved:
         with self._saving:
@@ -236,9 +227,8 @@ class RunDirectory:
             size = checkpoint.save(path, {"policy": policy}, eval_return=score, **self._facts(step))
             checkpoint.point(self.best, path)
             with contextlib.suppress(OSError, CheckpointError):
-                for old in self._named("best"):
-                    if old != path:
-                        _remove(old)
+                for old in set(self._named("best")) - {path}:
+                    _remove(old)
                 self._sweep()
         return Saved(path, size)
 
@@ -314,11 +304,8 @@ class RunDirectory:
                         raise
         self._manifests = manifests  # they never change
 
-        def written(path: Path) -> tuple[bool, int]:
-            manifest = manifests[path.name]
-            return manifest is not None, -1 if manifest is None else manifest.get("number", -1)
-
-        return [(path, manifests[path.name]) for path in sorted(paths, key=written)]
+        found = [(path, manifests[path.name]) for path in paths]
+        return sorted(found, key=lambda one: (one[1] is not None, (one[1] or {}).get("number", -1)))
 
     def candidates(self) -> list[Path]:
         """Where to resume from: what `last` names (a user may have set it back), then from the newest to the oldest.
@@ -330,9 +317,8 @@ class RunDirectory:
         paths = [path for path, _ in history]
         if not self.last.is_dir():
             return paths
-        named = self.last.resolve()
-        others = [path for path in paths if path.resolve() != named]
-        return [*([path for path in paths if path not in others] or [self.last]), *others]
+        named = [path for path in paths if path.resolve() == self.last.resolve()]
+        return [*(named or [self.last]), *(path for path in paths if path not in named)]
 
     def _prune(self, newest: Path, keep: int, keep_nth: int) -> None:
         """Delete checkpoints that are not to be kept, then the segments that none refers to any more."""
@@ -341,9 +327,8 @@ class RunDirectory:
             if path != newest and not (keep_nth and number is not None and number % keep_nth == 0):
                 _remove(path)
         self._sweep()
-        used: set[str] = set()
-        for _, manifest in self._history(sure=True):
-            used |= (manifest or {}).get(SEGMENTS, {}).keys()  # without a true manifest none can be used
+        # Without a true manifest none can be used.
+        used = {file for _, manifest in self._history(sure=True) for file in (manifest or {}).get(SEGMENTS, {})}
         for file in (self.checkpoints / SEGMENTS).glob("*"):
             if file.name not in used and (checkpoint.SEGMENT.fullmatch(file.name) or _UNFINISHED.fullmatch(file.name)):
                 with contextlib.suppress(OSError):
@@ -357,11 +342,6 @@ def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
-
-
-def _next_number(history: list[tuple[Path, dict[str, Any] | None]]) -> int:
-    """How many checkpoints there were before, those included that are deleted."""
-    return 1 + max([(manifest or {}).get("number", index) for index, (_, manifest) in enumerate(history)], default=-1)
 
 
 def _age(path: Path) -> tuple[int, int]:
@@ -394,8 +374,6 @@ def seeds_in(folder: str | Path) -> list[Path]:
 
 
 def _similar(path: Path) -> str:
-    from raynforce.errors import nearest
-
     try:
         return nearest(path.name, os.listdir(path.parent))
     except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -28,6 +29,7 @@ MOST_CAUSES = 200  # that are told apart; later ones are counted together
 LONGEST_CAUSE, LONGEST_TEXT = 400, 8000  # characters in a line of the history
 ENV_RESTARTED = "environment restarted"
 
+Evidence = Callable[[], dict[str, Tree]]
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|\d[\d_,.]*(?:[eE][-+]?\d+)?")
 _EPISODE = ("env", "args", "seed", "actions", "dtype", "too_long", "lane", "step")
 
@@ -62,10 +64,10 @@ class FaultHistory:
         self._repeats: Repeats[tuple[str, ...]] = Repeats()
         self._untold: dict[tuple[str, ...], dict[str, Any]] = {}  # the last of each that no line stands for yet
         self._causes: set[str] = set()
-        kept = list(evidence_of(run))  # of the processes that this run was resumed from
         taken = [path.stem for path in self._folder.glob("[0-9]*")]
         self._number = max((int(stem) for stem in taken if stem.isdecimal()), default=0)
-        self._kept = Counter(same_cause(*(str(facts.get(k)) for k in ("role", "fault", "cause"))) for _, facts in kept)
+        kept = [facts for _, facts in evidence_of(run)]  # of the processes that this run was resumed from
+        self._kept = Counter(same_cause(*(str(facts.get(k)) for k in ("role", "fault", "cause"))) for facts in kept)
 
     def env_fault(self, role: str, facts: Mapping[str, Any], steps: int) -> None:
         """Note an environment that broke and was made anew: `facts` are those of an `EnvFault`."""
@@ -87,7 +89,7 @@ class FaultHistory:
         said: str = "",
         trace: str = "",
         facts: Mapping[str, Any] | None = None,
-        evidence: Callable[[], dict[str, Tree]] | None = None,
+        evidence: Evidence | None = None,
     ) -> None:
         """Note a role that failed.
 
@@ -120,13 +122,7 @@ class FaultHistory:
         for key, count in self._repeats.rest():
             self._write(key[0], {**self._untold[key], "count": count})
 
-    def _fault(
-        self,
-        line: dict[str, Any],
-        trace: str,
-        facts: Mapping[str, Any],
-        parts: Callable[[], dict[str, Tree]] | None,
-    ) -> None:
+    def _fault(self, line: dict[str, Any], trace: str, facts: Mapping[str, Any], parts: Evidence | None) -> None:
         self.faults += 1
         cause = same_cause(line["role"], line["kind"], line["cause"])
         if cause not in self._causes and len(self._causes) >= MOST_CAUSES:
@@ -141,16 +137,11 @@ class FaultHistory:
         self._causes.add(cause)
         self._event("fault", {**line, "evidence": evidence}, line["role"], cause, line["action"])
 
-    def _keep(
-        self,
-        cause: str,
-        known: dict[str, Any],
-        facts: Mapping[str, Any],
-        parts: Callable[[], dict[str, Tree]] | None,
-    ) -> str | None:
+    def _keep(self, cause: str, known: dict[str, Any], facts: Mapping[str, Any], parts: Evidence | None) -> str | None:
         """Write evidence; returns its name below the run, or None if there is nothing to see the fault again with."""
         evidence = {"kind": "", "fault": known.pop("kind"), "time": time.time(), **known}
         path = self._folder / f"{self._number + 1:04d}.json"
+        temporary = path.with_name(f".{path.name}.tmp")
         try:
             known_by_seed = facts.get("step") == 0 or facts.get("too_long")  # the latter is not to be seen again
             if "seed" in facts and (facts.get("actions") is not None or known_by_seed):
@@ -160,10 +151,14 @@ class FaultHistory:
                 checkpoint.save(path.with_suffix(""), parts())
             else:
                 return None
-            _write_whole(path, json.dumps(evidence, default=str))
+            path.parent.mkdir(exist_ok=True)
+            temporary.write_text(json.dumps(evidence, default=str))
+            temporary.replace(path)
         except Exception as error:  # whatever is wrong with it, training goes on
             shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-            self._complain(error)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            self._complain(cannot_write(path, error) if isinstance(error, OSError) else error)
             return None
         self._number += 1
         self._kept[cause] += 1
@@ -201,17 +196,6 @@ def _brief(cause: str, role: str) -> str:
     """A cause to stand behind the name of its role, without the advice that may follow; a view cuts it to its width."""
     text = cause.removeprefix(f"{role} ").removeprefix(f"{role}: ")
     return text.partition("; ")[0].strip() or text
-
-
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        path.parent.mkdir(exist_ok=True)
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise cannot_write(path, error) from error
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -313,16 +297,15 @@ class History:
             role: {"count": len(s), "median_seconds": statistics.median(s), "max_seconds": max(s)}
             for role, s in self.recoveries.items()
         }
-        data: dict[str, Any] = {"began": self.began, "ended": self.ended, "outcome": self.outcome}
-        data |= {"reason": self.reason, "steps": self.steps, "seconds": round(self.seconds, 3), "starts": self.starts}
-        data |= {"faults": self.faults, "recoveries": recoveries, "given_up": self.given_up, "absent": self.absent}
+        data = {k: v for k, v in vars(self).items() if k not in ("groups", "lost")}
+        data |= {"seconds": round(self.seconds, 3), "faults": self.faults, "recoveries": recoveries}
         groups = []
         for group in self.groups:
             row = {k: v for k, v in vars(group).items() if k not in ("first", "last")}
             for name, (at, steps) in (("first", group.first), ("last", group.last)):
                 row |= {f"{name}_time": at, f"{name}_steps": steps}
             groups.append(row)
-        return data | {"absences": self.absences, "lost_steps": self.lost, "groups": groups}
+        return data | {"lost_steps": self.lost, "groups": groups}
 
 
 def summarise(events: Iterable[Mapping[str, Any]]) -> History:
@@ -364,17 +347,13 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> History:
 
 def _add(history: History, groups: dict[str, FaultGroup], event: Mapping[str, Any]) -> None:
     role, kind, cause = str(event.get("role", "")), str(event.get("kind", "failed")), str(event.get("cause", ""))
-    where = float(event["time"]), _int(event.get("steps"))
-    key = same_cause(role, kind, cause)
-    group = groups.get(key)
-    if group is None:
-        group = groups[key] = FaultGroup(kind_of(role), kind, cause, first=where)
+    where, action = (float(event["time"]), _int(event.get("steps"))), str(event.get("action", ""))
+    group = groups.setdefault(same_cause(role, kind, cause), FaultGroup(kind_of(role), kind, cause, first=where))
     count = max(1, _int(event.get("count", 1)))
     group.count += count
     group.roles[role] += count
-    group.last = where
-    action = str(event.get("action", ""))
     group.actions[action] += count
+    group.last = where
     group.trace = group.trace or str(event.get("trace", ""))
     group.said = str(event.get("said", "")) or group.said
     evidence = event.get("evidence")

@@ -24,13 +24,9 @@ LARGEST_JSON = 64 << 20
 LARGEST_HEADER = 16 << 20
 _MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
-_DTYPES = {
-    name: np.dtype(code)
-    for name, code in {
-        "BOOL": "?", "U8": "<u1", "I8": "<i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4",
-        "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8",
-    }.items()
-}  # fmt: skip
+_SIZES = {"u": (1, 2, 4, 8), "i": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8,)}
+_DTYPES = {f"{kind.upper()}{8 * n}": np.dtype(f"<{kind}{n}") for kind, sizes in _SIZES.items() for n in sizes}
+_DTYPES["BOOL"] = np.dtype("?")
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 

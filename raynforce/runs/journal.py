@@ -116,15 +116,16 @@ class Journal:
             goals = [(file, file.settled + len(file.lines), file.attempts) for file in self._files.values()]
             self._awaited += 1
             self._wake()
-            self._changed.wait_for(
-                lambda: (
-                    all(file.settled >= goal for file, goal, _ in goals)
-                    or (not insist and any(file.attempts > before for file, _, before in goals))
-                ),
-                timeout,
-            )
+
+            def done() -> bool:
+                return all(file.settled >= goal for file, goal, _ in goals)
+
+            def failed() -> bool:
+                return not insist and any(file.attempts > before for file, _, before in goals)
+
+            self._changed.wait_for(lambda: done() or failed(), timeout)
             self._awaited -= 1
-            return all(file.settled >= goal for file, goal, _ in goals)
+            return done()
 
     @property
     def trouble(self) -> str:
@@ -235,9 +236,8 @@ class Journal:
             self._notices.append(f"cannot write {path}: {reason}; {kept} kept in memory until it can be written")
 
     def _end_outage(self) -> None:
-        if self._outage is not None and not any(
-            file.error or file.written < len(file.lines) for file in self._files.values()
-        ):
+        behind = any(file.error or file.written < len(file.lines) for file in self._files.values())
+        if self._outage is not None and not behind:
             lost = f"lost: {_lines(self._dropped)}, for lack of memory" if self._dropped else "nothing was lost"
             self._notices.append(f"{self._outage} can be written again: {lost}")
             self._outage, self._dropped = None, 0

@@ -49,10 +49,8 @@ class Metrics:
     def begin(self, path: Path, config: Mapping[str, Any]) -> None:
         """Tell every sink that wants to know which run this is."""
         for sink in tuple(self._sinks):
-            begin = getattr(sink, "begin", None)
             try:
-                if begin is not None:
-                    begin(path, config)
+                getattr(sink, "begin", lambda path, config: None)(path, config)
             except Exception as error:
                 self._sinks.remove(sink)
                 _warn(f"metric sink {type(sink).__name__} cannot begin and is left out", error)
@@ -66,23 +64,16 @@ class Metrics:
                     raise
                 self._sinks.remove(sink)
                 _warn(f"metric sink {type(sink).__name__} failed and is left out from step {step} on", error)
-                # It may hold a file or a connection; it has been reported already.
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # it may hold a file or a connection
                     sink.close()
 
     def close(self) -> None:
-        failure: Exception | None = None
         while self._sinks:
             sink = self._sinks.pop()
             try:
                 sink.close()
             except Exception as error:
-                if isinstance(sink, JsonlSink):
-                    failure = error
-                else:
-                    _warn(f"metric sink {type(sink).__name__} failed to close", error)
-        if failure is not None:
-            raise failure
+                _warn(f"metric sink {type(sink).__name__} failed to close", error)
 
 
 class JsonlSink:
@@ -110,9 +101,8 @@ class JsonlSink:
                 if resume is not None or resume_step is not None:
                     elapsed = _cut(self.path, (resume or {}).get("bytes", 0))
                 elif self.path.stat().st_size > 0:
-                    raise UsageError(
-                        f"metrics file {self.path} already holds a run: resume that run, or choose another directory"
-                    )
+                    fix = "resume that run, or choose another directory"
+                    raise UsageError(f"metrics file {self.path} already holds a run: {fix}")
             journal.add(self.path)
         except OSError as error:
             raise cannot_write(self.path, error) from error

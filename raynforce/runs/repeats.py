@@ -29,12 +29,6 @@ class Repeats(Generic[K]):
         self._clock = clock
         self._counts: dict[K, _Count] = {}
 
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._counts
-
     def add(self, key: K, *, due: bool = False) -> int:
         """Count one more. How many a line written now stands for; 0 if none is, unless asked for, `due`."""
         count = self._counts.setdefault(key, _Count())
@@ -50,6 +44,7 @@ class Repeats(Generic[K]):
         return self._counts[key].total if key in self._counts else 0
 
     def rest(self) -> Iterator[tuple[K, int]]:
+        """Those that no line stands for yet."""
         for key, count in self._counts.items():
             if count.untold:
                 untold, count.untold = count.untold, 0
