@@ -7,6 +7,7 @@ the name; this process knows what it stands for, and so do those that a run star
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pickle
 import sys
@@ -51,12 +52,11 @@ class Lender:
         if not path.startswith(f"{MAIN}:") and _leads_to(path, thing):
             return path
         with _changing:
-            base, number = _describe(thing), 1
-            name = base
+            name = base = _describe(thing)
+            numbers = itertools.count(2)
             while _is_taken(name, thing):  # by another run, in another thread
-                number += 1
-                name = f"{base}#{number}"
-            self._take(name, thing)
+                name = f"{base}#{next(numbers)}"
+            self._lend(name, thing)
         return name
 
     def know(self, name: str, thing: Any) -> None:
@@ -64,9 +64,9 @@ class Lender:
         with _changing:
             if _is_taken(name, thing):
                 raise UsageError(f"{bare(name)!r} stands for another object in a run that goes on in this process")
-            self._take(name, thing)
+            self._lend(name, thing)
 
-    def _take(self, name: str, thing: Any) -> None:
+    def _lend(self, name: str, thing: Any) -> None:
         entry = _entries.get(name)
         if entry is None or not entry.runs:
             entry = _entries[name] = _Entry(thing)
@@ -132,10 +132,8 @@ def _is_taken(name: str, thing: Any) -> bool:
 
 
 def _leads_to(path: str, thing: Any) -> bool:
-    if "<" in path or path.endswith(":"):
-        return False
     try:
-        return load_object(path) is thing
+        return "<" not in path and not path.endswith(":") and load_object(path) is thing
     except UsageError:
         return False
 

@@ -28,11 +28,8 @@ def load_module(name: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # a script that was not made to be imported may exit
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and (name == missing or name.startswith(missing + ".")):
-            fix = (
-                f"write {name[:-3]!r}"
-                if name.endswith(".py")
-                else f"install it, or run from its directory (now {here})"
-            )
+            elsewhere = f"install it, or run from its directory (now {here})"
+            fix = f"write {name[:-3]!r}" if name.endswith(".py") else elsewhere
             raise UsageError(f"no module named {name!r}: {fix}") from error
         raise UsageError(f"importing {name!r} failed: {summary(error)}; fix that import first") from error
     finally:

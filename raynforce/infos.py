@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,10 +11,8 @@ import numpy as np
 
 from raynforce.trees import Tree
 
-MOST = 32
-"""Names that are kept, the first that come: an environment may use another one each time."""
-LONGEST = 64
-"""Characters of a name."""
+MOST = 32  # names that are kept, the first that come: an environment may use another one each time
+LONGEST = 64  # characters of a name
 
 Info = Mapping[str, float]
 """What one episode told, by name."""
@@ -26,16 +25,13 @@ def numbers(info: Any) -> dict[str, float]:
     """The finite numbers and bools in it by name. All else is left out: nested dicts, arrays, text, NaN, odd names. It
     is the environment's, or a stranger's, and may be anything: nothing is raised."""
     found: dict[str, float] = {}
-    try:
+    with contextlib.suppress(Exception):
         for name, value in info.items():
-            if isinstance(name, str) and 0 < len(name) <= LONGEST and name.isprintable():
-                number = _number(value)
-                if number is not None:
-                    found[name] = number
-                if len(found) == MOST:
-                    break
-    except Exception:
-        pass
+            usable = isinstance(name, str) and 0 < len(name) <= LONGEST and name.isprintable()
+            if usable and (number := _number(value)) is not None:
+                found[name] = number
+            if len(found) == MOST:
+                break
     return found
 
 
@@ -78,5 +74,4 @@ def to_tree(told: Values) -> Tree:
 
 def from_tree(tree: Tree | None) -> dict[str, np.ndarray]:
     """Undo `to_tree`; what was saved before there was anything is empty."""
-    names = (tree or {}).get("names", ())
-    return {} if tree is None else {name: tree["values"][str(i)] for i, name in enumerate(names)}
+    return {name: tree["values"][str(i)] for i, name in enumerate(tree.get("names", ()))} if tree else {}

@@ -80,17 +80,13 @@ def build(
             below = _section(hint, sections, f"{prefix}{key}")
             if below and key not in made:
                 made[key] = make(below, {}, f"{prefix}{key}.")
-        missing = [f.name for f in dataclasses.fields(kind) if f.name not in made and not _has_default(f)]
-        if missing:
-            raise UsageError(f"setting {prefix}{missing[0]!s} is required")
+        for field in dataclasses.fields(kind):
+            if field.name not in made and field.default is field.default_factory is dataclasses.MISSING:
+                raise UsageError(f"setting {prefix}{field.name} is required")
         return kind(**made)
 
     result: T = make(cls, data, "")
     return result
-
-
-def _has_default(field: dataclasses.Field[Any]) -> bool:
-    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
 def coerce(value: Any, hint: Any, path: str) -> Any:
@@ -137,23 +133,19 @@ def _scalar(value: Any, hint: Any, limits: Range | None, path: str) -> Any:
     name = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
     wrong = UsageError(f"{path} = {value!r} must be {name}{f' {limits}' if limits else ''}")
     if hint is bool:
+        if isinstance(value, bool):
+            return value
         if isinstance(value, str) and value.lower() in ("true", "false", "yes", "no", "on", "off"):
             return value.lower() in ("true", "yes", "on")
-        if not isinstance(value, bool):
-            raise wrong
-        return value
-    if isinstance(value, bool):
-        raise wrong
-    if hint is str:
-        if not isinstance(value, str | int | float):
-            raise wrong
+    elif isinstance(value, bool):
+        pass
+    elif hint is str and isinstance(value, str | int | float):
         return str(value)
-    if hint not in (int, float):
-        raise wrong
-    number = _number(value, hint)
-    if number is None or (limits and not limits.low <= number <= limits.high):
-        raise wrong
-    return number
+    elif hint in (int, float):
+        number = _number(value, hint)
+        if number is not None and (not limits or limits.low <= number <= limits.high):
+            return number
+    raise wrong
 
 
 def _number(value: Any, kind: type) -> int | float | None:
@@ -245,7 +237,8 @@ def to_dict(config: Any) -> Nested:
             return [plain(v) for v in value]
         return {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else value
 
-    return {k: plain(v) for k, v in dataclasses.asdict(config).items()}
+    found: Nested = plain(dataclasses.asdict(config))
+    return found
 
 
 def to_yaml(config: Any, *, explain: bool = False) -> str:
@@ -260,9 +253,8 @@ def to_yaml(config: Any, *, explain: bool = False) -> str:
         pad = "  " * depth
         for field in dataclasses.fields(value):
             if field.name in sentences:
-                sentence = " ".join(sentences[field.name].split())
-                how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-                yield from (f"{pad}# {line}" for line in textwrap.wrap(sentence, 78 - len(pad), **how))
+                wrapper = textwrap.TextWrapper(78 - len(pad), break_long_words=False, break_on_hyphens=False)
+                yield from (f"{pad}# {line}" for line in wrapper.wrap(" ".join(sentences[field.name].split())))
             content = getattr(value, field.name)
             if dataclasses.is_dataclass(content):
                 yield f"{pad}{field.name}:" + ("" if dataclasses.fields(content) else " {}")
@@ -289,12 +281,8 @@ def docs(cls: type) -> dict[str, str]:
         except (OSError, TypeError, SyntaxError):  # a class made in a REPL has no source
             continue
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for field, below in pairwise(body):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-            ):
-                found[field.target.id] = inspect.cleandoc(str(below.value.value))
+        for pair in pairwise(body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = inspect.cleandoc(text)
     return found
