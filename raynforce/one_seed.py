@@ -14,12 +14,13 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raynforce.errors import RaynforceError, summary
+from raynforce.errors import RaynforceError, reason
 from raynforce.runs.progress import Pace, Progress, Snapshot
 from raynforce.threads import cap_threads
 
@@ -97,15 +98,14 @@ def main() -> None:
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
         write({"result": _run(given, data, Teller(write))})
-    except RaynforceError as error:
-        _failed(write, str(error), error.exit_code)
     except KeyboardInterrupt as interrupt:
         sys.exit(128 + (interrupt.args[0] if interrupt.args and isinstance(interrupt.args[0], int) else 2))
     except (Exception, SystemExit) as error:
-        import traceback
-
-        traceback.print_exc()
-        _failed(write, summary(error), 1)
+        code = error.exit_code if isinstance(error, RaynforceError) else 1
+        if not isinstance(error, RaynforceError):
+            traceback.print_exc()
+        write({"error": reason(error), "code": code})
+        sys.exit(code)
 
 
 def _run(given: bytes, data: bytes, teller: Teller) -> dict[str, Any]:
@@ -115,21 +115,15 @@ def _run(given: bytes, data: bytes, teller: Teller) -> dict[str, Any]:
 
     unpack(given)
     job: Job = pickle.loads(data)
+    how: dict[str, Any] = {"progress": teller, "began": job.began}
     try:
         if job.config is None:
-            sinks = services(job.log, Path(job.out))
-            run = api.resume(job.out, settings=job.changes, sinks=sinks, progress=teller, began=job.began)
+            run = api.resume(job.out, settings=job.changes, sinks=services(job.log, Path(job.out)), **how)
         else:
-            sinks = services(job.log)
-            run = api.start(job.config, {}, job.out, sinks=sinks, progress=teller, began=job.began)
+            run = api.start(job.config, {}, job.out, sinks=services(job.log), **how)
     except api.Interrupted as interrupted:
         run = interrupted.run
     return run.result.to_json()
-
-
-def _failed(write: Callable[[dict[str, Any]], None], error: str, code: int) -> None:
-    write({"error": error, "code": code})
-    sys.exit(code)
 
 
 def _end_with_stdin() -> None:

@@ -103,8 +103,7 @@ class Policy:
 
 def load(path: str | Path, which: str = "best", *, seed: int | None = None) -> Policy:
     """Load the policy of a run (its `best`, or `last`) or of a checkpoint directory; a run may be at a URL."""
-    saved = read_policy(find_policy(local_path(path), which))
-    return Policy(*saved, seed=seed)
+    return Policy(*read_policy(find_policy(local_path(path), which)), seed=seed)
 
 
 def read_policy(path: Path) -> tuple[ActingSpec, PolicyVersion]:
@@ -114,8 +113,7 @@ def read_policy(path: Path) -> tuple[ActingSpec, PolicyVersion]:
         spec, version = ActingSpec.from_json(tree["acting"]), PolicyVersion.from_state(tree["version"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} does not hold a policy: {error}") from None
-    wanted = sum(p.size for p in spec.network.params())
-    if not spec.factory and wanted != version.params.size:
-        found = version.params.size
+    wanted, found = sum(p.size for p in spec.network.params()), version.params.size
+    if not spec.factory and wanted != found:
         raise CheckpointError(f"checkpoint {path} is of another shape: expected {wanted} parameters, found {found}")
     return spec, version

@@ -31,6 +31,7 @@ from raynforce.given import pack as pack_given
 from raynforce.imports import bare
 from raynforce.kernels import pin
 from raynforce.one_seed import Job, pack
+from raynforce.runs import disk
 from raynforce.runs.directory import seeds_in
 from raynforce.runs.mirrored import new_run
 from raynforce.runs.progress import Mode, Snapshot
@@ -183,14 +184,12 @@ def start_seeds(
     config: Config,
     preset: Mapping[str, Any],
     seeds: Sequence[int],
-    out: str | Path | None = None,
-    *,
+    out: str | Path | None,
     log: Sequence[str] = (),
-    progress: Mode = "auto",
-    stream: Any = None,
+    **how: Any,
 ) -> Seeds:
     """Train a resolved config with each of these seeds; `log` are services that metrics are sent to."""
-    view = make_view(stream or sys.stdout, progress)
+    view = make_view(**how)
     for seed in seeds if out is not None else ():
         new_run(f"{out}/seed{seed}")
     # Once, on a machine that is not busy with the others yet.
@@ -204,19 +203,12 @@ def start_seeds(
         return _side_by_side(title, str(folder), config, jobs, given, view)
 
 
-def resume_seeds(
-    folder: str | Path,
-    changes: Mapping[str, Any],
-    *,
-    log: Sequence[str] = (),
-    progress: Mode = "auto",
-    stream: Any = None,
-) -> Seeds:
+def resume_seeds(folder: str | Path, changes: Mapping[str, Any], log: Sequence[str] = (), **how: Any) -> Seeds:
     """Go on with all runs of a folder, side by side; `changes` as in `resume`, dotted."""
     runs = seeds_in(folder)
     config, _ = resolve({"preset": "none"}, settings_of(runs[0] / "config.yaml")[0], nested(changes))
     jobs = {int(run.name.removeprefix("seed")): Job(str(run), None, dict(changes), tuple(log)) for run in runs}
-    view = make_view(stream or sys.stdout, progress)
+    view = make_view(**how)
     return _side_by_side(f"resuming {folder}", str(folder), config, jobs, b"", view)
 
 
@@ -242,18 +234,12 @@ def _folder(config: Config, seeds: Sequence[int], out: str | Path | None) -> Ite
     if out is not None:
         yield out if is_url(str(out)) else Path(out).expanduser()
         return
-    first = fresh_name(config, f"s{min(seeds)}-{max(seeds)}")
-    folder, number = first, 1
-    first.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        try:
-            folder.mkdir()
-            break
-        except FileExistsError:
-            number += 1
-            folder = first.with_name(f"{first.name}-{number}")
-        except OSError as error:
-            raise UsageError(f"cannot write to output directory {folder}: {error.strerror}") from None
+    folder = fresh_name(config, f"s{min(seeds)}-{max(seeds)}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder = disk.numbered(folder)
+    except OSError as error:
+        raise UsageError(f"cannot write to output directory {folder}: {error.strerror}") from None
     try:
         yield folder
     finally:
@@ -350,10 +336,9 @@ class _Crowd:
         self._view.draw()
 
     def _read(self, one: _Process, file: Any) -> None:
-        try:
+        chunk = b""
+        with contextlib.suppress(BlockingIOError):  # a program that it has started keeps the pipe open
             chunk = os.read(file.fileno(), 65536)
-        except BlockingIOError:  # a program that it has started keeps the pipe open
-            chunk = b""
         *lines, one.rest[file] = (one.rest.get(file, b"") + chunk).split(b"\n")
         for line in filter(None, lines if chunk else [*lines, one.rest[file]]):
             if file is one.process.stdout:

@@ -113,18 +113,15 @@ class RunDirectory:
     @contextlib.contextmanager
     def _claimed(self, made: list[Path]) -> Iterator[None]:
         """Have the directory, a new one or one with nothing in it, for oneself; `made` is told of a new one."""
-        with contextlib.suppress(FileExistsError):  # a file, which the next line complains about
+        with contextlib.suppress(FileExistsError):  # a file, which the next lines complain about
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        first, number = self.path, 1
-        while not made:
-            try:
+        if self._numbered:
+            self._be_at(disk.numbered(self.path))
+            made.append(self.path)
+        else:
+            with contextlib.suppress(FileExistsError):
                 self.path.mkdir()  # one process alone can do that
                 made.append(self.path)
-            except FileExistsError:
-                if not self._numbered:
-                    break
-                number += 1
-                self._be_at(first.with_name(f"{first.name}-{number}"))
         with disk.alone(self.path, os.O_RDONLY | os.O_DIRECTORY):
             self.must_be_new()  # another process may have had it until now
             yield

@@ -78,13 +78,10 @@ def make_progress(stream: TextIO | None, *, mode: Mode | Progress = "auto") -> P
     modes = get_args(Mode)
     if mode not in modes:
         raise UsageError(f"progress mode is {mode!r}: use one of {', '.join(modes)}{nearest(str(mode), modes)}")
-    if stream is None:  # closed before we were started
+    if stream is None or mode == "quiet":  # None: closed before we were started
         return QuietProgress()
-    if mode == "auto":
-        mode = "live" if _can_draw(stream) else "plain"
-    if mode == "live":
-        return LiveProgress(stream)
-    return PlainProgress(stream) if mode == "plain" else QuietProgress()
+    live = mode == "live" or (mode == "auto" and _can_draw(stream))
+    return LiveProgress(stream) if live else PlainProgress(stream)
 
 
 def _can_draw(stream: TextIO) -> bool:
@@ -366,15 +363,10 @@ class _History:
 def plain_line(snapshot: Snapshot, seconds_left: float | None, most: int) -> str:
     """One line with the figures in the same columns each time, and as many losses as fit: the metrics have them all."""
     total = f"{snapshot.total_steps:,}"
-    fields = [
-        f"steps {snapshot.steps:>{len(total)},}/{total} {_percent(snapshot):>4}",
-        f"{snapshot.steps_per_second:>7,.0f} steps/s",
-        f"return {number(snapshot.return_mean):>7}",
-        f"best eval {number(snapshot.best_eval):>7}",
-        f"eta {clock_time(seconds_left):>7}",
-    ]
+    line = f"steps {snapshot.steps:>{len(total)},}/{total} {_percent(snapshot):>4}"
+    line += f"  {snapshot.steps_per_second:>7,.0f} steps/s  return {number(snapshot.return_mean):>7}"
+    line += f"  best eval {number(snapshot.best_eval):>7}  eta {clock_time(seconds_left):>7}"
     faults = f"  faults {snapshot.faults:,}" if snapshot.faults else ""
-    line = "  ".join(fields)
     for name, value in snapshot.losses.items():
         longer = f"{line}  {name} {number(value):>7}"
         if len(longer) + len(faults) > most:
@@ -449,10 +441,8 @@ def _bar_line(snapshot: Snapshot, width: int) -> Text:
     percent = f" {_percent(snapshot):>4}"
     cells = max(width - len(percent), 1)
     full, half = divmod(int(_fraction(snapshot) * cells * 2), 2)
-    line = Text()
-    line.append("━" * full + "╸" * half, "green" if full == cells else "cyan")
-    line.append("─" * (cells - full - half), "dim")
-    return line.append(percent, "bold")
+    line = Text("━" * full + "╸" * half, "green" if full == cells else "cyan")
+    return line.append("─" * (cells - full - half), "dim").append(percent, "bold")
 
 
 def _loss_lines(losses: Mapping[str, float], width: int) -> list[Text]:
@@ -461,13 +451,12 @@ def _loss_lines(losses: Mapping[str, float], width: int) -> list[Text]:
 
     lines: list[Text] = []
     for name, value in losses.items():
-        shown = number(value)
-        if not lines or lines[-1].cell_len + 2 + len(name) + 1 + max(len(shown), 7) > width:
+        shown = f"{number(value):<7}"
+        if not lines or lines[-1].cell_len + 2 + len(name) + 1 + len(shown) > width:
             lines.append(Text().append(f"{'' if lines else 'losses':<{_LABEL}}", "dim"))
         else:
             lines[-1].append("  ")
-        bad = not math.isfinite(value)
-        lines[-1].append(f"{name} ", "dim").append(f"{shown:<7}", "bold red" if bad else "")
+        lines[-1].append(f"{name} ", "dim").append(shown, "" if math.isfinite(value) else "bold red")
     return lines
 
 

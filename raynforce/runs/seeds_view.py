@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from raynforce.runs import progress
+from raynforce.runs import progress as views
 from raynforce.runs.progress import Clock, Mode, Output, Pace, Snapshot, clock_time, number, open_live
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class SeedsView:
 
     def fault(self, seed: int, text: str) -> None:
         """Show that something failed in one seed, and what was done about it; also where nothing else is shown."""
-        progress.QuietProgress().fault(f"seed {seed}: {text}")
+        views.QuietProgress().fault(f"seed {seed}: {text}")
 
     def ended(self, seed: int, result: Result | None, error: str) -> None:
         stopped = result is None or result.stopped.startswith("SIG")
@@ -79,17 +80,17 @@ class SeedsView:
     def line(self, seconds: float) -> str:
         """Where all of them stand, in one line."""
         rows = list(self.rows.values())
-        seen = [row.seen for row in rows if row.seen is not None]
         fraction = statistics.fmean(row.fraction(self._total) for row in rows)
         speed = sum(row.seen.steps_per_second for row in rows if row.seen is not None and row.state == "training")
-        fields = [
-            f"seeds done {sum(row.state in ('done', 'failed') for row in rows)}/{len(rows)} {fraction:>4.0%}",
-            f"{speed:>7,.0f} steps/s",
-            f"return {number(_median([one.return_mean for one in seen])):>7}",
-            f"best eval {number(_median([one.best_eval for one in seen])):>7} (medians)",
-            f"eta {clock_time(seconds * (1 / fraction - 1) if fraction > SURE else None):>5}",
-        ]
-        return "   ".join(fields)
+        done, left = sum(row.state in ("done", "failed") for row in rows), seconds * (1 / max(fraction, SURE) - 1)
+        line = f"seeds done {done}/{len(rows)} {fraction:>4.0%}   {speed:>7,.0f} steps/s"
+        line += f"   return {self._median('return_mean'):>7}   best eval {self._median('best_eval'):>7} (medians)"
+        return f"{line}   eta {clock_time(left if fraction > SURE else None):>5}"
+
+    def _median(self, figure: str) -> str:
+        values = [getattr(row.seen, figure) for row in self.rows.values() if row.seen is not None]
+        known = [value for value in values if value is not None]
+        return number(statistics.median(known) if known else None)
 
 
 class PlainSeeds(SeedsView):
@@ -164,12 +165,13 @@ class LiveSeeds(SeedsView):
         return Group(table, Text(f" {self.line(seconds)}", no_wrap=True, overflow="ellipsis"))
 
 
-def make_view(stream: TextIO | None, mode: Mode) -> SeedsView:
-    """The view that fits `stream`, as `make_progress` chooses it."""
-    chosen = progress.make_progress(stream, mode=mode)
-    if stream is None or isinstance(chosen, progress.QuietProgress):
+def make_view(progress: Mode = "auto", stream: TextIO | None = None) -> SeedsView:
+    """The view that fits `stream`, or stdout, as `make_progress` chooses it."""
+    stream = stream or sys.stdout
+    chosen = views.make_progress(stream, mode=progress)
+    if stream is None or isinstance(chosen, views.QuietProgress):
         return SeedsView()
-    return LiveSeeds(stream) if isinstance(chosen, progress.LiveProgress) else PlainSeeds(stream)
+    return LiveSeeds(stream) if isinstance(chosen, views.LiveProgress) else PlainSeeds(stream)
 
 
 def _ending(result: Result | None, error: str) -> str:
@@ -181,8 +183,3 @@ def _ending(result: Result | None, error: str) -> str:
     if result.solved_steps is not None and result.solved_at is not None:
         how = f"target met at {result.solved_steps:,} steps, after {result.solved_at:.1f} s"
     return f"{how}; best policy {number(result.eval_return)}"
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
