@@ -65,16 +65,11 @@ class Facts:
 
     cost: Cost = Cost(None)  # noqa: RUF009  (frozen)
     """Of the environment."""
-    policy: PolicyCost | None = None
-    """None: not measured."""
-    tolerates_lag: bool = True
-    """Whether the algorithm can learn from the version before the newest."""
-    streams: bool = True
-    """Whether it learns from each step once, as it comes."""
-    obstacle: str = ""
-    """Why roles cannot be at work side by side on this machine."""
-    wants_ray: bool = False
-    """Whether a setting is given that only Ray heeds."""
+    policy: PolicyCost | None = None  # None: not measured
+    tolerates_lag: bool = True  # whether the algorithm can learn from the version before the newest
+    streams: bool = True  # whether it learns from each step once, as it comes
+    obstacle: str = ""  # why roles cannot be at work side by side on this machine
+    wants_ray: bool = False  # whether a setting is given that only Ray heeds
     cores: int = 1
 
     @property

@@ -105,10 +105,8 @@ class _Watched(Learner):
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
         self.algo, self.net, self.keeper = self._algo, self._net, self._keeper
-        self.largest: dict[str, float] = {}
-        """Of each parameter, the largest gradient so far."""
-        self.not_finite: list[str] = []
-        """Those whose gradients were the first that were not finite."""
+        self.largest: dict[str, float] = {}  # of each parameter, the largest gradient so far
+        self.not_finite: list[str] = []  # those whose gradients were the first that were not finite
 
     def gradients(self, loss: Loss) -> Tensor:
         flat = super().gradients(loss)

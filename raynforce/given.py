@@ -26,10 +26,8 @@ MAIN = "__main__"
 @dataclass
 class _Entry:
     thing: Any
-    runs: int = 0
-    """That use it now. Without one, another thing may get the name."""
-    packed: bytes | None = None
-    """As it was when a run that uses it first sent it: all of its processes get the same."""
+    runs: int = 0  # that use it now. Without one, another thing may get the name
+    packed: bytes | None = None  # as it was when a run that uses it first sent it: all of its processes get the same
 
 
 _entries: dict[str, _Entry] = {}

@@ -10,8 +10,7 @@ from typing import Any
 
 from raynforce.errors import UsageError, nearest, summary
 
-importing: list[str] = []
-"""The modules that are being imported for the user right now."""
+importing: list[str] = []  # the modules that are being imported for the user right now
 
 
 def load_module(name: str) -> ModuleType:

@@ -14,10 +14,8 @@ from raynforce.trees import Tree
 MOST = 32  # names that are kept, the first that come: an environment may use another one each time
 LONGEST = 64  # characters of a name
 
-Info = Mapping[str, float]
-"""What one episode told, by name."""
-Values = Mapping[str, np.ndarray]
-"""What several told: `[E]` float64 by name, NaN where one did not tell it."""
+Info = Mapping[str, float]  # what one episode told, by name
+Values = Mapping[str, np.ndarray]  # what several told: `[E]` float64 by name, NaN where one did not tell it
 NOTHING: Mapping[Any, Any] = {}  # as either of them
 
 

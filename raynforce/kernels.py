@@ -21,10 +21,8 @@ _set: dict[str, bool] = {}  # variables that this process has set, and whether n
 
 
 class Kind(NamedTuple):
-    cpu: str
-    """The processor's model."""
-    kernels: str
-    """`avx2`, or `native`: whatever libraries choose for it."""
+    cpu: str  # the processor's model
+    kernels: str  # `avx2`, or `native`: whatever libraries choose for it
 
 
 def pin(kernels: Kernels = "portable") -> None:

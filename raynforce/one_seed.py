@@ -36,14 +36,10 @@ class Job:
     """What to do: train a config, or resume a run."""
 
     out: str
-    config: Config | None
-    """None: the run is there already, and is resumed."""
-    changes: dict[str, Any]
-    """Settings of a resumed run, dotted."""
-    log: tuple[str, ...] = ()
-    """Services that metrics are sent to, as `--log` names them."""
-    began: float = 0.0
-    """On the monotonic clock, which all processes of a machine share."""
+    config: Config | None  # None: the run is there already, and is resumed
+    changes: dict[str, Any]  # settings of a resumed run, dotted
+    log: tuple[str, ...] = ()  # services that metrics are sent to, as `--log` names them
+    began: float = 0.0  # on the monotonic clock, which all processes of a machine share
 
 
 def pack(job: Job, given: bytes) -> bytes:

@@ -268,8 +268,7 @@ def _side_by_side(
 class _Process:
     run: SeedRun
     process: subprocess.Popen[bytes]
-    rest: dict[Any, bytes] = field(default_factory=dict)
-    """What has come of a line that has not ended, by file."""
+    rest: dict[Any, bytes] = field(default_factory=dict)  # what has come of a line that has not ended, by file
     said: str = ""
 
     @property

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from raynforce.errors import UsageError, nearest, said_elsewhere
 
-COUNTS = {"k": 10**3, "K": 10**3, "M": 10**6}
-"""What a whole number may end with: `--steps 10k`."""
+COUNTS = {"k": 10**3, "K": 10**3, "M": 10**6}  # what a whole number may end with: `--steps 10k`
 T = TypeVar("T")
 Nested = dict[str, Any]
 

@@ -29,16 +29,14 @@ from raynforce.errors import RaynforceError, UsageError, summary
 
 EVERY = 1.0  # seconds between two messages to a service
 AT_ONCE = 50  # lines in one message
-MOST_WAITING = 10_000
-"""Lines that a service may be behind; what comes then is lost, and counted."""
+MOST_WAITING = 10_000  # lines that a service may be behind; what comes then is lost, and counted
 OPEN_SECONDS, CLOSE_SECONDS = 20.0, 30.0  # that a service may take to begin, and for what is left at the end
 
 
 class Line(NamedTuple):
     step: int
     metrics: Mapping[str, float]
-    time: float
-    """In seconds since 1970."""
+    time: float  # in seconds since 1970
 
 
 class Service(ABC):
@@ -53,8 +51,7 @@ class Service(ABC):
         if importlib.util.find_spec(self.package) is None:
             needs = f"{type(self).__name__} needs {self.package}, which is not installed"
             raise UsageError(f'{needs}: pip install "raynforce[{self.extra}]"')
-        self.url = ""
-        """Where the run can be seen, once that is known."""
+        self.url = ""  # where the run can be seen, once that is known
         self._thread: threading.Thread | None = None
         self._reset()
 

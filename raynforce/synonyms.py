@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 class Here(NamedTuple):
     path: str
-    note: str = ""
-    """What is different about it, if anything is."""
+    note: str = ""  # what is different about it, if anything is
 
 
 def _by_word(rows: str) -> dict[str, list[Here]]:

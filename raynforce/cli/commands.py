@@ -334,10 +334,10 @@ def _as_run(text: str) -> RunDirectory | None:
 
 
 def _doctor_of_run(arguments: argparse.Namespace, run: RunDirectory) -> int:
-    if arguments.set:
-        raise UsageError(f"--set is for an environment, and {run.shown} is a run, which has its own settings")
-    if arguments.steps is not None:
-        raise UsageError(f"--steps is for an environment, and {run.shown} is a run")
+    if arguments.set or arguments.steps is not None:
+        own = ", which has its own settings" if arguments.set else ""
+        option = "set" if arguments.set else "steps"
+        raise UsageError(f"--{option} is for an environment, and {run.shown} is a run{own}")
     if arguments.replay is None:
         for option in ("debugger", "before", "seconds"):
             if getattr(arguments, option) not in (None, False):

@@ -258,6 +258,5 @@ def _output(parser: _Parser, progress: bool = True) -> None:
 WHERE = {name: name for name in ("engine", "runtime", "topology")}
 """The settings that options on where it runs stand for."""
 WHERE |= {name: f"ray.{name}" for name in ("address", "sampler_cpus", "learner_cpus", "learner_gpus")}
-SETTINGS = {name: name for name in ("steps", "target", "seed")} | WHERE
-"""The settings that any options stand for."""
+SETTINGS = {name: name for name in ("steps", "target", "seed")} | WHERE  # the settings that any options stand for
 SETTINGS |= {"from": "start_from", "samplers": "sampling.samplers", "envs": "sampling.envs"}

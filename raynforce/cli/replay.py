@@ -44,19 +44,16 @@ TELL_AFTER = 2.0  # seconds before progress is shown
 
 @dataclass(frozen=True)
 class How:
-    seconds: float
-    """Without any progress, until its stack is shown and the process ends."""
+    seconds: float  # without any progress, until its stack is shown and the process ends
     debugger: bool
     before: bool
-    stacks: IO[str] | None
-    """Where they are shown, those of a crash in native code too."""
+    stacks: IO[str] | None  # where they are shown, those of a crash in native code too
 
 
 @dataclass(frozen=True)
 class Outcome:
     broke: bool
-    verdict: str
-    """One sentence or two."""
+    verdict: str  # one sentence or two
     step: int | None = None
     trace: str = ""
     hung: bool = False

@@ -14,6 +14,7 @@ from raynforce.errors import UsageError
 from raynforce.imports import bare
 from raynforce.runs.catalog import Glance, find, glance
 from raynforce.runs.progress import number
+from raynforce.runs.terminal import columns
 
 Row = dict[str, str]
 COLUMNS = ("run", "algo", "env", "status", "steps", "return", "best", "active", "size")
@@ -36,7 +37,7 @@ def tell(folder: str | None, *, me: str = "raynforce", as_json: bool = False) ->
     elif not found:
         text.say(f"no runs in {directory} yet; this makes one: {me} train ppo CartPole-v1 --target 475")
     else:
-        for line in lines(found, directory, text.width(), text.Paint(sys.stdout)):
+        for line in lines(found, directory, columns(sys.stdout), text.Paint(sys.stdout)):
             text.say(line)
     return 0
 

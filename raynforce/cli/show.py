@@ -51,8 +51,7 @@ def tell(text: str, *, me: str = "raynforce", verify: bool = False, as_json: boo
 
 @dataclass(frozen=True)
 class Next:
-    step: int | None
-    """Where it goes on; None if it would be refused."""
+    step: int | None  # where it goes on; None if it would be refused
     sentence: str
     command: str = ""
 
@@ -68,8 +67,7 @@ class _Run:
     config: Mapping[str, Any]
     history: History
     kept: Sequence[Kept]
-    candidates: Sequence[Kept]
-    """What resume tries, in its order."""
+    candidates: Sequence[Kept]  # what resume tries, in its order
 
     @staticmethod
     def read(run: RunDirectory, me: str, verify: bool) -> _Run:

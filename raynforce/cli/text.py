@@ -28,7 +28,7 @@ class Page:
     """Prints a report: labels in a column of their own, and beside them what they say, in lines that fit."""
 
     def __init__(self, label: int, widest: int = LOG) -> None:
-        self.label, self.columns = label, min(width(), widest)  # longer lines are hard to read
+        self.label, self.columns = label, min(columns(sys.stdout), widest)  # longer lines are hard to read
         self.paint = Paint(sys.stdout)
 
     def title(self, name: str, text: str) -> None:
@@ -58,11 +58,6 @@ def say(line: str) -> None:
     print(line.encode(encoding, "replace").decode(encoding))
 
 
-def width() -> int:
-    """Columns of the terminal, or of a log."""
-    return columns(sys.stdout)
-
-
 def age(seconds: float) -> str:
     """`just now`, `40 s ago`, `3 min ago`, `5 h ago`, `12 days ago`."""
     if seconds < 1:
@@ -87,12 +82,9 @@ def short(count: int) -> str:
     """A count in five characters or so: `8,192`, `60.2k`, `1.5M`."""
     if count < 10_000:
         return f"{count:,}"
-    value = float(count)
-    for unit in ("k", "M", "G"):
-        value /= 1000
-        if value < 999.5 or unit == "G":
-            break
-    return f"{f'{value:.1f}'.removesuffix('.0') if value < 99.95 else f'{value:,.0f}'}{unit}"
+    power = 1 if count < 999_500 else 2 if count < 999_500_000 else 3
+    value = count / 1000**power
+    return (f"{value:.1f}".removesuffix(".0") if value < 99.95 else f"{value:,.0f}") + " kMG"[power]
 
 
 def count(number: int, thing: str) -> str:

@@ -38,20 +38,14 @@ class Glance:
     """One run, from the ends of its files."""
 
     path: Path
-    state: State
-    """`killed`: it began, and neither ended nor is held by a process."""
-    reason: str = ""
-    """Of its end, or what is broken."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """Those of its settings that are in `HEAD`."""
+    state: State  # `killed`: it began, and neither ended nor is held by a process
+    reason: str = ""  # of its end, or what is broken
+    config: Mapping[str, Any] = field(default_factory=dict)  # those of its settings that are in `HEAD`
     steps: int = 0
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Of its last report."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # of its last report
     best_eval: float | None = None
-    active: float = 0.0
-    """When it last wrote anything, in seconds since the epoch."""
-    size: int = 0
-    """Bytes of all its files."""
+    active: float = 0.0  # when it last wrote anything, in seconds since the epoch
+    size: int = 0  # bytes of all its files
     holder: lock.Holder | None = None
 
     @property
@@ -294,15 +288,11 @@ class Kept:
     """One checkpoint on disk, by its manifest."""
 
     path: Path
-    manifest: Mapping[str, Any]
-    """Empty if it cannot be read."""
-    wrong: tuple[str, ...] = ()
-    """What is not as its manifest says; empty if all is well."""
-    marks: tuple[str, ...] = ()
-    """`best`, `last`: what leads to it."""
+    manifest: Mapping[str, Any]  # empty if it cannot be read
+    wrong: tuple[str, ...] = ()  # what is not as its manifest says; empty if all is well
+    marks: tuple[str, ...] = ()  # `best`, `last`: what leads to it
     time: float = 0.0
-    files: Mapping[str, int] = field(default_factory=dict)
-    """Its own files and their stated sizes."""
+    files: Mapping[str, int] = field(default_factory=dict)  # its own files and their stated sizes
     segments: Mapping[str, int] = field(default_factory=dict)
     """The files that it shares with other checkpoints, and their stated sizes."""
 

@@ -55,20 +55,17 @@ class RunDirectory:
         """`numbered` if `create` may put `-2` behind its name, and so on, where there is one already."""
         self._numbered = numbered
         self._be_at(path)
-        self.notes: list[str] = []
-        """What a user should know of it since it was opened."""
+        self.notes: list[str] = []  # what a user should know of it since it was opened
         self._saving = threading.Lock()
         self._newest: dict[str, Stated] = {}  # segments of the checkpoint that was saved or loaded last, by file
         self._manifests: dict[str, dict[str, Any] | None] = {}  # of whole checkpoints
         self.made_on: dict[str, str] = {}
         """What manifests say of the machines that its roles live on, where that is more than of this one."""
-        self.journal: Journal | None = None
-        """Writes the events while there is one, so that nobody waits for the disk."""
+        self.journal: Journal | None = None  # writes the events while there is one, so that nobody waits for the disk
 
     def _be_at(self, path: Path) -> None:
         self.path = path
-        self.shown = str(path)
-        """How a user names it."""
+        self.shown = str(path)  # how a user names it
         self.config, self.metrics, self.events = (path / f for f in ("config.yaml", "metrics.jsonl", "events.jsonl"))
         self.tensorboard, self.checkpoints = path / "tensorboard", path / "checkpoints"
         self.best, self.last = path / "best", path / "last"

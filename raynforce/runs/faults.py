@@ -56,8 +56,7 @@ class FaultHistory:
 
     def __init__(self, run: RunDirectory, say: Callable[[str], None] = lambda text: None) -> None:
         self.faults = 0
-        self.last = ""
-        """The newest fault in a few words, for whoever watches."""
+        self.last = ""  # the newest fault in a few words, for whoever watches
         self._run, self._say = run, say
         self._folder = run.path / FOLDER
         self._told = False
@@ -240,22 +239,16 @@ def _parse(line: str) -> dict[str, Any] | None:
 class FaultGroup:
     """Faults of one kind of role with an equal cause."""
 
-    role: str
-    """`sampler`, `learner`, `evaluator`."""
+    role: str  # `sampler`, `learner`, `evaluator`
     kind: str
-    cause: str
-    """Of the first one."""
+    cause: str  # of the first one
     count: int = 0
-    roles: Counter[str] = field(default_factory=Counter)
-    """How often in which: `sampler 3`."""
-    actions: Counter[str] = field(default_factory=Counter)
-    """What was done, how often."""
-    first: tuple[float, int] = (0.0, 0)
-    """Time, and environment steps trained by then."""
+    roles: Counter[str] = field(default_factory=Counter)  # how often in which: `sampler 3`
+    actions: Counter[str] = field(default_factory=Counter)  # what was done, how often
+    first: tuple[float, int] = (0.0, 0)  # time, and environment steps trained by then
     last: tuple[float, int] = (0.0, 0)
     trace: str = ""
-    said: str = ""
-    """The last lines that the last one of them printed."""
+    said: str = ""  # the last lines that the last one of them printed
     evidence: list[int] = field(default_factory=list)
 
     @property
@@ -267,26 +260,18 @@ class FaultGroup:
 @dataclass
 class History:
     began: float | None = None
-    ended: float | None = None
-    """Time of the last event; of the end, if it had one."""
-    outcome: str = "none"
-    """How the last process of the run ended: `stopped`, `failed`, or `none` that was written down."""
+    ended: float | None = None  # time of the last event; of the end, if it had one
+    outcome: str = "none"  # how the last process of the run ended: `stopped`, `failed`, or `none` that was written down
     reason: str = ""
     steps: int = 0
-    seconds: float = 0.0
-    """From start to end, of all processes of the run."""
-    starts: int = 0
-    """How often it was started or resumed."""
-    groups: list[FaultGroup] = field(default_factory=list)
-    """The grave ones first, then the most frequent."""
-    recoveries: dict[str, list[float]] = field(default_factory=dict)
-    """Seconds of each, by kind of role."""
+    seconds: float = 0.0  # from start to end, of all processes of the run
+    starts: int = 0  # how often it was started or resumed
+    groups: list[FaultGroup] = field(default_factory=list)  # the grave ones first, then the most frequent
+    recoveries: dict[str, list[float]] = field(default_factory=dict)  # seconds of each, by kind of role
     given_up: list[str] = field(default_factory=list)
-    absent: dict[str, str] = field(default_factory=dict)
-    """Roles that were away at the end, and why."""
+    absent: dict[str, str] = field(default_factory=dict)  # roles that were away at the end, and why
     absences: int = 0
-    lost: int | None = None
-    """Environment steps that were sampled and lost with a role, as far as that was written down."""
+    lost: int | None = None  # environment steps that were sampled and lost with a role, as far as that was written down
 
     @property
     def faults(self) -> int:

@@ -46,12 +46,9 @@ os.register_at_fork(after_in_child=_forget)
 @dataclass(frozen=True)
 class Holder:
     host: str = ""
-    pid: int = 0
-    """In that host. 0 if the holder cannot be named."""
-    boot: str = ""
-    """Which start of which kernel, and which of its containers: a process id says nothing elsewhere."""
-    started: float = 0.0
-    """When it took the lock: seconds since 1970, by the clock of its host."""
+    pid: int = 0  # in that host. 0 if the holder cannot be named
+    boot: str = ""  # which start of which kernel, and which of its containers: a process id says nothing elsewhere
+    started: float = 0.0  # when it took the lock: seconds since 1970, by the clock of its host
     token: str = ""
 
     def __str__(self) -> str:

@@ -33,8 +33,7 @@ _MISSING = "–"
 class Snapshot:
     steps: int
     total_steps: int
-    seconds: float
-    """Since the run began."""
+    seconds: float  # since the run began
     steps_per_second: float
     episodes: int
     updates: int
@@ -45,10 +44,8 @@ class Snapshot:
     note: str = ""
     evaluating_left: float | None = 0.0
     """Seconds that an evaluation will still take which training waits for; None if that is not known."""
-    ending: bool = False
-    """Whether no more is trained, however many steps are left."""
-    faults: int = 0
-    """How often something has failed and was restarted."""
+    ending: bool = False  # whether no more is trained, however many steps are left
+    faults: int = 0  # how often something has failed and was restarted
     last_fault: str = ""
 
 

@@ -23,8 +23,7 @@ POINTERS = ("last", "best")
 NAME = re.compile(r"(step|best)_(\d{1,18})(?:\.(\d{1,9}))?")  # of a checkpoint
 _ATTEMPTS = 10
 
-Contents = dict[str, tuple[int, str]]
-"""Size and sha256 of each file of a checkpoint, by its path in the run."""
+Contents = dict[str, tuple[int, str]]  # size and sha256 of each file of a checkpoint, by its path in the run
 
 
 class Remote:
@@ -274,12 +273,9 @@ class WorkingCopy:
 
     def __init__(self, local: Path) -> None:
         self.local = local
-        self.moved = 0
-        """Files that were uploaded or downloaded."""
-        self.notes: list[str] = []
-        """What was skipped or left as it is, and why."""
-        self.wrote = False
-        """Whether it was pushed since it was fetched, and so may be ahead of the store."""
+        self.moved = 0  # files that were uploaded or downloaded
+        self.notes: list[str] = []  # what was skipped or left as it is, and why
+        self.wrote = False  # whether it was pushed since it was fetched, and so may be ahead of the store
         self.sent: dict[str, str] = {}
         """What is there of each file: the sha256 that a manifest states, or how long and how old a log was."""
         self._right: set[tuple[Path, tuple[int, str]]] = set()  # segments are shared by many checkpoints

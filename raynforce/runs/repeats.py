@@ -9,8 +9,7 @@ from typing import Generic, TypeVar
 
 FIRST = 10
 """Of equal events, the first so many are each worth a line; then the 20th to 100th by tens, by hundreds, and so on."""
-EVERY_SECONDS = 60.0
-"""Beside these, a line at most this often, so that a crash loses the count of a minute at most."""
+EVERY_SECONDS = 60.0  # beside these, a line at most this often, so that a crash loses the count of a minute at most
 
 K = TypeVar("K", bound=Hashable)
 

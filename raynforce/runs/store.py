@@ -43,8 +43,7 @@ class Store:
     def __init__(self, url: str, fs: Any, root: str) -> None:
         self.fs, self.root = fs, root.rstrip("/")
         self.given = url.rstrip("/")
-        self.url = _shown(self.given)
-        """Without a password."""
+        self.url = _shown(self.given)  # without a password
 
     @staticmethod
     def open(url: str) -> Store:
