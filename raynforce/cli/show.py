@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from raynforce.cli.text import DIM, GREEN, RED, STATES, Page, age, count, plain,
 from raynforce.errors import RaynforceError, UsageError
 from raynforce.imports import is_given
 from raynforce.runs import catalog
-from raynforce.runs.catalog import Glance, Kept, bytes_in, checkpoints_of, glance, look_at
+from raynforce.runs.catalog import Kept, bytes_in, checkpoints_of, glance, look_at
 from raynforce.runs.directory import RunDirectory
-from raynforce.runs.faults import History, each_event, summarise
+from raynforce.runs.faults import each_event, summarise
 from raynforce.runs.mirrored import open_run
 from raynforce.runs.progress import clock_time, number
 from raynforce.runs.store import is_url
@@ -38,7 +38,7 @@ def tell(text: str, *, me: str = "raynforce", verify: bool = False, as_json: boo
     elif not is_url(text) and not path.exists() and (Path("runs") / path).is_dir():
         raise UsageError(f"there is no run at {path} (did you mean {Path('runs') / path}?)")
     else:
-        found = _Run.read(open_run(text), me, verify)
+        found = _Run(open_run(text), me, verify)
     if as_json:
         print(json.dumps(found.to_json()))
     elif isinstance(found, Kept):
@@ -56,63 +56,31 @@ class Next:
     command: str = ""
 
 
-@dataclass(frozen=True)
 class _Run:
     """All that is told of a run."""
 
-    run: RunDirectory
-    me: str
-    verify: bool
-    glance: Glance
-    config: Mapping[str, Any]
-    history: History
-    kept: Sequence[Kept]
-    candidates: Sequence[Kept]  # what resume tries, in its order
-
-    @staticmethod
-    def read(run: RunDirectory, me: str, verify: bool) -> _Run:
-        try:
-            config: Mapping[str, Any] = settings.read_yaml(str(run.config))
-        except RaynforceError:  # its glance says so
-            config = {}
-        history = summarise(each_event(run.events))
-        seen = glance(run.path)
-        if seen.holder is None and (holder := run.holder()) is not None:  # of a run at a URL, on another machine
-            seen = replace(seen, state="running", reason="", holder=holder)
-        kept = checkpoints_of(run.path, verify=verify)
-        known = {found.path: found for found in kept}
-        candidates = [known.get(path) or look_at(path, verify=verify) for path in run.candidates()]
-        return _Run(run, me, verify, seen, config, history, kept, candidates)
-
-    @property
-    def segments(self) -> dict[str, int]:
-        """Of all checkpoints, each once."""
-        return {name: size for kept in self.kept for name, size in kept.segments.items()}
-
-    @property
-    def files(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for name in FILES:
-            path = self.run.path / name
+    def __init__(self, run: RunDirectory, me: str, verify: bool) -> None:
+        self.run, self.me, self.verify = run, me, verify
+        self.config: Mapping[str, Any] = {}
+        with contextlib.suppress(RaynforceError):  # its glance says so
+            self.config = settings.read_yaml(str(run.config))
+        self.history, self.glance = summarise(each_event(run.events)), glance(run.path)
+        if self.glance.holder is None and (holder := run.holder()) is not None:  # of a run at a URL, on another machine
+            self.glance = replace(self.glance, state="running", reason="", holder=holder)
+        self.kept = checkpoints_of(run.path, verify=verify)
+        known = {found.path: found for found in self.kept}
+        # What resume tries, in its order.
+        self.candidates = [known.get(path) or look_at(path, verify=verify) for path in run.candidates()]
+        self.segments = {name: size for kept in self.kept for name, size in kept.segments.items()}
+        self.files: dict[str, int] = {}
+        for path in (run.path / name for name in FILES):
             if path.is_dir():
-                found[f"{name}/"] = bytes_in(path)
+                self.files[f"{path.name}/"] = bytes_in(path)
             elif path.is_file():
-                found[name] = path.stat().st_size
-        return found
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """What the newest checkpoint was written with."""
-        return next((kept.versions for kept in self.kept if kept.versions), {})
-
-    @property
-    def _start_from(self) -> str | None:
-        return str(self.config["start_from"]) if self.config.get("start_from") else None
-
-    @property
-    def seconds(self) -> float | None:
-        """Of training, in all of its processes."""
-        return catalog.number(self.glance.metrics.get("time"))
+                self.files[path.name] = path.stat().st_size
+        self.versions = next((kept.versions for kept in self.kept if kept.versions), {})  # of the newest
+        self.start_from = str(self.config["start_from"]) if self.config.get("start_from") else None
+        self.seconds = catalog.number(self.glance.metrics.get("time"))  # of training, in all of its processes
 
     @property
     def next(self) -> Next:
@@ -143,7 +111,7 @@ class _Run:
         return {
             **self.glance.to_json(),
             "run": self.run.shown,
-            "start_from": self._start_from,
+            "start_from": self.start_from,
             "began": catalog.number(history.began),
             "starts": history.starts,
             "seconds": self.seconds,
@@ -168,8 +136,8 @@ class _Run:
         page.row("time", self._time())
         doctor = f"{self.me} doctor {shlex.quote(self.run.shown)}"
         page.row("faults", f"{self.history.faults:,}; `{doctor}` tells more" if self.history.faults else "none")
-        if self._start_from:
-            page.row("began from", plain(self._start_from))
+        if self.start_from:
+            page.row("began from", plain(self.start_from))
         page.row("next", self.next.sentence)
         if self.next.command:
             page.command("", self.next.command)

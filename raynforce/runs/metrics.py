@@ -87,14 +87,9 @@ class JsonlSink:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        journal: Journal,
-        *,
-        resume_step: int | None = None,
-        resume: Tree | None = None,
+        self, path: Path, journal: Journal, *, resume_step: int | None = None, resume: Tree | None = None
     ) -> None:
-        self.path, self._journal = Path(path), journal
+        self.path, self._journal = path, journal
         elapsed = 0.0
         try:
             if self.path.exists():
