@@ -327,10 +327,8 @@ def _lent(spec: EnvSpec, env: str | Callable[..., Any] | None, args: dict[str, A
     pairs = (("observations", found.obs, spec.obs), ("actions", (found.action,), (spec.action,)))
     differ = [f"its {what} are {_in_words(its)}, not {_in_words(own)}" for what, its, own in pairs if its != own]
     if differ:
-        raise UsageError(
-            f"env {bare(name)!r} has other spaces than {bare(spec.env)!r}, which the policy was trained on: "
-            f"{' and '.join(differ)}; evaluate on one whose spaces are equal"
-        )
+        both = f"env {bare(name)!r} has other spaces than {bare(spec.env)!r}, which the policy was trained on"
+        raise UsageError(f"{both}: {' and '.join(differ)}; evaluate on one whose spaces are equal")
     return name
 
 

@@ -188,11 +188,9 @@ class _Checkup:
             report.add("error", "the loss does not depend on the network", detail)
             return
         if dead:
-            detail = (
-                f"of {_some(_grouped(dead, learner.largest))} in all {self._updates} updates, so they never learn: "
-            )
-            detail += "is an output left out of the loss, or used only by detach(), argmax or a comparison, through "
-            report.add("warning", "gradients are zero", f"{detail}which no gradient flows?")
+            detail = f"of {_some(_grouped(dead, learner.largest))} in all {self._updates} updates, so they never learn"
+            why = "or used only by detach(), argmax or a comparison, through which no gradient flows"
+            report.add("warning", "gradients are zero", f"{detail}: is an output left out of the loss, {why}?")
         else:
             report.add("ok", "gradients", f"reach {_some(_grouped(learned, learner.largest))}")
         if constant := [name for name in zero if name in free]:
@@ -205,10 +203,9 @@ class _Checkup:
         if broken:
             self.report.add("error", "own parameters are not finite", f"{_some(broken)} after {self._updates} updates")
         if same:
-            detail = f"{_some(same)} did not change in {self._updates} updates: is backward() called for what they are "
-            self.report.add(
-                "warning", "own parameters do not learn", f"{detail}to learn, and their optimiser's step()?"
-            )
+            detail = f"{_some(same)} did not change in {self._updates} updates: is backward() called for what they are"
+            detail += " to learn, and their optimiser's step()?"
+            self.report.add("warning", "own parameters do not learn", detail)
         elif now:
             self.report.add("ok", "own parameters", f"{len(now)} tensors are learned by optimisers of its own")
 

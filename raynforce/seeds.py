@@ -107,26 +107,20 @@ class Seeds:
         """Median, lowest and highest of each figure. A seed that has not met the target counts as infinitely late."""
         results, late = self.results, self.target is not None and self.solved > 0
 
-        def spread(figure: Callable[[Result], float | None], missing: float | None = None) -> Spread | None:
-            values = [missing if (value := figure(result)) is None else value for result in results]
+        def spread(figure: str) -> Spread | None:
+            missing = math.inf if figure.startswith("solved") else None
+            if missing is not None and not late:
+                return None
+            values = [missing if (value := getattr(result, figure)) is None else value for result in results]
             return Spread.of([value for value in values if value is not None])
 
-        return {
-            "eval_return": spread(lambda result: result.eval_return),
-            "solved_steps": spread(lambda result: result.solved_steps, math.inf) if late else None,
-            "solved_at": spread(lambda result: result.solved_at, math.inf) if late else None,
-            "steps_per_second": spread(lambda result: result.steps_per_second),
-        }
+        return {name: spread(name) for name in ("eval_return", "solved_steps", "solved_at", "steps_per_second")}
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "folder": self.folder,
-            "seeds": [run.seed for run in self.runs],
-            "at_once": self.at_once,
-            "runs": [run.to_json() for run in self.runs],
-            "summary": {"solved": self.solved, "failed": len(self.failed)}
-            | {name: spread and spread.to_json() for name, spread in self.summary().items()},
-        }
+        figures = {name: spread and spread.to_json() for name, spread in self.summary().items()}
+        summary = {"solved": self.solved, "failed": len(self.failed), **figures}
+        facts = {"folder": self.folder, "seeds": [run.seed for run in self.runs], "at_once": self.at_once}
+        return {**facts, "runs": [run.to_json() for run in self.runs], "summary": summary}
 
 
 class InterruptedSeeds(KeyboardInterrupt):

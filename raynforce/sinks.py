@@ -182,10 +182,8 @@ class MlflowSink(Service):
         given = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
         if given.startswith("file:") or ("://" not in given and given not in ("", "databricks")):
             folder = os.path.abspath(given.removeprefix("file://").removeprefix("file:"))
-            raise UsageError(
-                f"MLflow's tracking URI is {given!r}, a folder, which it takes no more: use a database, such as "
-                f"sqlite:///{folder}.db, or a server"
-            )
+            fix = f"use a database, such as sqlite:///{folder}.db, or a server"
+            raise UsageError(f"MLflow's tracking URI is {given!r}, a folder, which it takes no more: {fix}")
 
     def _open(self, path: Path, config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of each table of a new database

@@ -159,10 +159,8 @@ def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterato
         if missed:
             yield "  that is below the target: few episodes met it by chance, more training may help"
     if skipped := result.skipped_evaluations:
-        told = (
-            f"evaluations: {skipped:,} of {result.evaluations + skipped:,} that were due have no outcome: evaluating "
-        )
-        told += "took longer than training on, or failed (--set eval.every=N spreads them)"
+        told = f"evaluations: {skipped:,} of {result.evaluations + skipped:,} that were due have no outcome: "
+        told += "evaluating took longer than training on, or failed (--set eval.every=N spreads them)"
         yield from folded(told, most, further="  ")
     if faulty:
         yield _faults(result)

@@ -243,10 +243,8 @@ def _debugged(how: How, trace: str, verdict: str, end: TracebackType | None) -> 
     return ""
 
 
-UNLIKE = (
-    "Either it is not determined by its seed (all random numbers must come from self.np_random), or it broke over "
-    "something outside of it: a file, a server, the time, memory"
-)
+UNLIKE = "Either it is not determined by its seed (all random numbers must come from self.np_random), or it broke over "
+UNLIKE += "something outside of it: a file, a server, the time, memory"
 
 
 def _call_reset(env: Env, seed: int, stop: bool) -> Any:
@@ -315,9 +313,8 @@ def _fragment(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: 
     return Outcome(True, verdict, None, _debugged(how, trace, verdict, cause.__traceback__))
 
 
-OUTSIDE = (
-    "Either what ended it came from outside (memory, another process), or the environment is not determined by its seed"
-)
+OUTSIDE = "Either what ended it came from outside (memory, another process), or the environment is not determined by "
+OUTSIDE += "its seed"
 
 
 def _sampler(

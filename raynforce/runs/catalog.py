@@ -186,14 +186,8 @@ def last_metrics(path: Path) -> dict[str, Any]:
 def last_lines(path: Path, head: bytes) -> Iterator[dict[str, Any]]:
     """The JSON objects in the lines of a file, the last one first, as far as its last megabyte goes. What was appended
     behind a torn line begins with `head`, and is found."""
-    try:
-        file = open_regular(path)
-    except FileNotFoundError:
-        return
-    with file:
-        for line in _lines_backwards(file):
-            if found := _object(line) or _object(line[max(0, line.rfind(head)) :]):
-                yield found
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
+        yield from filter(None, (object_in(line, head) for line in _lines_backwards(file)))
 
 
 def _lines_backwards(file: BufferedReader) -> Iterator[bytes]:
@@ -208,12 +202,13 @@ def _lines_backwards(file: BufferedReader) -> Iterator[bytes]:
         yield rest
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+def object_in(line: bytes, head: bytes = b"") -> dict[str, Any]:
+    """The JSON object in a line, or the one that was appended behind a torn line and begins with `head`; else empty."""
+    for text in (line, line[max(0, line.rfind(head)) :]) if head else (line,):
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(found := json.loads(text), dict):
+                return found
+    return {}
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -265,7 +260,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a small file; empty if there is none."""
     try:
         with open_regular(path) as file:
-            return _object(file.read(MOST)) or {}
+            return object_in(file.read(MOST))
     except OSError:
         return {}
 

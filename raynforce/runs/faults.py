@@ -17,6 +17,7 @@ from typing import Any
 
 from raynforce.errors import RaynforceError, UsageError, reason
 from raynforce.runs import checkpoint
+from raynforce.runs.catalog import object_in, whole
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.metrics import cannot_write
 from raynforce.runs.repeats import Repeats
@@ -203,36 +204,24 @@ def _brief(cause: str, role: str) -> str:
 def evidence_of(run: RunDirectory) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number and content of each evidence of a run, in order; what is torn is left out."""
     for path in sorted((run.path / FOLDER).glob("[0-9]*.json")):
-        try:
-            facts = json.loads(path.read_text())
-            number = int(path.stem)
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(facts, dict):
-            yield number, facts
+        with contextlib.suppress(OSError):
+            if path.stem.isdecimal() and (facts := object_in(path.read_bytes())):
+                yield int(path.stem), facts
 
 
 def each_event(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of an `events.jsonl`, one by one: a long history need not fit into memory. A line that a kill or a full
     disk has torn is left out; what was appended right behind it is not."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with path.open("rb") as file:
             for line in file:
-                if event := _parse(line) or _parse(line[max(0, line.rfind('{"time":')) :]):
+                event = object_in(line, b'{"time":')
+                if isinstance(event.get("event"), str) and isinstance(event.get("time"), int | float):
                     yield event
     except FileNotFoundError:
         return
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    usable = isinstance(event, dict) and isinstance(event.get("event"), str)
-    return event if usable and isinstance(event.get("time"), int | float) else None
 
 
 @dataclass
@@ -307,8 +296,8 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> History:
             history.starts += 1
             history.outcome, history.reason, since = "none", "", at
             history.given_up, history.absent = [], {}  # everybody is tried again
-        history.ended = at
-        history.steps = max(history.steps, _int(event.get("steps"))) if kind != "started" else _int(event.get("steps"))
+        history.ended, steps = at, whole(event.get("steps"))
+        history.steps = steps if kind == "started" else max(history.steps, steps)
         if kind in ("stopped", "failed"):
             history.outcome, history.reason = kind, str(event.get("reason", ""))
             history.seconds += at - (at if since is None else since)
@@ -319,7 +308,7 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> History:
             history.recoveries.setdefault(kind_of(role), []).append(float(event["seconds"]))
         elif kind == "absent":
             history.absent[role] = str(event.get("cause", ""))
-            history.absences += max(1, _int(event.get("count", 1)))
+            history.absences += max(1, whole(event.get("count", 1)))
         elif kind == "back":
             history.absent.pop(role, None)
             if role in history.given_up:
@@ -332,9 +321,9 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> History:
 
 def _add(history: History, groups: dict[str, FaultGroup], event: Mapping[str, Any]) -> None:
     role, kind, cause = str(event.get("role", "")), str(event.get("kind", "failed")), str(event.get("cause", ""))
-    where, action = (float(event["time"]), _int(event.get("steps"))), str(event.get("action", ""))
+    where, action = (float(event["time"]), whole(event.get("steps"))), str(event.get("action", ""))
     group = groups.setdefault(same_cause(role, kind, cause), FaultGroup(kind_of(role), kind, cause, first=where))
-    count = max(1, _int(event.get("count", 1)))
+    count = max(1, whole(event.get("count", 1)))
     group.count += count
     group.roles[role] += count
     group.actions[action] += count
@@ -347,8 +336,4 @@ def _add(history: History, groups: dict[str, FaultGroup], event: Mapping[str, An
     if action == "given up" and role not in history.given_up:
         history.given_up.append(role)
     if "lost" in event:
-        history.lost = (history.lost or 0) + _int(event["lost"])
-
-
-def _int(value: Any) -> int:
-    return int(value) if isinstance(value, int | float) and abs(value) < 1e18 else 0
+        history.lost = (history.lost or 0) + whole(event["lost"])

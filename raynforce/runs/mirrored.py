@@ -44,23 +44,19 @@ class MirroredRun(RunDirectory):
 
     def must_be_new(self) -> None:
         """Refuse a URL where there is anything; what an older run left of its working copy here is removed."""
-        resume = f"raynforce resume {shlex.quote(self.shown)}"
+        resume, other = f"raynforce resume {shlex.quote(self.shown)}", "choose another with --out"
         if self.remote.exists():
-            raise UsageError(
-                f"there is a run at {self.shown} already: choose another with --out; to go on with that run: {resume}"
-            )
+            raise UsageError(f"there is a run at {self.shown} already: {other}; to go on with that run: {resume}")
         if others := self.remote.strangers():
-            raise UsageError(f"{self.shown} holds {others[0]!r} already: choose another with --out")
+            raise UsageError(f"{self.shown} holds {others[0]!r} already: {other}")
         if (holder := lock.holder(self.path)) is not None:
             raise lock.in_use(self.shown, holder)
         if WorkingCopy(self.path).sent:  # it was there
             shutil.rmtree(self.path, ignore_errors=True)
             self.notes.append(f"the run that was at {self.shown} is gone: what this machine had of it was removed")
         elif self.config.exists():
-            raise UsageError(
-                f"a run for {self.shown} began on this machine and never came there: to go on with it: {resume}; "
-                f"to drop it: rm -r {shlex.quote(str(self.path))}"
-            )
+            ways = f"to go on with it: {resume}; to drop it: rm -r {shlex.quote(str(self.path))}"
+            raise UsageError(f"a run for {self.shown} began on this machine and never came there: {ways}")
         super().must_be_new()
 
     def create(self, config: str) -> None:

@@ -418,15 +418,9 @@ def panel(title: str, snapshot: Snapshot, seconds_left: float | None, returns: l
         lines.append(Text(snapshot.note.replace("\n", " "), "italic dim"))
     for line in lines:
         line.truncate(inner, overflow="ellipsis")
-    return Panel(
-        Text("\n").join(lines),
-        title=Text(shortened(title, inner - 2), "bold not dim"),
-        title_align="left",
-        box=box.ROUNDED,
-        border_style="dim",
-        width=width,
-        height=len(lines) + 2,
-    )
+    heading = Text(shortened(title, inner - 2), "bold not dim")
+    look: dict[str, Any] = {"title_align": "left", "box": box.ROUNDED, "border_style": "dim"}
+    return Panel(Text("\n").join(lines), title=heading, width=width, height=len(lines) + 2, **look)
 
 
 _LABEL = 11  # columns of a label

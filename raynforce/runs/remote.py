@@ -129,10 +129,8 @@ class Remote:
             if data == checkpoints.get(name):  # a push was interrupted right after it
                 copy.sent[_manifest(name)] = _sha256(found.pop(name))
             elif name == last or name in checkpoints:
-                raise RaynforceError(
-                    f"cannot push to {self.url}: another process has written {name} there; nothing was changed, "
-                    "resume from the URL to go on with that run"
-                )
+                told = f"cannot push to {self.url}: another process has written {name} there; nothing was changed"
+                raise RaynforceError(f"{told}, resume from the URL to go on with that run")
         return found
 
     def _push_checkpoint(self, copy: WorkingCopy, name: str, data: bytes, there: dict[str, int]) -> None:

@@ -18,7 +18,8 @@ class InStore:
         self._store = store
 
     def read(self) -> Holder | None:
-        return Holder.parse(text) or Holder() if (text := self._text()) is not None else None
+        text = self._text()
+        return None if text is None else Holder.parse(text) or Holder()
 
     def touch(self, own: Holder) -> None:
         self._store.write(NAME, json.dumps({**asdict(own), "beat": time.time()}).encode())
