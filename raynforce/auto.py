@@ -84,8 +84,8 @@ class Facts:
 def choose(asked: Plan, facts: Facts) -> Plan:
     """What `auto` stands for; what is not `auto` stays, but for a single sampler's environments, which may be divided.
 
-    The topology, which decides what is learned, depends on what is trained alone, not on where it runs; but one that
-    needs processes for its environments is only chosen where these can be at work side by side.
+    The topology decides what is learned, so it depends on what is trained and not on where it runs; but one that needs
+    processes for its environments is chosen only where these can be at work side by side.
     """
     seconds = facts.cost.seconds or 0.0
     topology, parallel = asked.topology, asked.parallel
@@ -195,11 +195,7 @@ def decide(config: Config, facts: Facts) -> tuple[Config, str]:
 
 
 def side_by_side(config: Config, step_seconds: float) -> str:
-    """The options by which a run's environments are stepped side by side, if `auto` and the doctor would do so.
-
-    Nothing if they are already, or if steps that took `step_seconds` are too quick for it: else one is tried, as
-    `auto` does it, to see whether it waits.
-    """
+    """Options for stepping a run's environments side by side; "" if they are already, or `auto` would not do it."""
     sampling = config.sampling
     if step_seconds < SLOW or sampling.parallel != "no":
         return ""

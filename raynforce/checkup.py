@@ -37,8 +37,7 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
     "continuous": ("raynforce.envs.tiny:IdentityBox", {"length": 5}),
     "multi-discrete": ("raynforce.envs.tiny:MultiIdentity", {"length": 5}),
 }
-"""What an algorithm is tried on, by the kind of its actions; the plain case first: a vector is seen, one of a few
-actions is taken."""
+"""What an algorithm is tried on, by the kind of its actions, the plain case first."""
 KINDS = {"discrete": "discrete", "box": "continuous", "multidiscrete": "multi-discrete"}
 UPDATES = 8  # that show most of it
 MANY = 300  # before it is saved: targets are often copied every 250 updates

@@ -89,8 +89,7 @@ def lending() -> Iterator[Lender]:
 
 
 def pack(names: Iterable[str | None]) -> bytes:
-    """What those of these names stand for that are ours, to be sent to a process of the same run. Nothing if there are
-    none. What cannot be sent is a `UsageError`."""
+    """What those of these names stand for that are ours, to be sent to a process of the run; empty if there are none."""
     if reason := obstacle(names := list(names)):
         raise UsageError(f"{reason}: move it into a module, such as mine.py, and give 'mine:NAME', or train inline")
     packed = {name: _entries[name].packed for name in names if name is not None and is_given(name)}
@@ -166,8 +165,7 @@ def _file(module: str) -> str:
 
 
 def find(path: str) -> Any:
-    """What a name of ours stands for: in a run that goes on, else in this script, else in the last run that had it.
-    None if that is not known."""
+    """What a name of ours stands for: in a current run, else in this script, else in the last run that had it; or None."""
     entry = _entries.get(path)
     if entry is not None and entry.runs:
         return entry.thing

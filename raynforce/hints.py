@@ -24,8 +24,7 @@ def about_setting(path: str, known: Iterable[str], algo: str) -> str:
 
 
 def called_here(word: str, algo: str | None) -> Here | str:
-    """The setting of ours that is meant; or a clause that says why there is none; or "" for a word that nobody uses.
-    `algo` is the algorithm that it is for; None takes a setting of any."""
+    """The setting that is meant for `algo` (None: for any), a clause that says why there is none, or "" if unknown."""
     leaf = _leaf(word)
     own = [f"algorithm.{leaf}", *(name for name in _keys(algo) if _leaf(name) == leaf)]
     here = [*map(Here, own), *(said_elsewhere(leaf, SETTINGS) or ())]

@@ -46,8 +46,7 @@ def bare(path: str) -> str:
 
 
 def load_object(path: str, setting: str = "env") -> Any:
-    """Return the object that `module:name` stands for; `name` may have dots, as in `my_envs:Maze.large`. `setting` is
-    the one it is for, for what is said where it cannot be found."""
+    """The object that `module:name` stands for; `name` may have dots. `setting` is the one it is for, for the error."""
     module_name, colon, names = path.partition(":")
     if not (module_name and colon and names):
         raise UsageError(f"{path!r} is not of the form module:name, for example my_envs:make_env")

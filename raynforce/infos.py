@@ -20,8 +20,7 @@ NOTHING: Mapping[Any, Any] = {}  # as either of them
 
 
 def numbers(info: Any) -> dict[str, float]:
-    """The finite numbers and bools in it by name. All else is left out: nested dicts, arrays, text, NaN, odd names. It
-    is the environment's, or a stranger's, and may be anything: nothing is raised."""
+    """The finite numbers and bools by name; all else is left out. It may be anything: nothing is raised."""
     found: dict[str, float] = {}
     with contextlib.suppress(Exception):
         for name, value in info.items():

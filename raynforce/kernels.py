@@ -26,8 +26,7 @@ class Kind(NamedTuple):
 
 
 def pin(kernels: Kernels = "portable") -> None:
-    """Hold libraries that are not loaded yet, here and in children, to AVX2; with `native`, let go of them again. What
-    the user has set in the environment stays."""
+    """Hold libraries that are not loaded yet, here and in children, to AVX2, unless the user did; `native` lets go."""
     if kernels == "native":
         for name in _set:
             os.environ.pop(name, None)

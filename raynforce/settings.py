@@ -56,8 +56,7 @@ def build(
     sections: Mapping[str, type],
     meant: Callable[[str, Iterable[str]], str] = nearest,
 ) -> T:
-    """Make the dataclass `cls` from nested plain data; `sections` gives the types of open sections by path. `meant`
-    says what an unknown name was meant to be, given those that are known."""
+    """Make `cls` from nested plain data; `sections` has the types of open sections, `meant` guesses at unknown names."""
 
     def make(kind: type, values: Any, prefix: str) -> Any:
         if not isinstance(values, Mapping):

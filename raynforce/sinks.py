@@ -127,10 +127,7 @@ class Service(ABC):
 
 
 class WandbSink(Service):
-    """Weights & Biases. Its own environment variables work as ever: `WANDB_MODE=offline`, `WANDB_ENTITY`, ….
-
-    Metrics are drawn over `step`, the environment steps.
-    """
+    """Weights & Biases, over `step`, the environment steps; `WANDB_MODE=offline`, `WANDB_ENTITY` and the like work."""
 
     name, package, extra = "W&B", "wandb", "wandb"
 
@@ -168,10 +165,7 @@ class WandbSink(Service):
 
 
 class MlflowSink(Service):
-    """MLflow. Its own environment variables work as ever: `MLFLOW_TRACKING_URI`, ….
-
-    Its `step` are the environment steps.
-    """
+    """MLflow; its `step` are the environment steps. `MLFLOW_TRACKING_URI` and the like work."""
 
     name, package, extra = "MLflow", "mlflow", "mlflow"
 

@@ -115,8 +115,7 @@ def _blame_setting(parser: _Parser, unknown: Sequence[str], argv: Sequence[str])
 
 
 def kernels_asked_for(arguments: argparse.Namespace) -> Literal["portable", "native"]:
-    """What `--set`, the config or the run that is named say of `kernels`, known before anything is imported to read it.
-    Whatever is wrong with them is told when they are read."""
+    """What `--set`, the config or the run say of `kernels`, before anything is imported to read them properly."""
     said = [text.partition("=")[2] for text in getattr(arguments, "set", ()) if text.partition("=")[0] == "kernels"]
     file = getattr(arguments, "config", None) or os.path.join(getattr(arguments, "run", None) or "", "config.yaml")
     if not said and os.path.isfile(file):

@@ -43,8 +43,7 @@ def tell(folder: str | None, *, me: str = "raynforce", as_json: bool = False) ->
 
 
 def lines(runs: Sequence[Glance], directory: Path, columns: int, paint: text.Paint) -> Iterator[str]:
-    """A table that fits into so many columns. Names stay whole, to be copied: one that is too long for the table has a
-    line of its own."""
+    """A table that fits into so many columns. A name that is too long for it is not cut, but has a line of its own."""
     now = time.time()
     rows = [_row(run, directory, now) for run in runs]
     widths = _fit(rows, columns)

@@ -75,8 +75,7 @@ class Glance:
 
 
 def find(directory: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """The runs in a folder, itself included, and in folders in it; each once, whatever links lead there. A folder in
-    which nobody may look is given too: it may be one."""
+    """The runs in a folder, itself included, each once whatever links lead there; and folders that cannot be read."""
     seen: set[tuple[int, int]] = set()
     folders, links = [(directory, 0)], list[tuple[Path, int]]()
     while folders or links:
@@ -172,8 +171,7 @@ def _end(path: Path) -> tuple[State, str, int, float]:
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
-    """The last report of a run, with the `time` of the last line and the larger `step` of both. Evaluations have lines
-    of their own, of the step that they began at."""
+    """The last report of a run, with the newest `time` and `step`: evaluations have lines of their own."""
     first: dict[str, Any] = {}
     for line in last_lines(path, b'{"step":'):
         first = first or line
@@ -184,8 +182,7 @@ def last_metrics(path: Path) -> dict[str, Any]:
 
 
 def last_lines(path: Path, head: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON objects in the lines of a file, the last one first, as far as its last megabyte goes. What was appended
-    behind a torn line begins with `head`, and is found."""
+    """The JSON objects in the lines of a file, the last one first, as far as its last megabyte goes."""
     with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
         yield from filter(None, (object_in(line, head) for line in _lines_backwards(file)))
 
@@ -352,8 +349,7 @@ def checkpoints_of(run: Path, *, verify: bool = False) -> list[Kept]:
 def look_at(
     path: Path, *, verify: bool = False, marks: tuple[str, ...] = (), known: dict[str, str] | None = None
 ) -> Kept:
-    """One checkpoint: are its files there, with the stated sizes, and with `verify` the stated bytes? `known` remembers
-    what was found out about files that several checkpoints share."""
+    """Look at the files of a checkpoint: sizes, and with `verify` every byte; `known` is what was found of shared ones."""
     from raynforce.runs import checkpoint, files  # they import numpy: not for a list of runs
     from raynforce.trees import SEGMENTS
 

@@ -24,8 +24,7 @@ MANIFEST = "manifest.json"
 _WORD = "[A-Za-z0-9_-]{1,100}"
 _FILE = re.compile(rf"{_WORD}\.(json|safetensors)")
 SEGMENT = re.compile(rf"({_WORD})\.({_WORD})\.([0-9a-f]{{16}})\.safetensors")
-"""The name of a segment's file: part, name, and the beginning of its hash, since a run that went back to an older
-checkpoint may give the same name to something else."""
+"""The name of a segment's file: part, name, hash. A run that went back may give the same name to something else."""
 
 
 # -- writing ----------------------------------------------------------------------------------------------
@@ -170,8 +169,7 @@ def point(link: Path, target: Path) -> None:
 def load(path: Path, only: Iterable[str] | None = None, *, damaged: dict[str, str] | None = None) -> dict[str, Tree]:
     """Read a checkpoint's state trees, all or `only` those named, each file verified against the manifest.
 
-    If a dict is given for `damaged`, segments that cannot be read are left
-    out of their trees and told in it (by file, why), instead of an error.
+    With `damaged`, segments that cannot be read are left out and told in it (by file, why), instead of an error.
     """
     found = manifest(path)
     stated = stated_in(found, "files")

@@ -235,8 +235,7 @@ class RunDirectory:
         return float(score), policy
 
     def load_newest(self) -> Loaded | None:
-        """The checkpoint that `last` names, or else the newest, that is whole; None if there never was one. Where none
-        is whole, the newest that lacks nothing but segments is taken without them."""
+        """The newest whole checkpoint, beginning with `last`; else the newest without its damaged segments; None if none."""
         paths = self.candidates()
         if not paths and not self.last.is_symlink():
             return None
@@ -284,8 +283,7 @@ class RunDirectory:
         return self.checkpoints / (f"{name}.{max(taken) + 1}" if taken else name)
 
     def _history(self, *, sure: bool = False) -> list[tuple[Path, dict[str, Any] | None]]:
-        """Checkpoints in the order they were written, with their manifests; the first have none that is true. To be
-        sure of the latter, a disk that does not give one now is an error."""
+        """Checkpoints as they were written, those without a true manifest first; if `sure`, the disk must give each one."""
         paths = self._named("step")
         manifests: dict[str, dict[str, Any] | None] = {}
         for path in paths:
@@ -302,10 +300,7 @@ class RunDirectory:
         return sorted(found, key=lambda one: (one[1] is not None, (one[1] or {}).get("number", -1)))
 
     def candidates(self) -> list[Path]:
-        """Where to resume from: what `last` names (a user may have set it back), then from the newest to the oldest.
-
-        Nobody knows how new those are that lack a true manifest: they are looked at, and reported, before the others.
-        """
+        """What to resume from, in order: `last`, those without a true manifest (to be reported), from the newest on."""
         history = self._history()[::-1]
         history.sort(key=lambda found: found[1] is not None)
         paths = [path for path, _ in history]

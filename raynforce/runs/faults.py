@@ -210,8 +210,7 @@ def evidence_of(run: RunDirectory) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def each_event(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of an `events.jsonl`, one by one: a long history need not fit into memory. A line that a kill or a full
-    disk has torn is left out; what was appended right behind it is not."""
+    """The events of an `events.jsonl`, one by one; torn lines are left out, but not what was appended behind them."""
     try:
         with path.open("rb") as file:
             for line in file:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Sink(Protocol):
     """Anything that takes metrics: give your own to a run to send them elsewhere.
 
-    If it has a method `begin(path, config)`, that is called first, with the run's directory and all its settings.
+    A method `begin(path, config)`, if it has one, is called first, with the run's directory and all its settings.
     """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

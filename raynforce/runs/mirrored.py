@@ -64,10 +64,7 @@ class MirroredRun(RunDirectory):
         self._created = True
 
     def fetch(self, *, all: bool = False) -> None:
-        """Bring what is at the URL into the working copy, unless a process of this machine is at work in that.
-
-        With `all` it is to be resumed: then such a process is a reason to refuse.
-        """
+        """Fetch the run, unless a process of this machine writes to it; with `all`, to resume it, that is an error."""
         with _alone(self.path):
             if (holder := lock.holder(self.path)) is None:
                 self.notes += self.remote.fetch(self.path, all=all).notes
@@ -129,8 +126,7 @@ class MirroredRun(RunDirectory):
 
 
 def new_run(out: str | Path, *, numbered: bool = False) -> RunDirectory:
-    """The run directory for a new run; `UsageError` if there is anything already. With `numbered`, one of that name or
-    with a number behind it that nobody else has."""
+    """The directory for a new run, if need be `numbered`; `UsageError` if there is anything already."""
     if is_url(str(out)):
         run: RunDirectory = MirroredRun(Remote.open(str(out)))
     else:
@@ -140,8 +136,7 @@ def new_run(out: str | Path, *, numbered: bool = False) -> RunDirectory:
 
 
 def open_run(run: str | Path | RunDirectory, *, all: bool = False) -> RunDirectory:
-    """An existing run: a local one, or that at a URL, of which this machine then has what there is to read. `all` is
-    for resuming it. `notes` of what is returned tells what a user should know."""
+    """An existing run, local or at a URL, of which the logs and policies are fetched, and with `all` what resume needs."""
     if isinstance(run, RunDirectory):
         return run
     if not is_url(str(run)):

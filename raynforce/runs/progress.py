@@ -168,10 +168,7 @@ class PlainProgress(_Drawn):
 
 
 class LiveProgress(_Drawn):
-    """A panel that is redrawn in place, `1 / every` times a second at most; messages scroll by above it.
-
-    It is drawn by whoever calls `update`, without a thread of its own, so it never competes with training.
-    """
+    """A panel that is redrawn in place, without a thread of its own; messages scroll by above it."""
 
     max_width = 100
 

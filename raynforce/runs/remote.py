@@ -90,10 +90,7 @@ class Remote:
     # -- up -----------------------------------------------------------------------------------------------
 
     def push(self, local: Path) -> WorkingCopy:
-        """Upload what is new or changed in the working copy, then delete what was deleted in it.
-
-        Whatever was interrupted is continued by the next push; a file of a checkpoint is uploaded once.
-        """
+        """Upload what is new or changed in the working copy, then delete what was deleted in it; can be interrupted."""
         with _working_copy(local) as copy:
             checkpoints = copy.checkpoints()  # before the logs, so that those reach as far as the checkpoints say
             targets = {link: name for link in POINTERS if (name := copy.target(link)) in checkpoints}
