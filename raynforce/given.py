@@ -89,7 +89,7 @@ def lending() -> Iterator[Lender]:
 
 
 def pack(names: Iterable[str | None]) -> bytes:
-    """What those of these names stand for that are ours, to be sent to a process of the run; empty if there are none."""
+    """What those of these names stand for that are ours, to be sent to a process of the run; may be empty."""
     if reason := obstacle(names := list(names)):
         raise UsageError(f"{reason}: move it into a module, such as mine.py, and give 'mine:NAME', or train inline")
     packed = {name: _entries[name].packed for name in names if name is not None and is_given(name)}
@@ -165,7 +165,7 @@ def _file(module: str) -> str:
 
 
 def find(path: str) -> Any:
-    """What a name of ours stands for: in a current run, else in this script, else in the last run that had it; or None."""
+    """What a name of ours stands for: in a current run, else in this script, else in the last run with it; or None."""
     entry = _entries.get(path)
     if entry is not None and entry.runs:
         return entry.thing

@@ -56,7 +56,7 @@ def build(
     sections: Mapping[str, type],
     meant: Callable[[str, Iterable[str]], str] = nearest,
 ) -> T:
-    """Make `cls` from nested plain data; `sections` has the types of open sections, `meant` guesses at unknown names."""
+    """Make `cls` from nested plain data; `sections` has the types of open sections, `meant` guesses unknown names."""
 
     def make(kind: type, values: Any, prefix: str) -> Any:
         if not isinstance(values, Mapping):

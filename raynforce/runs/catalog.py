@@ -349,7 +349,7 @@ def checkpoints_of(run: Path, *, verify: bool = False) -> list[Kept]:
 def look_at(
     path: Path, *, verify: bool = False, marks: tuple[str, ...] = (), known: dict[str, str] | None = None
 ) -> Kept:
-    """Look at the files of a checkpoint: sizes, and with `verify` every byte; `known` is what was found of shared ones."""
+    """Look at the files of a checkpoint: sizes, and with `verify` every byte; `known` is of shared ones."""
     from raynforce.runs import checkpoint, files  # they import numpy: not for a list of runs
     from raynforce.trees import SEGMENTS
 

@@ -235,7 +235,7 @@ class RunDirectory:
         return float(score), policy
 
     def load_newest(self) -> Loaded | None:
-        """The newest whole checkpoint, beginning with `last`; else the newest without its damaged segments; None if none."""
+        """The newest whole checkpoint, `last` first; else the newest without its damaged segments; else None."""
         paths = self.candidates()
         if not paths and not self.last.is_symlink():
             return None
@@ -283,7 +283,7 @@ class RunDirectory:
         return self.checkpoints / (f"{name}.{max(taken) + 1}" if taken else name)
 
     def _history(self, *, sure: bool = False) -> list[tuple[Path, dict[str, Any] | None]]:
-        """Checkpoints as they were written, those without a true manifest first; if `sure`, the disk must give each one."""
+        """Checkpoints as they were written, those without a true manifest first; `sure`: the disk must give each."""
         paths = self._named("step")
         manifests: dict[str, dict[str, Any] | None] = {}
         for path in paths:

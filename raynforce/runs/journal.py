@@ -80,7 +80,7 @@ class Journal:
     # -- for whoever writes ---------------------------------------------------------------------------
 
     def add(self, path: Path) -> None:
-        """Begin with a file, made if there is none, that nobody else writes to; raises the `OSError` if it cannot be opened."""
+        """Begin with a file, made if need be, that nobody else writes to; raises `OSError` if it cannot be opened."""
         with self._changed:
             if path in self._files:
                 raise ValueError(f"{path} is written by this journal already")
@@ -109,7 +109,7 @@ class Journal:
             return self._files[path].end + sum(map(len, self._files[path].lines))
 
     def flush(self, timeout: float, *, insist: bool = False) -> bool:
-        """Wait until what was appended is safe on disk; returns whether it is. Gives up at an error, unless `insist`."""
+        """Wait until what was appended is safe on disk; returns whether it is. An error ends it, unless `insist`."""
         with self._changed:
             goals = [(file, file.settled + len(file.lines), file.attempts) for file in self._files.values()]
             self._awaited += 1

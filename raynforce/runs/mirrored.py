@@ -136,7 +136,7 @@ def new_run(out: str | Path, *, numbered: bool = False) -> RunDirectory:
 
 
 def open_run(run: str | Path | RunDirectory, *, all: bool = False) -> RunDirectory:
-    """An existing run, local or at a URL, of which the logs and policies are fetched, and with `all` what resume needs."""
+    """An existing run, local or at a URL, whose logs and policies are fetched, and with `all` what resume needs."""
     if isinstance(run, RunDirectory):
         return run
     if not is_url(str(run)):

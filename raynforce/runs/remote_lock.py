@@ -64,7 +64,7 @@ def holder(store: Store) -> Holder | None:
 
 
 def claim(store: Store, within: Lock | None = None, *, watch: float = 2.5 * lock.BEAT) -> Lock:
-    """Become the one writer, or refuse by the name of who is; two at once see it after `SETTLE` seconds, or at a beat."""
+    """Become the one writer, or refuse by the name of who is; two at once see it after `SETTLE` seconds or a beat."""
     own, place = Holder.me(), InStore(store)
     found = place.read()
     if found is not None and place.is_alive(found, watch):
