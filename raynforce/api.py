@@ -207,7 +207,7 @@ def _drive(
     config, env, chosen = settle(config)
     say(preset)
     say(chosen)
-    how |= {"callbacks": _callbacks(callbacks), "sinks": _sinks(sinks), "stream": stream, "progress": progress}
+    how |= {"callbacks": [*map(_callback, callbacks)], "sinks": _sinks(sinks), "stream": stream, "progress": progress}
     driver = Driver(config, env, directory, **how)
     if opened is not None:
         opened(directory.shown)
@@ -356,11 +356,14 @@ def _nested(dotted: Mapping[str, Any] | None, lender: Lender) -> dict[str, Any]:
     return nested({k: lender.name_of(v) if callable(v) else v for k, v in (dotted or {}).items()})
 
 
-def _callbacks(given: Sequence[Callback | OnRound]) -> list[Callback]:
-    for callback in given:
-        if not (isinstance(callback, Callback) or callable(callback)):
-            raise UsageError(f"callback {callback!r} is neither a raynforce.Callback nor a function")
-    return [c if isinstance(c, Callback) else _FunctionCallback(c) for c in given]
+def _callback(given: Callback | OnRound) -> Callback:
+    if isinstance(given, Callback):
+        return given
+    if not callable(given):
+        raise UsageError(f"callback {given!r} is neither a raynforce.Callback nor a function")
+    made = Callback()
+    made.on_round = given  # type: ignore[method-assign, assignment]
+    return made
 
 
 def _sinks(given: Sequence[Sink]) -> Sequence[Sink]:
@@ -368,14 +371,6 @@ def _sinks(given: Sequence[Sink]) -> Sequence[Sink]:
         if not (hasattr(sink, "write") and hasattr(sink, "close")):
             raise UsageError(f"sink {sink!r} has no write(step, metrics) and close()")
     return given
-
-
-class _FunctionCallback(Callback):
-    def __init__(self, function: OnRound) -> None:
-        self._function = function
-
-    def on_round(self, status: Status) -> None:
-        self._function(status)
 
 
 def fresh_name(config: Config, seeds: str = "") -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
@@ -235,11 +236,9 @@ def _known_elsewhere(env: str) -> bool:
         return True  # its module is imported wherever it is made
     registered = gymnasium.registry[str(locate(env))]
     entry: Any = registered.entry_point or registered.vector_entry_point
+    module = entry if isinstance(entry, str) else entry.__module__
     plugins = [plugin.value for plugin in entry_points(group="gymnasium.envs")]
-    package, *known = (
-        path.partition(":")[0].partition(".")[0]
-        for path in (entry if isinstance(entry, str) else entry.__module__, *plugins)
-    )
+    package, *known = (re.split("[:.]", path)[0] for path in (module, *plugins))
     return package in ("gymnasium", "ale_py", *known)
 
 

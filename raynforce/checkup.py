@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -156,22 +157,19 @@ class _Checkup:
 
     def run(self, kind: type[Algorithm[Any]]) -> None:
         try:
-            self.check_updates()
             if self._updates:
+                done = f"{self._updates} updates on {self._steps:,} steps, with finite losses"
+                self.report.add("ok", "updates", done)
                 self.check_gradients()
                 self.check_own_parameters()
                 self.check_saved()
                 self.check_same_again()
+            else:
+                detail = f"none in {self._steps:,} steps: does minibatches yield any? --set changes its settings"
+                self.report.add("error", "makes no update", detail)
         finally:
             self._sampler.close()
         self.tell_declared(kind)
-
-    def check_updates(self) -> None:
-        if self._updates:
-            self.report.add("ok", "updates", f"{self._updates} updates on {self._steps:,} steps, with finite losses")
-        else:
-            detail = f"none in {self._steps:,} steps: does minibatches yield any? --set changes its settings"
-            self.report.add("error", "makes no update", detail)
 
     def check_gradients(self) -> None:
         learner, report = self._learner, self.report
@@ -262,14 +260,12 @@ class _Checkup:
         }
         said = [f"{word}{', '.join(several)}" for word, several in declared.items() if several]
         self.report.add("ok", "declares", "; ".join(said))
-        self.report.add("ok", "topologies", ", ".join(t for t in TOPOLOGIES if self._can_run(kind, t)))
-
-    def _can_run(self, kind: type[Algorithm[Any]], name: str) -> bool:
-        try:
-            topology(name).check(replace(self._config, topology=name), kind, self._env)
-        except UsageError:
-            return False
-        return True
+        fit = []
+        for name in TOPOLOGIES:
+            with contextlib.suppress(UsageError):
+                topology(name).check(replace(self._config, topology=name), kind, self._env)
+                fit.append(name)
+        self.report.add("ok", "topologies", ", ".join(fit))
 
 
 def _optimised(algo: Algorithm[Any]) -> Iterator[tuple[str, Tensor]]:

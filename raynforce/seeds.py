@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import raynforce
 from raynforce import topologies
@@ -265,10 +265,6 @@ class _Process:
     rest: dict[Any, bytes] = field(default_factory=dict)  # what has come of a line that has not ended, by file
     said: str = ""
 
-    @property
-    def told_by(self) -> list[IO[bytes]]:
-        return [file for file in (self.process.stdout, self.process.stderr) if file is not None]
-
 
 class _Crowd:
     def __init__(self, runs: Mapping[int, SeedRun], view: SeedsView) -> None:
@@ -310,7 +306,8 @@ class _Crowd:
         )
         one = _Process(self._runs[seed], process)
         self._living.append(one)
-        for file in one.told_by:
+        for file in (process.stdout, process.stderr):
+            assert file is not None
             os.set_blocking(file.fileno(), False)
             self._selector.register(file, selectors.EVENT_READ, one)
         self._view.began(seed)
@@ -357,8 +354,8 @@ class _Crowd:
 
     def _ended(self, one: _Process) -> None:
         self._living.remove(one)
-        for file in one.told_by:
-            while not file.closed:
+        for file in (one.process.stdout, one.process.stderr):
+            while file is not None and not file.closed:
                 self._read(one, file)
         with contextlib.suppress(OSError):
             one.process.stdin and one.process.stdin.close()

@@ -8,6 +8,7 @@ A file in the run's directory has the service's name of the run, so that a resum
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -26,6 +27,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from raynforce import settings
 from raynforce.errors import RaynforceError, UsageError, summary
+from raynforce.runs.catalog import object_in
 
 EVERY = 1.0  # seconds between two messages to a service
 AT_ONCE = 50  # lines in one message
@@ -109,11 +111,9 @@ class Service(ABC):
 
     def _known(self) -> dict[str, Any]:
         """What was written when this run was opened before; nothing if it never was."""
-        try:
-            found = json.loads(self._file.read_text())
-            return found if isinstance(found, dict) else {}
-        except (OSError, ValueError):
-            return {}
+        with contextlib.suppress(OSError):
+            return object_in(self._file.read_bytes())
+        return {}
 
     @abstractmethod
     def _open(self, path: Path, config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

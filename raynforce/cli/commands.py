@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shlex
@@ -198,18 +199,10 @@ def evaluate(arguments: argparse.Namespace) -> int:
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     episodes = None if arguments.episodes is None else settings.coerce(arguments.episodes, COUNT, "--episodes")
     seed = None if arguments.seed is None else settings.coerce(arguments.seed, SEED, "--seed")
-    found = api.evaluate(
-        arguments.run,
-        env=arguments.env,
-        env_args=_env_args("eval", arguments.set),
-        episodes=episodes,
-        which=arguments.checkpoint,
-        seed=seed,
-        parallel=arguments.parallel,
-        video=arguments.video,
-        render=arguments.render,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    how: dict[str, Any] = {name: getattr(arguments, name) for name in ("env", "parallel", "video", "render")}
+    how |= {"env_args": _env_args("eval", arguments.set), "which": arguments.checkpoint}
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    found = api.evaluate(arguments.run, episodes=episodes, seed=seed, say=say, **how)
     returns, path = found
     told = infos.means(found.info)
     facts = {
@@ -347,14 +340,9 @@ def _doctor_of_run(arguments: argparse.Namespace, run: RunDirectory) -> int:
 
     wanted = settings.coerce(arguments.replay, COUNT, "--replay") if arguments.replay else None
     seconds = 30.0 if arguments.seconds is None else settings.coerce(arguments.seconds, SECONDS, "--seconds")
-    return replay(
-        run,
-        wanted,
-        seconds=seconds,
-        debugger=arguments.debugger or (not arguments.json and sys.stdin is not None and sys.stdin.isatty()),
-        before=arguments.before,
-        as_json=arguments.json,
-    )
+    debugger = arguments.debugger or (not arguments.json and sys.stdin is not None and sys.stdin.isatty())
+    how: dict[str, Any] = {"debugger": debugger, "before": arguments.before, "as_json": arguments.json}
+    return replay(run, wanted, seconds=seconds, **how)
 
 
 def _me() -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raynforce import settings
-from raynforce.cli.text import BOLD, DIM, GREEN, RED, YELLOW, Page, count, times
+from raynforce.cli.text import BOLD, DIM, GREEN, RED, YELLOW, Page, count, paint, times
 from raynforce.errors import RaynforceError
 from raynforce.runs.catalog import last_lines, whole
 from raynforce.runs.directory import RunDirectory
@@ -31,8 +31,10 @@ def tell(run: RunDirectory, *, me: str = "raynforce", as_json: bool = False) -> 
     """Print it; `me` is how this command was called."""
     history = summarise(each_event(run.events))
     running = run.holder() is not None
-    if history.outcome == "none":
-        history.steps = max(history.steps, _newest_step(run))
+    if history.outcome == "none":  # it has not said how far it came
+        with contextlib.suppress(OSError):  # of all lines: evaluations end after later steps
+            steps = [whole(line.get("step")) for line in last_lines(run.metrics, b'{"step":')]
+            history.steps = max([history.steps, *steps])
     if as_json:
         rows = history.to_json()
         for group, row in zip(history.groups, rows["groups"], strict=True):
@@ -101,8 +103,8 @@ def _overview(history: History) -> Iterator[tuple[str, str]]:
 
 
 def _group(group: FaultGroup, history: History, config: Mapping[str, Any], doctor: str, page: Page) -> None:
-    head = page.paint(f"{group.count:,} ×", BOLD, RED if group.grave else YELLOW)
-    page.lines(f"{head} {page.paint(_what(group), BOLD)}")
+    head = paint(f"{group.count:,} ×", BOLD, RED if group.grave else YELLOW)
+    page.lines(f"{head} {paint(_what(group), BOLD)}")
     page.label = 4
     page.row("", _clean(group))
     if place := _place(group.trace or group.said):
@@ -110,7 +112,7 @@ def _group(group: FaultGroup, history: History, config: Mapping[str, Any], docto
     elif group.kind in ("died", "hung", "failed") and group.said.strip():
         for line in group.said.strip().splitlines()[-3:]:
             short = textwrap.shorten(f"| {line}", page.columns - 4, placeholder=" …")
-            page.lines(f"    {page.paint(short, DIM)}")
+            page.lines(f"    {paint(short, DIM)}")
     (began, first), (ended, last) = group.first, group.last
     day = history.began or began
     when = f"{_clock(began, day)} at step {first:,}"
@@ -230,10 +232,3 @@ def _config(run: RunDirectory) -> Mapping[str, Any]:
         return settings.read_yaml(str(run.config))
     except RaynforceError:  # its history can be told without
         return {}
-
-
-def _newest_step(run: RunDirectory) -> int:
-    """How far the metrics go, for a run that has not said how far it came."""
-    with contextlib.suppress(OSError):  # of all lines: evaluations end after later steps
-        return max((whole(line.get("step")) for line in last_lines(run.metrics, b'{"step":')), default=0)
-    return 0

@@ -63,16 +63,13 @@ class _Parser(argparse.ArgumentParser):
                 message = f"one argument too many: unexpected argument {wrong!r}"
         elif "invalid choice" in message and isinstance(self._subparsers, argparse._ArgumentGroup):
             wrong = words.split("'")[1] if "'" in words else words
-            commands = self._commands()
+            commands = [c for a in self._actions if isinstance(a, argparse._SubParsersAction) for c in a.choices]
             message = f"unknown command {wrong!r}{nearest(wrong, commands)}: known are {', '.join(commands)}"
         raise UsageError(f"{message}; see {self.prog} --help")
 
     @property
     def options(self) -> list[str]:
         return [o for a in self._actions for o in a.option_strings]
-
-    def _commands(self) -> list[str]:
-        return [c for a in self._actions if isinstance(a, argparse._SubParsersAction) for c in a.choices]
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

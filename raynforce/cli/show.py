@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raynforce import settings
-from raynforce.cli.text import DIM, GREEN, RED, STATES, Page, age, count, plain, size, times
+from raynforce.cli.text import DIM, GREEN, RED, STATES, Page, age, count, paint, plain, size, times
 from raynforce.errors import RaynforceError, UsageError
 from raynforce.imports import is_given
 from raynforce.runs import catalog
@@ -111,18 +111,15 @@ class _Run:
         return {
             **self.glance.to_json(),
             "run": self.run.shown,
-            "start_from": self.start_from,
+            **{name: getattr(self, name) for name in ("start_from", "seconds", "files", "versions")},
             "began": catalog.number(history.began),
             "starts": history.starts,
-            "seconds": self.seconds,
             "faults": history.faults,
             "checkpoints": [kept.to_json() for kept in self.kept],
             "verified": self.verify,
             "segments": len(self.segments),
             "segment_bytes": sum(self.segments.values()),
             "next": asdict(self.next),
-            "files": self.files,
-            "versions": self.versions,
         }
 
     def show(self, page: Page) -> None:
@@ -214,9 +211,9 @@ class _Run:
         wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row, kept_here in zip(rows, [None, *self.kept], strict=True):
             cells = [row[1].rjust(wide[1]), row[2].rjust(wide[2]), row[3].ljust(wide[3]), row[4].rjust(wide[4])]
-            files = page.paint(row[5], RED if kept_here.wrong else GREEN) if kept_here else row[5]
+            files = paint(row[5], RED if kept_here.wrong else GREEN) if kept_here else row[5]
             line = "  ".join([*cells, files])
-            page.lines(row[0].ljust(LABEL) + (line if kept_here else page.paint(line, DIM)))
+            page.lines(row[0].ljust(LABEL) + (line if kept_here else paint(line, DIM)))
         if self.segments:
             shared = f"{count(len(self.segments), 'segment')} that they share"
             page.row("replay", f"{shared}, {size(sum(self.segments.values()))}")

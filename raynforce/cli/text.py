@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 from raynforce.runs.terminal import LOG, TIED, columns, command, folded
 from raynforce.runs.terminal import shortened as shortened
@@ -14,14 +13,10 @@ STATES = {"running": CYAN, "finished": GREEN, "stopped": YELLOW, "failed": RED, 
 GAP = "  "
 
 
-class Paint:
-    """Colours, where they can be seen."""
-
-    def __init__(self, stream: Any) -> None:
-        self._on = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-    def __call__(self, text: str, *codes: str) -> str:
-        return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if self._on and codes else text
+def paint(text: str, *codes: str) -> str:
+    """In colour, where that can be seen."""
+    seen = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if seen and codes else text
 
 
 class Page:
@@ -29,12 +24,11 @@ class Page:
 
     def __init__(self, label: int, widest: int = LOG) -> None:
         self.label, self.columns = label, min(columns(sys.stdout), widest)  # longer lines are hard to read
-        self.paint = Paint(sys.stdout)
 
     def title(self, name: str, text: str) -> None:
         """A name, and what it is beside it, or below it where there is no room."""
         first, *more = folded(f"{name.replace(' ', TIED)}  {text}", self.columns, further="  ")
-        self.lines(self.paint(first[: len(name)], BOLD) + first[len(name) :], *more)
+        self.lines(paint(first[: len(name)], BOLD) + first[len(name) :], *more)
 
     def row(self, label: str, text: str, *codes: str) -> None:
         """Commands and paths in `text` are not broken."""
@@ -45,7 +39,7 @@ class Page:
 
     def _beside(self, label: str, lines: list[str], *codes: str) -> None:
         at = max(self.label, len(label))
-        self.lines(*(line[:at] + self.paint(line[at:], *codes) for line in lines))
+        self.lines(*(line[:at] + paint(line[at:], *codes) for line in lines))
 
     def lines(self, *lines: str) -> None:
         for line in lines:

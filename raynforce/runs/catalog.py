@@ -61,14 +61,10 @@ class Glance:
         return {
             "run": str(self.path),
             "status": self.state,
-            "reason": self.reason,
             **{name: self.config.get(name) for name in ("algo", "env", "seed", "runtime", "topology")},
-            "steps": self.steps,
+            **{name: getattr(self, name) for name in ("reason", "steps", "return_mean", "best_eval", "active")},
             "total_steps": self.total,
-            "return_mean": self.return_mean,
-            "best_eval": self.best_eval,
             "target": number(self.config.get("target")),
-            "active": self.active,
             "bytes": self.size,
             "holder": self.holder and {k: getattr(self.holder, k) for k in ("host", "pid", "started")},
         }
@@ -319,16 +315,11 @@ class Kept:
     def to_json(self) -> dict[str, Any]:
         return {
             "path": str(self.path),
-            "step": self.step,
-            "number": self.number,
-            "time": self.time,
-            "marks": list(self.marks),
+            **{name: getattr(self, name) for name in ("step", "number", "time", "marks", "parts", "wrong")},
             "bytes": sum(self.files.values()),
             "segments": len(self.segments),
             "segment_bytes": sum(self.segments.values()),
             "format": self.manifest.get("format_version"),
-            "parts": self.parts,
-            "wrong": list(self.wrong),
             **self.versions,
         }
 

@@ -63,9 +63,15 @@ class MirroredRun(RunDirectory):
         super().create(config)
         self._created = True
 
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        """One process of this machine at a time fetches into the working copy, or begins to write there."""
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        return disk.alone(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT)
+
     def fetch(self, *, all: bool = False) -> None:
         """Fetch the run, unless a process of this machine writes to it; with `all`, to resume it, that is an error."""
-        with _alone(self.path):
+        with self._alone():
             if (holder := lock.holder(self.path)) is None:
                 self.notes += self.remote.fetch(self.path, all=all).notes
             elif all:
@@ -77,7 +83,7 @@ class MirroredRun(RunDirectory):
     def locked(self) -> Iterator[lock.Lock]:
         """Be the one writer of the working copy, and of the run at the URL."""
         with contextlib.ExitStack() as stack:
-            with _alone(self.path):
+            with self._alone():
                 held = stack.enter_context(super().locked())
             try:
                 self._held = remote_lock.claim(self.remote.store, held)
@@ -149,12 +155,3 @@ def open_run(run: str | Path | RunDirectory, *, all: bool = False) -> RunDirecto
 def local_path(path: str | Path) -> Path:
     """Where the files are that a user typed the path of: a local path as it is, a URL's working copy."""
     return open_run(path).path if is_url(str(path)) else Path(path)
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One process of this machine at a time fetches into a working copy, or begins to write there."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with disk.alone(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT):
-        yield
