@@ -215,7 +215,7 @@ def read_yaml(path: str) -> Nested:
 
     try:
         with open(path, encoding="utf-8") as file:
-            data = yaml.safe_load(file)
+            data = yaml.load(file, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # eight times as fast
     except OSError as error:
         raise UsageError(f"cannot read config {path!r}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # no UTF-8, or what looks like a date and is none

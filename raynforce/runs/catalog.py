@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,7 @@ State = Literal["running", "finished", "stopped", "failed", "killed", "broken"]
 DEPTH = 3  # folders that runs are looked for in, one in another
 BLOCK, MOST = 1 << 14, 1 << 20  # bytes that are read of the end of a file: at once, and in all
 HEAD = ("env", "algo", "seed", "steps", "target", "runtime", "topology")  # settings that a list of runs may show
-_SETTING = re.compile(rf"^({'|'.join(HEAD)}): ([\w./+-][\w./+:-]*)$", re.MULTILINE)  # a plain value of one line
+
 _PARTS = {"config.yaml", "events.jsonl", "checkpoints"}
 
 
@@ -127,31 +126,14 @@ def _glance(path: Path, active: float, size: int) -> Glance:
 
 
 def read_head(path: Path) -> dict[str, Any]:
-    """The settings in `HEAD`, without parsing the rest where they are written plainly, as we do."""
-    with open_regular(path) as file:
-        text = file.read(MOST).decode(errors="replace")
-    plain = dict(_SETTING.findall(text))
-    if {"env", "algo", "seed", "steps"} <= set(plain) and all(f"\n{k}:" not in text for k in {*HEAD} - {*plain}):
-        return {k: _scalar(v) for k, v in plain.items()}
+    """The settings in `HEAD`, as JSON can have them: YAML knows dates, lists and NaN."""
+    open_regular(path).close()
     config = settings.read_yaml(str(path))
     if not isinstance(config.get("env"), str):
         raise CheckpointError("config.yaml names no env")
-    return {k: _simple(config[k]) for k in HEAD if k in config}
-
-
-def _scalar(text: str) -> Any:
-    if text in ("null", "~"):
-        return None
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return _simple(kind(text))
-    return text
-
-
-def _simple(value: Any) -> str | int | float | None:
-    """As JSON can have it: YAML knows dates, lists and NaN."""
-    usable = value is None or isinstance(value, str | int) or number(value) is not None
-    return value if usable else str(value)
+    found = {name: config[name] for name in HEAD if name in config}
+    plain = {k for k, v in found.items() if v is None or isinstance(v, str | int) or number(v) is not None}
+    return {name: value if name in plain else str(value) for name, value in found.items()}
 
 
 def _end(path: Path) -> tuple[State, str, int, float]:
