@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from raynforce.auto import paced_by_envs, settle
 from raynforce.config import Config, EvalConfig
 from raynforce.driver.driver import Driver
 from raynforce.driver.status import Callback, Result, Status
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, Parallel, probe
 from raynforce.errors import UsageError
 from raynforce.experiment import resolve, settings_of
 from raynforce.given import Lender, lending
@@ -34,9 +34,6 @@ from raynforce.runs.progress import Mode, Progress, make_progress
 from raynforce.runs.store import is_url
 from raynforce.settings import nested, read_yaml
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
-
-if TYPE_CHECKING:
-    from raynforce.envs.vector import Parallel
 
 OnRound = Callable[[Status], None]
 EPISODES, WATCHED = 100, 3  # that are evaluated, and if somebody looks at them
@@ -282,7 +279,6 @@ def evaluate(
 
     Returns the return of each episode, and the path of the checkpoint used; more of it by name.
     """
-    from raynforce.envs.vector import EnvArgs
     from raynforce.envs.watching import Watched
     from raynforce.roles.evaluator import EVALUATION_STREAM, Evaluator
 

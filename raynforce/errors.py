@@ -98,8 +98,7 @@ def said_elsewhere(word: str, table: Mapping[str, T]) -> T | None:
 
 def summary(error: BaseException) -> str:
     """Describe any exception in one line: its type and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
 def reason(error: BaseException) -> str:

@@ -40,12 +40,11 @@ class Policy:
         if state is not None:
             raise UsageError("this policy is not recurrent: leave out `state`")
         batch, lanes, single = self._batched(obs)
-        out = self._actor.outputs(batch)
+        out, distribution = self._actor.outputs(batch), self._actor.distribution
         allowed = None if mask is None else self._allowed(np.asarray(mask, bool), lanes)
         if allowed is not None:
-            name = self._actor.distribution.outputs[0]
+            name = distribution.outputs[0]
             out = {**out, name: np.where(allowed, out[name], np.float32(-1e30))}
-        distribution = self._actor.distribution
         if greedy:
             action = distribution.mode(out)
         else:

@@ -186,21 +186,16 @@ class MlflowSink(Service):
         uri = self._uri or known.get("tracking_uri") or mlflow.get_tracking_uri()
         self._client = importlib.import_module("mlflow.tracking").MlflowClient(tracking_uri=uri)
         self._id = known.get("run_id", "")
-        if self._id and self._exists():
-            self._client.update_run(self._id, status="RUNNING")
-        else:
-            self._id = self._create(path, config)
+        try:
+            if self._id:
+                self._client.update_run(self._id, status="RUNNING")
+        except Exception as error:
+            if getattr(error, "error_code", "") != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            self._id = ""
+        self._id = self._id or self._create(path, config)
         self.url = f"run {self._id} at {uri}"
         return {"run_id": self._id, "tracking_uri": uri}
-
-    def _exists(self) -> bool:
-        try:
-            self._client.get_run(self._id)
-        except Exception as error:
-            if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
-                return False
-            raise
-        return True
 
     def _create(self, path: Path, config: Mapping[str, Any]) -> str:
         name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "raynforce"

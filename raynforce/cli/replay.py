@@ -18,26 +18,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 from gymnasium import spaces
 
+from raynforce.algos import algorithm_class
+from raynforce.algos.contract import declared
 from raynforce.config import Config
 from raynforce.envs.describe import describe, flatten_obs, misfit, wrong_reset, wrong_step
 from raynforce.envs.faults import MOST_BYTES
 from raynforce.envs.make import Env, close_env, make
 from raynforce.envs.vector import EnvArgs, probe
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, how_it_ended, reason, summary
+from raynforce.experiment import resolve, settings_of
+from raynforce.policies.acting import PolicyVersion
+from raynforce.roles.sampler import Sampler
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import FOLDER, evidence_of
 from raynforce.runtimes.host import hung
 from raynforce.spaces import ObsLeaf
-
-if TYPE_CHECKING:
-    from raynforce.policies.acting import PolicyVersion
-    from raynforce.roles.sampler import Sampler
 
 TELL_AFTER = 2.0  # seconds before progress is shown
 
@@ -157,6 +158,8 @@ def _episode(run: RunDirectory, evidence: Mapping[str, Any], how: How) -> Outcom
 
 
 class _Episode:
+    """One environment on its way to where it broke."""
+
     def __init__(self, env: Env, name: str, seed: int, actions: np.ndarray, how: How) -> None:
         self.env, self.seed, self.actions, self.how = env, seed, actions, how
         self.leaves = describe(name, env.observation_space, env.action_space).obs
@@ -166,7 +169,7 @@ class _Episode:
         last = len(self.actions)
         with _Watch(self.how, lambda: f"step {self.step:,} of {last:,}") as watch:
             try:
-                result = _call_reset(self.env, self.seed, self._stop(watch, last))
+                result = _call(self.env, self.seed, 0, None, self._stop(watch, last))
                 wrong = wrong_reset(result) or self._misfit(result[0])
                 for index in range(last):
                     if wrong:
@@ -195,7 +198,7 @@ class _Episode:
 
     def _take(self, action: Any, stop: bool) -> tuple[str, bool]:
         """Take a step; returns what is wrong with what came, and whether the episode is over."""
-        result = _call_step(self.env, action, self.step, stop)
+        result = _call(self.env, self.seed, self.step, action, stop)
         if wrong := wrong_step(result):
             return wrong, False
         obs, reward, terminated, truncated, _ = result
@@ -247,16 +250,11 @@ UNLIKE = "Either it is not determined by its seed (all random numbers must come 
 UNLIKE += "something outside of it: a file, a server, the time, memory"
 
 
-def _call_reset(env: Env, seed: int, stop: bool) -> Any:
+def _call(env: Env, seed: int, step: int, action: Any, stop: bool) -> Any:
+    """What a debugger that stops before it shows: the environment, its seed, the step and the action."""
     if stop:
         pdb.Pdb().set_trace()
-    return env.reset(seed=seed)
-
-
-def _call_step(env: Env, action: Any, step: int, stop: bool) -> Any:
-    if stop:
-        pdb.Pdb().set_trace()
-    return env.step(action)
+    return env.step(action) if step else env.reset(seed=seed)
 
 
 def _not_finite(value: Any, leaf: ObsLeaf) -> str:
@@ -321,12 +319,6 @@ def _sampler(
     run: RunDirectory, number: int, index: int, opened: contextlib.ExitStack
 ) -> tuple[Sampler, list[PolicyVersion]]:
     """The sampler of the run's config in the state of the evidence, and the policy versions it was given since."""
-    from raynforce.algos import algorithm_class
-    from raynforce.algos.contract import declared
-    from raynforce.experiment import resolve, settings_of
-    from raynforce.policies.acting import PolicyVersion
-    from raynforce.roles.sampler import Sampler
-
     config: Config = resolve({"preset": "none"}, settings_of(run.config)[0])[0]
     parts = checkpoint.load(run.path / FOLDER / f"{number:04d}")
     acting = declared(config, probe(config.env, config.env_args), algorithm_class(config.algo))

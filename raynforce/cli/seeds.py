@@ -9,20 +9,16 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from raynforce.config import Config
 from raynforce.errors import UsageError
 from raynforce.runs.progress import number
-
-if TYPE_CHECKING:
-    from raynforce.config import Config
-    from raynforce.seeds import Seeds, Spread
+from raynforce.seeds import InterruptedSeeds, Seeds, Spread, numbers, resume_seeds, start_seeds
+from raynforce.sinks import services
 
 
 def train(arguments: argparse.Namespace, config: Config, preset: dict[str, Any], me: str) -> int:
-    from raynforce.seeds import numbers, start_seeds
-    from raynforce.sinks import services
-
     if "," in arguments.seeds and arguments.seed is not None:
         raise UsageError("--seeds names the seeds already: drop --seed, or give --seeds their number")
     seeds = numbers(arguments.seeds, config.seed)
@@ -31,14 +27,10 @@ def train(arguments: argparse.Namespace, config: Config, preset: dict[str, Any],
 
 
 def resume(arguments: argparse.Namespace, changes: dict[str, Any], me: str) -> int:
-    from raynforce.seeds import resume_seeds
-
     return _tell(arguments, lambda **how: resume_seeds(arguments.run, changes, **how), me)
 
 
 def _tell(arguments: argparse.Namespace, start: Callable[..., Seeds], me: str) -> int:
-    from raynforce.seeds import InterruptedSeeds
-
     stream = sys.stderr if arguments.json else sys.stdout
     try:
         seeds = start(stream=stream, log=arguments.log, progress="quiet" if arguments.quiet else "auto")

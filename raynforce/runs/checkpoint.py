@@ -52,12 +52,9 @@ def save(path: Path, parts: Mapping[str, Tree], *, known: Mapping[str, Stated] |
             arrays, rest = split(trees.without(tree, segments))
             written[f"{name}.safetensors"] = files.write(temporary / f"{name}.safetensors", files.pack(arrays))
             written[f"{name}.json"] = files.write(temporary / f"{name}.json", [files.to_json(rest)])
-        manifest = {
-            **facts,
-            "format_version": FORMAT_VERSION,
-            "files": {name: stated._asdict() for name, stated in written.items()},
-            SEGMENTS: {name: stated._asdict() for name, stated in pool.used.items()},
-        }
+        manifest = {**facts, "format_version": FORMAT_VERSION}
+        for kind, several in (("files", written), (SEGMENTS, pool.used)):
+            manifest[kind] = {name: stated._asdict() for name, stated in several.items()}
         text = json.dumps(sealed(manifest), indent=2).encode() + b"\n"
         written[MANIFEST] = files.write(temporary / MANIFEST, [text])
         disk.flush(temporary)
