@@ -105,7 +105,7 @@ def resolved(
 ) -> tuple[Config, dict[str, Any]]:
     """What the arguments of `train` stand for, and the preset that was applied, dotted."""
     _not_while_imported()
-    file = read_yaml(str(config)) if isinstance(config, str | Path) else config or {}
+    file = config if isinstance(config, Mapping) else read_yaml(str(config)) if config is not None else {}
     names = {"env": lender.name_of(env), "algo": lender.name_of(algo)}
     if start_from is not None:
         names["start_from"] = str(start_from)
@@ -208,10 +208,10 @@ def _drive(
     driver = Driver(config, env, directory, **how)
     if opened is not None:
         opened(directory.shown)
-    result = driver.train()
+    result, signal_number = driver.train(), driver.stop_request.number
     run = Run(directory.path, config, result, driver.where_the_time_went())
-    if driver.stop_request.number is not None:
-        raise Interrupted(run, driver.stop_request.number)
+    if signal_number is not None:
+        raise Interrupted(run, signal_number)
     return run
 
 
@@ -342,10 +342,8 @@ def _in_words(leaves: Sequence[ObsLeaf | ActionSpec]) -> str:
 def _not_while_imported() -> None:
     """A script that names its own functions is imported by name to find them, and must not start a run each time."""
     if importing:
-        raise UsageError(
-            f"module {importing[-1]!r} starts a run when it is imported: put what others need into a module of its "
-            "own, or the start of the run under if __name__ == '__main__':"
-        )
+        fix = "put what others need into a module of its own, or the start of the run under if __name__ == '__main__':"
+        raise UsageError(f"module {importing[-1]!r} starts a run when it is imported: {fix}")
 
 
 def _nested(dotted: Mapping[str, Any] | None, lender: Lender) -> dict[str, Any]:
