@@ -89,27 +89,20 @@ def train(
     `Interrupted`, whose `run` can be resumed.
     """
     with lending() as lender:
-        given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
-        found, preset = resolved(env, algo, config, settings, given, start_from, lender)
+        given = {"runtime": runtime, "topology": topology, "start_from": start_from}
+        found, preset = resolved(env, algo, config, settings, lender, steps=steps, target=target, seed=seed, **given)
         return start(found, preset, out, callbacks=callbacks, sinks=sinks, progress=progress)
 
 
 def resolved(
-    env: str | Callable[..., Any],
-    algo: str | type[Any],
-    config: str | Path | Mapping[str, Any] | None,
-    settings: Mapping[str, Any] | None,
-    given: Mapping[str, Any],
-    start_from: str | Path | None,
-    lender: Lender,
+    env: Any, algo: Any, config: Any, settings: Mapping[str, Any] | None, lender: Lender, **given: Any
 ) -> tuple[Config, dict[str, Any]]:
     """What the arguments of `train` stand for, and the preset that was applied, dotted."""
     _not_while_imported()
     file = config if isinstance(config, Mapping) else read_yaml(str(config)) if config is not None else {}
-    names = {"env": lender.name_of(env), "algo": lender.name_of(algo)}
-    if start_from is not None:
-        names["start_from"] = str(start_from)
-    return resolve(file, _nested(settings, lender), names, {k: v for k, v in given.items() if v is not None})
+    given |= {"env": lender.name_of(env), "algo": lender.name_of(algo)}
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    return resolve(file, _nested(settings, lender), {k: v for k, v in plain.items() if v is not None})
 
 
 def start(config: Config, preset: Mapping[str, Any], out: str | Path | None = None, **how: Any) -> Run:

@@ -156,8 +156,8 @@ def train_seeds(
     of what is returned, and the others go on. Ctrl-C raises `InterruptedSeeds` after a checkpoint of each.
     """
     with lending() as lender:
-        given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
-        found, preset = resolved(env, algo, config, settings, given, start_from, lender)
+        given = {"runtime": runtime, "topology": topology, "start_from": start_from}
+        found, preset = resolved(env, algo, config, settings, lender, steps=steps, target=target, seed=seed, **given)
         return start_seeds(found, preset, numbers(seeds, found.seed), out, progress=progress)
 
 

@@ -228,7 +228,6 @@ def _clock(at: float, day: float | None = None) -> str:
 
 
 def _config(run: RunDirectory) -> Mapping[str, Any]:
-    try:
+    with contextlib.suppress(RaynforceError):  # its history can be told without
         return settings.read_yaml(str(run.config))
-    except RaynforceError:  # its history can be told without
-        return {}
+    return {}

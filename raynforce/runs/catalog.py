@@ -233,11 +233,9 @@ def _step_in(name: str) -> int:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a small file; empty if there is none."""
-    try:
-        with open_regular(path) as file:
-            return object_in(file.read(MOST))
-    except OSError:
-        return {}
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        return object_in(file.read(MOST))
+    return {}
 
 
 def whole(value: Any) -> int:
