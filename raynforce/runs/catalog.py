@@ -29,9 +29,6 @@ HEAD = ("env", "algo", "seed", "steps", "target", "runtime", "topology")  # sett
 _PARTS = {"config.yaml", "events.jsonl", "checkpoints"}
 
 
-# -- runs at a glance -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Glance:
     """One run, from the ends of its files."""

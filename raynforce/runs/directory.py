@@ -259,8 +259,6 @@ class RunDirectory:
             notes = [*notes, f"taken instead: {where}"]
         return Loaded(path, parts, manifest, notes)
 
-    # -- which there are ------------------------------------------------------------------------------
-
     def _named(self, kind: str) -> list[Path]:
         """Checkpoints of a kind, by step; strangers in the folder are left alone."""
         try:

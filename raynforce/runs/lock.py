@@ -151,9 +151,6 @@ def in_use(run: str | Path, by: Holder) -> UsageError:
     return UsageError(f"run {run} is in use by {by}: wait, or end it first")
 
 
-# -- a run in a directory -----------------------------------------------------------------------------------
-
-
 class _File:
     """`run.lock`, open and locked."""
 
