@@ -197,7 +197,10 @@ def _drive(
     config, env, chosen = settle(config)
     say(preset)
     say(chosen)
-    how |= {"callbacks": [*map(_callback, callbacks)], "sinks": _sinks(sinks), "stream": stream, "progress": progress}
+    for sink in sinks:
+        if not (hasattr(sink, "write") and hasattr(sink, "close")):
+            raise UsageError(f"sink {sink!r} has no write(step, metrics) and close()")
+    how |= {"callbacks": [*map(_callback, callbacks)], "sinks": sinks, "stream": stream, "progress": progress}
     driver = Driver(config, env, directory, **how)
     if opened is not None:
         opened(directory.shown)
@@ -351,13 +354,6 @@ def _callback(given: Callback | OnRound) -> Callback:
     made = Callback()
     made.on_round = given  # type: ignore[method-assign, assignment]
     return made
-
-
-def _sinks(given: Sequence[Sink]) -> Sequence[Sink]:
-    for sink in given:
-        if not (hasattr(sink, "write") and hasattr(sink, "close")):
-            raise UsageError(f"sink {sink!r} has no write(step, metrics) and close()")
-    return given
 
 
 def fresh_name(config: Config, seeds: str = "") -> Path:

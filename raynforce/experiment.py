@@ -28,7 +28,7 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     preset = preset_for(algo, str(env), topology) if given.get("preset", "auto") == "auto" else {}
     tuned = (kind.defaults, kind.topology_defaults.get(topology, {}), preset)
     data: dict[str, Any] = reduce(settings.merge, (*map(settings.nested, tuned), given), {})
-    applied = {key: value for key, value in preset.items() if key not in settings.dotted(given)}
+    applied = {key: value for key, value in preset.items() if not _has(given, key)}
 
     def hint(path: str, known: Iterable[str]) -> str:
         from raynforce.hints import about_setting  # only once there is a mistake
@@ -51,3 +51,9 @@ def settings_of(file: Path) -> tuple[dict[str, Any], list[str]]:
         if isinstance(place, dict) and name in place and (had := place.pop(name)) != now:
             notes.append(f"{dotted} = {had!r} is no setting any more: it is {now!r} from here on")
     return found, notes
+
+
+def _has(tree: Mapping[str, Any], dotted: str) -> bool:
+    first, _, rest = dotted.partition(".")
+    below = tree.get(first)
+    return first in tree and (not rest or (isinstance(below, Mapping) and _has(below, rest)))

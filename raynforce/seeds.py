@@ -55,10 +55,6 @@ class Spread(NamedTuple):
     low: float
     high: float
 
-    @staticmethod
-    def of(values: Sequence[float]) -> Spread | None:
-        return Spread(statistics.median(values), min(values), max(values)) if values else None
-
     def to_json(self) -> dict[str, float | None]:
         return {k: v if math.isfinite(v) else None for k, v in self._asdict().items()}
 
@@ -112,7 +108,8 @@ class Seeds:
             if missing is not None and not late:
                 return None
             values = [missing if (value := getattr(result, figure)) is None else value for result in results]
-            return Spread.of([value for value in values if value is not None])
+            known = [value for value in values if value is not None]
+            return Spread(statistics.median(known), min(known), max(known)) if known else None
 
         return {name: spread(name) for name in ("eval_return", "solved_steps", "solved_at", "steps_per_second")}
 
