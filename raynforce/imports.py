@@ -10,8 +10,7 @@ from typing import Any
 
 from raynforce.errors import UsageError, nearest, summary
 
-importing: list[str] = []
-"""The modules that are being imported for the user right now."""
+importing: list[str] = []  # the modules that are being imported for the user right now
 
 
 def load_module(name: str) -> ModuleType:
@@ -28,11 +27,8 @@ def load_module(name: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # a script that was not made to be imported may exit
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and (name == missing or name.startswith(missing + ".")):
-            fix = (
-                f"write {name[:-3]!r}"
-                if name.endswith(".py")
-                else f"install it, or run from its directory (now {here})"
-            )
+            elsewhere = f"install it, or run from its directory (now {here})"
+            fix = f"write {name[:-3]!r}" if name.endswith(".py") else elsewhere
             raise UsageError(f"no module named {name!r}: {fix}") from error
         raise UsageError(f"importing {name!r} failed: {summary(error)}; fix that import first") from error
     finally:
@@ -50,10 +46,7 @@ def bare(path: str) -> str:
 
 
 def load_object(path: str, setting: str = "env") -> Any:
-    """Return the object that `module:name` stands for; `name` may have dots, as in `my_envs:Maze.large`.
-
-    `setting` is the one it is for, for what is said where it cannot be found.
-    """
+    """The object that `module:name` stands for; `name` may have dots. `setting` is the one it is for, for the error."""
     module_name, colon, names = path.partition(":")
     if not (module_name and colon and names):
         raise UsageError(f"{path!r} is not of the form module:name, for example my_envs:make_env")
@@ -79,7 +72,6 @@ def _not_known(path: str, setting: str) -> str:
     last = last if last.isidentifier() else "..."
     again = f"settings={{{setting!r}: {last}}}" if "." in setting else f"{setting}={last}"
     calls = [f"raynforce.{call}(run, {again})" for call in ("resume", "evaluate")[: 2 if setting == "env" else 1]]
-    return (
-        f"{name!r} was defined in {where}, not in a module: in Python, {' or '.join(calls)} goes on with it; once it "
-        f"is in a module, so does raynforce resume RUN --set {setting}=MODULE:NAME"
-    )
+    now = f"in Python, {' or '.join(calls)} goes on with it"
+    later = f"once it is in a module, so does raynforce resume RUN --set {setting}=MODULE:NAME"
+    return f"{name!r} was defined in {where}, not in a module: {now}; {later}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -18,21 +19,15 @@ def resident_bytes() -> int:
 
 def available_bytes() -> int | None:
     """Memory this process may still take: of the machine and of its container; None where neither can be read."""
-    limits = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                limits.append(1024 * int(line.split()[1]))
-    except OSError:
-        pass
-    try:
-        group = Path("/sys/fs/cgroup")
+    limits, group = [], Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        limits += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    with contextlib.suppress(OSError, ValueError, KeyError):
         limit = int((group / "memory.max").read_text())  # the word "max" where there is no limit: ValueError
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         taken = int((group / "memory.current").read_text()) - int(stat["inactive_file"])  # that cache gives way
         limits.append(max(0, limit - taken))
-    except (OSError, ValueError, KeyError):
-        pass
     return min(limits, default=None)
 
 
@@ -42,7 +37,5 @@ def require_memory(
     """Refuse `what` if it needs more than this fraction of the free memory; `fix` and `hint` end the message."""
     available = available_bytes()
     if available is not None and needed > fraction * available:
-        raise UsageError(
-            f"{what} needs {needed / 1e9:.2f} GB, available are {fraction * available / 1e9:.2f} GB "
-            f"({fraction:.0%} of {available / 1e9:.2f} GB free memory); {fix}{hint}"
-        )
+        there = f"{fraction * available / 1e9:.2f} GB ({fraction:.0%} of {available / 1e9:.2f} GB free memory)"
+        raise UsageError(f"{what} needs {needed / 1e9:.2f} GB, available are {there}; {fix}{hint}")

@@ -65,20 +65,18 @@ def _step(facts: Facts) -> str:
     if cost.computing is None:
         return line
     line += f", of which it computes {cost.computing:.0%}"
-    if not facts.slow:
-        return line
-    if cost.computing >= WAITS:
-        return f"{line}: side by side in processes alone"
-    return f"{line}: it waits, which many can do side by side in threads"
+    how = "side by side in processes alone"
+    if cost.computing < WAITS:
+        how = "it waits, which many can do side by side in threads"
+    return f"{line}: {how}" if facts.slow else line
 
 
 def _policy(facts: Facts) -> str:
     policy = facts.policy
     if policy is None:
         return "acts with torch; what it costs was not measured"
-    return (
-        f"takes {duration(policy.one)} to choose for one environment, {duration(policy.all)} for {policy.envs} at once"
-    )
+    one, all_of_them = duration(policy.one), duration(policy.all)
+    return f"takes {one} to choose for one environment, {all_of_them} for {policy.envs} at once"
 
 
 def _sync(config: Config, facts: Facts, *, native: bool) -> str:
@@ -93,23 +91,20 @@ def _central(config: Config, facts: Facts) -> str:
     """What one policy for all would give: every environment all of the time, unless the policy or the cores end it."""
     mean, computing, envs = _mean(facts), facts.cost.computing or 0.0, config.sampling.envs
     if not facts.slow:
-        return (
-            f"side by side with one policy for all would not pay: handing over an observation and an action takes "
-            f"about {duration(HANDLING)} by itself; it is for steps of {duration(SLOW)} and more"
-        )
+        why = f"handing over an observation and an action takes about {duration(HANDLING)} by itself"
+        least = f"it is for steps of {duration(SLOW)} and more"
+        return f"side by side with one policy for all would not pay: {why}; {least}"
 
     def best(n: int) -> float:
         return min(n / mean, n / facts.round_seconds(n))
 
-    line = "side by side with one policy for all, "
-    if computing >= WAITS:
-        cores = facts.cores / (mean * computing)
-        line += f"{envs} environments would give at most {min(best(envs), cores):,.0f} steps/s on {facts.cores} cores"
-        if not facts.cost.uneven:
-            line += f"; but steps are even, so nobody waits long for the slowest: --samplers {facts.cores} does as well"
-        return line
-    line += f"{envs} environments would give at most {best(envs):,.0f} steps/s"
-    return line + (f", {MANY} (--envs {MANY}) {best(MANY):,.0f}" if envs < MANY else "")
+    line = f"side by side with one policy for all, {envs} environments would give at most "
+    if computing < WAITS:
+        many = f", {MANY} (--envs {MANY}) {best(MANY):,.0f}" if envs < MANY else ""
+        return f"{line}{best(envs):,.0f} steps/s{many}"
+    line += f"{min(best(envs), facts.cores / (mean * computing)):,.0f} steps/s on {facts.cores} cores"
+    even = f"; but steps are even, so nobody waits long for the slowest: --samplers {facts.cores} does as well"
+    return line if facts.cost.uneven else line + even
 
 
 def _products(config: Config, spec: EnvSpec) -> int:
@@ -136,12 +131,8 @@ def _learner(config: Config, chosen: Config, facts: Facts, products: int) -> tup
     if products >= LARGE:
         line += f", {learning / whole:.0%} of the time; torch in {facts.cores} threads takes less, if cores are free"
         return line, replace(chosen, learner=replace(chosen.learner, threads=facts.cores))
-    if (
-        not topology(chosen.topology).overlaps
-        and sampling >= BOUND * whole
-        and facts.tolerates_lag
-        and not facts.obstacle
-    ):
+    could_overlap = facts.tolerates_lag and not facts.obstacle and not topology(chosen.topology).overlaps
+    if could_overlap and sampling >= BOUND * whole:
         line += f", and sampling {duration(sampling)}: process and overlap do both at once"
         return line, replace(chosen, runtime="process", topology="overlap")
     return line, chosen

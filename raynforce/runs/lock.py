@@ -45,15 +45,10 @@ os.register_at_fork(after_in_child=_forget)
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that writes to a run."""
-
     host: str = ""
-    pid: int = 0
-    """In that host. 0 if the holder cannot be named."""
-    boot: str = ""
-    """Which start of which kernel, and which of its containers: a process id says nothing elsewhere."""
-    started: float = 0.0
-    """When it took the lock: seconds since 1970, by the clock of its host."""
+    pid: int = 0  # in that host. 0 if the holder cannot be named
+    boot: str = ""  # which start of which kernel, and which of its containers: a process id says nothing elsewhere
+    started: float = 0.0  # when it took the lock: seconds since 1970, by the clock of its host
     token: str = ""
 
     def __str__(self) -> str:
@@ -101,8 +96,6 @@ def _boot() -> str:
 
 
 class Place(Protocol):
-    """Where a holder is named."""
-
     def read(self) -> Holder | None: ...
 
     def touch(self, own: Holder) -> None:
@@ -158,9 +151,6 @@ def in_use(run: str | Path, by: Holder) -> UsageError:
     return UsageError(f"run {run} is in use by {by}: wait, or end it first")
 
 
-# -- a run in a directory -----------------------------------------------------------------------------------
-
-
 class _File:
     """`run.lock`, open and locked."""
 
@@ -169,11 +159,8 @@ class _File:
 
     def read(self) -> Holder | None:
         """The content, as other hosts see it: a file system asks again when a file is opened."""
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            return Holder.parse(os.pread(descriptor, LONGEST, 0))
-        finally:
-            os.close(descriptor)
+        with open(self._path, "rb", opener=lambda path, _: os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+            return Holder.parse(file.read(LONGEST))
 
     def write(self, own: Holder) -> None:
         """In one write, so that nobody sees half of it."""
@@ -201,7 +188,7 @@ def _close(descriptor: int) -> None:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[Lock]:
     """Be the one writer of the run at `path`, until the end of this process at the latest, however that comes."""
-    lock = _take(path)
+    lock = _acquire(path)
     try:
         yield lock
     finally:
@@ -210,27 +197,21 @@ def locked(path: Path) -> Iterator[Lock]:
 
 def holder(path: Path) -> Holder | None:
     """Who writes to the run at `path`; None if nobody does. Changes nothing."""
-    try:
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # there is none, or it is not a file
         descriptor = os.open(path / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        found = Holder.parse(os.pread(descriptor, LONGEST, 0))
+        stack.callback(os.close, descriptor)
+        found, flock = Holder.parse(os.pread(descriptor, LONGEST, 0)), True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            flock = True
         except BlockingIOError:
             return found or Holder()
-        except OSError:  # there is none on this file system
+        except OSError:  # there is no such lock on this file system
             flock = False
         return found if _is_alive(found, time.time() - os.fstat(descriptor).st_mtime, flock) else None
-    except OSError:  # not a file
-        return None
-    finally:
-        os.close(descriptor)
+    return None
 
 
-def _take(path: Path) -> Lock:
+def _acquire(path: Path) -> Lock:
     own = Holder.me()
     try:
         with contextlib.ExitStack() as stack:
@@ -242,7 +223,9 @@ def _take(path: Path) -> Lock:
             flock = _flock(descriptor)
             if flock is None:
                 raise in_use(path, before or Holder())
-            if before is not None and _is_alive(before, _clock(path) - os.fstat(descriptor).st_mtime, flock):
+            with tempfile.TemporaryFile(dir=path) as probe:  # the file system's own clock need not be that of this host
+                idle = os.fstat(probe.fileno()).st_mtime - os.fstat(descriptor).st_mtime
+            if before is not None and _is_alive(before, idle, flock):
                 raise in_use(path, before)
             file.write(own)
             # On a file system without a shared flock another host may break the same lock in this very moment.
@@ -253,9 +236,8 @@ def _take(path: Path) -> Lock:
             stack.pop_all()
             return Lock(str(path), own, file)
     except OSError as error:
-        raise RaynforceError(
-            f"cannot lock run {path}: {error.strerror or error}; make it writable (is there space?), or copy it"
-        ) from error
+        fix = "make it writable (is there space?), or copy it"
+        raise RaynforceError(f"cannot lock run {path}: {error.strerror or error}; {fix}") from error
 
 
 def _flock(descriptor: int) -> bool | None:
@@ -276,9 +258,3 @@ def _is_alive(holder: Holder | None, idle: float, flock: bool) -> bool:
     if holder is None or not holder.pid or holder.has_ended() or (flock and holder.same_kernel()):
         return False  # if we could lock it, the kernel knows of no holder
     return abs(idle) < STALE  # a clock that was set back leaves times of the future
-
-
-def _clock(path: Path) -> float:
-    """The time by the file system's own clock, which need not be that of this host."""
-    with tempfile.TemporaryFile(dir=path) as file:
-        return os.fstat(file.fileno()).st_mtime
