@@ -208,9 +208,9 @@ def test_after_a_stop_another_can_be_played(process: Runtime) -> None:
     scene = Scene(process, seconds=0.2, episodes=1)
     scene.evaluations.begin(scene.learn())
     scene.evaluations.stop()
-    returns = scene.evaluations.play(scene.learn(), 2, "evaluating", FINAL)
-    assert returns is not None
-    assert returns.tolist() == [102.0] * 2
+    found = scene.evaluations.play(scene.learn(), 2, "evaluating", FINAL)
+    assert found is not None
+    assert found.returns.tolist() == [102.0] * 2
     assert scene.witness.faults == []
 
 

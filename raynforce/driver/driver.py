@@ -337,8 +337,7 @@ class Driver:
             self._judge(self._evaluations.wait())
         due = status.stop_reason != "target met" and self._tally.evaluated != self._number
         if self.stop_request.number is None and due:
-            returns = self._evaluations.play(self._pinned, self._config.eval.episodes, "evaluating")
-            self._judge(None if returns is None else Played(self._pinned, returns))
+            self._judge(self._evaluations.play(self._pinned, self._config.eval.episodes, "evaluating"))
         self._evaluations.stop()
         if self.stop_request.number is not None:
             self._owed = unevaluated
@@ -358,9 +357,9 @@ class Driver:
         if alone and 0 < episodes <= config.eval.episodes:  # it was not chosen for its outcome
             eval_return = status.last_eval
         elif episodes and self.stop_request.number is None:
-            best, doing = self._best or self._pinned, "evaluating the best policy"
-            returns = self._evaluations.play(best, episodes, doing, FINAL)
-            eval_return = None if returns is None else float(returns.mean())
+            best = self._best or self._pinned
+            played = self._evaluations.play(best, episodes, "evaluating the best policy", FINAL)
+            eval_return = None if played is None else float(played.returns.mean())
         self._show()
         totals = self._engine.totals()
         same = {name: getattr(config, name) for name in ("algo", "env", "runtime", "topology", "seed")}

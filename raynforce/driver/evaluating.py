@@ -142,8 +142,7 @@ class Evaluations:
     def begin(self, pinned: Pinned) -> Played | None:
         """A version is due. Its outcome, if it was played here and now."""
         if not self.pool.runtime.has_processes:
-            returns = self.play(pinned, self.how.episodes, "evaluating")
-            return None if returns is None else Played(pinned, returns)
+            return self.play(pinned, self.how.episodes, "evaluating")
         self.skipped += self._due is not None
         self._due = pinned
         self._start_due()
@@ -191,8 +190,8 @@ class Evaluations:
             self._member = None
         self._running = self._due = None
 
-    def play(self, pinned: Pinned, episodes: int, doing: str, purpose: int = 0) -> np.ndarray | None:
-        """Play to the end, with progress; None if the run was stopped in the meantime, or it was in vain."""
+    def play(self, pinned: Pinned, episodes: int, doing: str, purpose: int = 0) -> Played | None:
+        """Play to the end, with progress; None if the run was stopped in the meantime, or it was given up."""
         began = time.monotonic()
         try:
             while True:
@@ -202,7 +201,7 @@ class Evaluations:
                 if so_far is None:
                     return None
                 if so_far.over:
-                    return so_far.returns
+                    return Played(pinned, so_far.returns)
                 done, seconds = len(so_far.returns), time.monotonic() - began
                 left = seconds * (episodes - done) / done if done else None
                 self.show(f"{doing}: {done} of {episodes} episodes", left)
@@ -216,7 +215,7 @@ class Evaluations:
             self._running, self._due = (self._due, self._submit(self._due, self.how.episodes, 0, BESIDE)), None
 
     def _result(self, pinned: Pinned, job: Job) -> Evaluation | None:
-        """What was played; None if that was in vain, because the environment or the evaluator failed too often."""
+        """What was played; None if the environment or the evaluator failed too often."""
         if job.fault is not None:  # the next evaluation gets a new one
             self.skipped += 1
             self.pool.members.remove(job.member)
