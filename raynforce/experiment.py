@@ -12,6 +12,7 @@ from raynforce.algos import algorithm_class
 from raynforce.algos.presets import preset_for
 from raynforce.config import CONFIG_VERSION, REMOVED, Config
 from raynforce.errors import UsageError
+from raynforce.imports import require_named
 
 
 def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
@@ -36,9 +37,8 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
         return about_setting(path, known, algo)
 
     config = settings.build(Config, data, {"algorithm": kind.Settings}, hint)
-    engines.require_name(config.engine)
-    if config.topology != "auto":
-        topologies.require_name(config.topology)
+    require_named("engine", config.engine, engines.BUILT_IN, "Class")
+    require_named("topology", config.topology, ("auto", *topologies.BUILT_IN), "NAME")
     return config, applied
 
 

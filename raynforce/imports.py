@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Collection
 from types import ModuleType
 from typing import Any
 
@@ -43,6 +44,13 @@ def is_given(path: str) -> bool:
 def bare(path: str) -> str:
     """Such a name without where it is from; any other name as it is."""
     return path.partition("@")[0] if is_given(path) else path
+
+
+def require_named(setting: str, name: str, known: Collection[str], form: str) -> None:
+    """Refuse a name that is neither known nor of the form `module:...`."""
+    if ":" not in name and name not in known:
+        allowed = f"{', '.join(known)}, or your own module:{form}"
+        raise UsageError(f"{setting} = {name!r} is not one of: {allowed}{nearest(name, known)}")
 
 
 def load_object(path: str, setting: str = "env") -> Any:

@@ -82,7 +82,6 @@ class Scene:
         runtime: Runtime,
         seconds: float = 0.0,
         episodes: int = 2,
-        hold: bool = False,
         dies_after: int | None = None,
     ) -> None:
         self.witness = Witness()
@@ -109,7 +108,6 @@ class Scene:
             EvalConfig(episodes=episodes),
             Schedule(EvalConfig(episodes=episodes), 1000),
             longest=30.0,
-            hold=hold,
             show=lambda note, left: self.shown.append(note),
             stopped=lambda: self.stopped,
             broken=self.broken.append,
@@ -184,6 +182,7 @@ def test_at_the_end_what_is_being_played_is_waited_for(process: Runtime) -> None
     first, second = scene.learn(), scene.learn()
     scene.evaluations.begin(first)
     scene.evaluations.begin(second)
+    scene.evaluations.drop_due()
     found = scene.evaluations.wait()
     assert found is not None
     assert (found[0], found[1].tolist()) == (first, [1.0] * 3)
@@ -209,9 +208,9 @@ def test_after_a_stop_another_can_be_played(process: Runtime) -> None:
     scene = Scene(process, seconds=0.2, episodes=1)
     scene.evaluations.begin(scene.learn())
     scene.evaluations.stop()
-    returns = scene.evaluations.play(scene.learn(), 2, "evaluating", FINAL)
-    assert returns is not None
-    assert returns.tolist() == [102.0] * 2
+    found = scene.evaluations.play(scene.learn(), 2, "evaluating", FINAL)
+    assert found is not None
+    assert found.returns.tolist() == [102.0] * 2
     assert scene.witness.faults == []
 
 
@@ -240,25 +239,18 @@ def test_a_killed_learner_does_not_take_a_pinned_version_along(process: Runtime)
     assert scene.learn().number == 2
 
 
-def test_with_a_target_training_waits_before_another_is_due(process: Runtime) -> None:
-    scene = Scene(process, seconds=0.2, episodes=3, hold=True)
+def test_training_can_wait_before_another_is_due(process: Runtime) -> None:
+    scene = Scene(process, seconds=0.2, episodes=3)
     first, second = scene.learn(), scene.learn()
-    assert scene.evaluations.hold() is None, "nothing is played yet"
+    assert scene.evaluations.wait() is None, "nothing is played yet"
     scene.evaluations.begin(first)
-    found = scene.evaluations.hold()
+    found = scene.evaluations.wait()
     assert found is not None
     assert (found.pinned, found.returns.tolist()) == (first, [1.0] * 3)
     assert scene.evaluations.waited > 0.3
     scene.evaluations.begin(second)
     assert scene.evaluations.unfinished == [second]
     assert scene.evaluations.skipped == 0
-
-
-def test_without_a_target_training_goes_on(process: Runtime) -> None:
-    scene = Scene(process, seconds=0.2, episodes=3)
-    scene.evaluations.begin(scene.learn())
-    assert scene.evaluations.hold() is None
-    assert scene.evaluations.waited == 0
 
 
 def test_one_that_always_dies_at_the_same_place_is_given_up(process: Runtime) -> None:

@@ -20,7 +20,7 @@ import raynforce
 from raynforce import infos
 from raynforce.cli import main
 from raynforce.config import Config
-from raynforce.driver.tally import Tally
+from raynforce.driver.status import Tally
 from raynforce.envs.native import NativeVector
 from raynforce.envs.vector import VectorEnv, make_vector
 from raynforce.experience.record import Record

@@ -15,9 +15,8 @@ from raynforce.driver.machines import Machines
 from raynforce.driver.recording import Best, Record
 from raynforce.driver.resuming import require_fit, settings_note, steps_note, weights_to_begin_with
 from raynforce.driver.signals import StopRequest
-from raynforce.driver.status import Callback, Result
+from raynforce.driver.status import Callback, Result, Tally
 from raynforce.driver.supervision import Supervision
-from raynforce.driver.tally import Tally
 from raynforce.engines import engine_class
 from raynforce.engines.base import Round
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
@@ -65,9 +64,8 @@ class Driver:
         self._best: Pinned | None = None  # the policy version that evaluated best
         self._owed: list[Pinned] = []  # versions whose evaluation a signal has prevented: a resume makes up for it
         self._startup_seconds: float | None = None
-        self._turning_since = self._turned_until = self._began
-        self._evaluated_while_turning = 0.0
-        self._final_speed: float | None = None
+        self._turning_since = self._began
+        self._trained_seconds: float | None = None  # in this process, once the loop has ended
         self._resumes = 0  # how often the run was resumed
         self._told: set[str] = set()  # notes
         self._progress = make_progress(stream, mode=progress)
@@ -115,7 +113,6 @@ class Driver:
             config.eval,
             self._schedule,
             longest=config.faults.sample_seconds / 2,
-            hold=config.target is not None,
             show=self._show,
             stopped=lambda: self.stop_request.number is not None,
             broken=lambda facts: supervision.env_faults("evaluator", [facts]),
@@ -206,8 +203,7 @@ class Driver:
                 with contextlib.suppress(RaynforceError):
                     self._record.save_now(self._save, self._show)
                 raise
-        self._final_speed = self._speed
-        self._turned_until, self._evaluated_while_turning = time.monotonic(), self._evaluations.waited
+        self._trained_seconds = time.monotonic() - self._turning_since - self._evaluations.waited
 
     def _after(self, round_: Round) -> None:
         status, config = self._status, self._config
@@ -259,8 +255,8 @@ class Driver:
     @property
     def _speed(self) -> float:
         """Environment steps per second of training in this process, start-up and evaluation left out."""
-        turning = time.monotonic() - self._turning_since - self._evaluations.waited
-        return self._final_speed or self._tally.trained_here / max(turning, 1e-9)
+        seconds = self._trained_seconds or time.monotonic() - self._turning_since - self._evaluations.waited
+        return self._tally.trained_here / max(seconds, 1e-9)
 
     def _show(self, note: str = "", left: float | None = 0.0) -> None:
         """Show where the run stands; `left` are the seconds that an evaluation will still take, if that is known."""
@@ -290,7 +286,8 @@ class Driver:
         if not status.episodes and status.steps > self._config.eval.max_length:
             self._note(f"no episode has ended in {status.steps:,} steps; evaluation cuts them at eval.max_length")
         pinned = self._pinned
-        self._judge(self._evaluations.hold())
+        if self._config.target is not None:  # else training would go on long after it is met
+            self._judge(self._evaluations.wait())
         if self.stop_request.number is None and status.stop_reason != "target met":
             self._judge(self._evaluations.begin(pinned))
         if self.stop_request.number is not None:
@@ -336,11 +333,11 @@ class Driver:
         status.stop_reason = status.stop_reason or "steps done"
         unevaluated = self._unevaluated
         if self.stop_request.number is None:
+            self._evaluations.drop_due()
             self._judge(self._evaluations.wait())
         due = status.stop_reason != "target met" and self._tally.evaluated != self._number
         if self.stop_request.number is None and due:
-            returns = self._evaluations.play(self._pinned, self._config.eval.episodes, "evaluating")
-            self._judge(None if returns is None else Played(self._pinned, returns))
+            self._judge(self._evaluations.play(self._pinned, self._config.eval.episodes, "evaluating"))
         self._evaluations.stop()
         if self.stop_request.number is not None:
             self._owed = unevaluated
@@ -360,9 +357,9 @@ class Driver:
         if alone and 0 < episodes <= config.eval.episodes:  # it was not chosen for its outcome
             eval_return = status.last_eval
         elif episodes and self.stop_request.number is None:
-            best, doing = self._best or self._pinned, "evaluating the best policy"
-            returns = self._evaluations.play(best, episodes, doing, FINAL)
-            eval_return = None if returns is None else float(returns.mean())
+            best = self._best or self._pinned
+            played = self._evaluations.play(best, episodes, "evaluating the best policy", FINAL)
+            eval_return = None if played is None else float(played.returns.mean())
         self._show()
         totals = self._engine.totals()
         same = {name: getattr(config, name) for name in ("algo", "env", "runtime", "topology", "seed")}
@@ -372,7 +369,7 @@ class Driver:
             **same,
             seconds=round(time.monotonic() - self._began, 3),
             startup_seconds=self._startup_seconds and round(self._startup_seconds, 3),
-            steps_per_second=self._final_speed and round(self._final_speed, 1),
+            steps_per_second=None if self._trained_seconds is None else round(self._speed, 1),
             return_mean=self._tally.counts.return_mean,
             eval_return=eval_return,
             solved_at=status.solved_at and round(status.solved_at, 3),
@@ -391,8 +388,7 @@ class Driver:
 
     def where_the_time_went(self) -> str:
         """A few lines on what bound the run, and which setting to change."""
-        evaluation, turning = self._evaluations.waited, self._turned_until - self._turning_since
-        training = turning - self._evaluated_while_turning
+        evaluation, training = self._evaluations.waited, self._trained_seconds or 0.0
         startup = self._turning_since - self._began
         rest = time.monotonic() - self._began - startup - training - evaluation
         seconds = {"start-up": startup, "training": training, "evaluation": evaluation, "saving": rest}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,44 +104,30 @@ class Schedule:
         self.spent, self._per_episode, self._length = tree["spent"], tree["per_episode"], tree.get("length", 0.0)
 
 
+@dataclass(eq=False)
 class Evaluations:
     """Evaluates versions beside training where roles have processes of their own, and between two rounds where not.
 
-    Beside training, one evaluation is played at a time. If another is due by then, training waits for it in a run with
-    a target (`hold`), which would else go on long after that is met. Otherwise the newest that is due takes its turn
-    after it, and those between are skipped.
+    Beside training, one evaluation is played at a time; the newest that is due takes its turn after it, and those
+    between are skipped.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        make: Callable[[int], Handle],
-        rules: Rules,
-        how: EvalConfig,
-        schedule: Schedule,
-        show: Callable[[str, float | None], None],
-        longest: float,
-        hold: bool,
-        stopped: Callable[[], bool],
-        broken: Callable[[Mapping[str, Any]], None],
-        gave_up: Callable[[int, EnvError], None],
-    ) -> None:
-        """`show` is told of progress and the seconds left, `broken` of environments that broke, `gave_up` of a step
-        whose policy could not be evaluated; `stopped` says whether to end early.
+    pool: Pool
+    make: Callable[[int], Handle]
+    rules: Rules
+    how: EvalConfig
+    schedule: Schedule
+    longest: float  # seconds that a single answer of the evaluator may take
+    show: Callable[[str, float | None], None]  # progress, and the seconds left
+    stopped: Callable[[], bool]  # whether to end early
+    broken: Callable[[Mapping[str, Any]], None]  # called for each environment that broke
+    gave_up: Callable[[int, EnvError], None]  # called for a step whose policy could not be evaluated
 
-        No single answer of the evaluator takes longer than `longest` seconds.
-        """
-        self.count = 0
-        """Evaluations that have come to their end."""
-        self.skipped = 0
-        """Versions that were due and never played, because newer ones were due before their turn, or in vain."""
-        self.waited = 0.0
-        """Seconds that training has waited."""
-        self.info: Values = NOTHING
-        """Numbers in `info` at the ends of the episodes that were evaluated last."""
-        self._pool, self._make, self._rules, self._how = pool, make, rules, how
-        self._schedule, self._longest, self._hold = schedule, longest, hold
-        self._show, self._stopped, self._broken, self._gave_up = show, stopped, broken, gave_up
+    def __post_init__(self) -> None:
+        self.count = 0  # evaluations that were completed
+        self.skipped = 0  # versions that were due, and superseded by newer ones or given up
+        self.waited = 0.0  # seconds that training has waited
+        self.info: Values = NOTHING  # numbers in `info` at the ends of the episodes that were evaluated last
         self._looked = time.monotonic()
         self._member: Member | None = None
         self._running: tuple[Pinned, Job] | None = None
@@ -154,9 +141,8 @@ class Evaluations:
 
     def begin(self, pinned: Pinned) -> Played | None:
         """A version is due. Its outcome, if it was played here and now."""
-        if not self._pool.runtime.has_processes:
-            returns = self.play(pinned, self._how.episodes, "evaluating")
-            return None if returns is None else Played(pinned, returns)
+        if not self.pool.runtime.has_processes:
+            return self.play(pinned, self.how.episodes, "evaluating")
         self.skipped += self._due is not None
         self._due = pinned
         self._start_due()
@@ -173,30 +159,26 @@ class Evaluations:
             return None
         played = self._result(pinned, job)
         if played is not None and not played.over:
-            self._running = (pinned, self._submit(pinned, self._how.episodes, 0, max(BESIDE, 2 * between)))
+            self._running = (pinned, self._submit(pinned, self.how.episodes, 0, max(BESIDE, 2 * between)))
             return None
         self._running = None
         self._start_due()
         return None if played is None else Played(pinned, played.returns)
 
-    def hold(self) -> Played | None:
-        """Another version is due: in a run with a target, wait for the outcome of the one that is being played."""
-        return self._await_running() if self._hold else None
-
-    def wait(self) -> Played | None:
-        """Let what is being played come to its end; what was due after it is not played any more."""
+    def drop_due(self) -> None:
+        """What is due after the one that is being played is not played any more."""
         self.skipped += self._due is not None
         self._due = None
-        return self._await_running()
 
-    def _await_running(self) -> Played | None:
+    def wait(self) -> Played | None:
+        """Let what is being played come to its end."""
         began = time.monotonic()
         outcome = self.finished()
         while self._running is not None and outcome is None:
-            self._show("waiting for the evaluation to end", None)
-            self._pool.next([self._running[1]], PIECE)
+            self.show("waiting for the evaluation to end", None)
+            self.pool.next([self._running[1]], PIECE)
             outcome = self.finished()
-            if self._stopped():
+            if self.stopped():
                 self.stop()
         self.waited += time.monotonic() - began
         return outcome
@@ -204,50 +186,50 @@ class Evaluations:
     def stop(self) -> None:
         """Give up what is being played."""
         if self._running is not None and self._member is not None:
-            self._pool.remove(self._member)
+            self.pool.remove(self._member)
             self._member = None
         self._running = self._due = None
 
-    def play(self, pinned: Pinned, episodes: int, doing: str, purpose: int = 0) -> np.ndarray | None:
-        """Play to the end, with progress; None if the run was stopped in the meantime, or it was in vain."""
+    def play(self, pinned: Pinned, episodes: int, doing: str, purpose: int = 0) -> Played | None:
+        """Play to the end, with progress; None if the run was stopped in the meantime, or it was given up."""
         began = time.monotonic()
         try:
             while True:
                 job = self._submit(pinned, episodes, purpose, PIECE)
-                self._pool.wait([job])
+                self.pool.wait([job])
                 so_far = self._result(pinned, job)
                 if so_far is None:
                     return None
                 if so_far.over:
-                    return so_far.returns
+                    return Played(pinned, so_far.returns)
                 done, seconds = len(so_far.returns), time.monotonic() - began
                 left = seconds * (episodes - done) / done if done else None
-                self._show(f"{doing}: {done} of {episodes} episodes", left)
-                if self._stopped():
+                self.show(f"{doing}: {done} of {episodes} episodes", left)
+                if self.stopped():
                     return None
         finally:
             self.waited += time.monotonic() - began
 
     def _start_due(self) -> None:
         if self._running is None and self._due is not None:
-            self._running, self._due = (self._due, self._submit(self._due, self._how.episodes, 0, BESIDE)), None
+            self._running, self._due = (self._due, self._submit(self._due, self.how.episodes, 0, BESIDE)), None
 
     def _result(self, pinned: Pinned, job: Job) -> Evaluation | None:
-        """What was played; None if that was in vain, because the environment or the evaluator failed too often."""
+        """What was played; None if the environment or the evaluator failed too often."""
         if job.fault is not None:  # the next evaluation gets a new one
             self.skipped += 1
-            self._pool.members.remove(job.member)
+            self.pool.members.remove(job.member)
             self._member = None
             return None
         played: Evaluation = job.result()
         for facts in played.faults:
-            self._broken(facts)
+            self.broken(facts)
         if played.over:
-            self._schedule.add(played)
+            self.schedule.add(played)
             self.count += played.failure is None
         if played.failure is not None:
             self.skipped += 1
-            self._gave_up(pinned.steps, played.failure)
+            self.gave_up(pinned.steps, played.failure)
             return None
         if played.over:
             self.info = played.info
@@ -255,6 +237,6 @@ class Evaluations:
 
     def _submit(self, pinned: Pinned, episodes: int, purpose: int, seconds: float) -> Job:
         if self._member is None:  # not earlier: it would compete with the others for the cores as they start
-            (self._member,) = self._pool.add("evaluator", self._make, 1, self._rules)
-        how = (episodes, self._how.max_length, purpose, min(seconds, self._longest))
-        return self._pool.submit(self._member, "play", pinned.version, *how)
+            (self._member,) = self.pool.add("evaluator", self.make, 1, self.rules)
+        how = (episodes, self.how.max_length, purpose, min(seconds, self.longest))
+        return self.pool.submit(self._member, "play", pinned.version, *how)

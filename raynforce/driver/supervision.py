@@ -18,13 +18,13 @@ MILESTONES = [1, 2, 3, *(10**n for n in range(1, 13))]  # the how-manieth enviro
 
 class Supervision:
     def __init__(self, say: Callable[[str], None], note: Callable[[str], None]) -> None:
-        """`say` is told of faults, `note` of what else a user should know."""
+        """`say` is for faults and their consequences, `note` for what else a user should know."""
         self.redone_updates = 0  # optimiser steps that were taken again because the learner had died
         self.env_restarts = 0  # environments that broke and were restarted
         self.history: FaultHistory | None = None  # where faults are written, once the run has a directory
         self.steps = 0  # where the run is
         self.lost = 0  # steps that were lost with the fault that will be told next
-        self._say, self._note = say, note
+        self.say, self._note = say, note
         self._repeats: Repeats[tuple[str, ...]] = Repeats()  # of what is said
         self._last_cause = ""  # of an environment's fault that was told
 
@@ -36,7 +36,7 @@ class Supervision:
                 so_far = f" ({self.env_restarts:,} so far)" if self.env_restarts > 1 else ""
                 cause = "the same again" if facts["cause"] == self._last_cause else facts["cause"]
                 self._last_cause = facts["cause"]
-                self._say(f"{role}: {cause}; environment restarted{so_far}")
+                self.say(f"{role}: {cause}; environment restarted{so_far}")
             if self.history is not None:
                 self.history.env_fault(role, facts, self.steps)
 
@@ -72,9 +72,6 @@ class Supervision:
         if self.history is not None:
             self.history.back(role)
 
-    def say(self, text: str) -> None:
-        self._say(text)
-
     def note(self, text: str) -> None:
         self._note(f"note: {text}")
 
@@ -89,7 +86,7 @@ class Supervision:
         """Say it, unless the same was said often: then only now and then, with how often it has happened."""
         if self._repeats.add(equal):
             count = self._repeats.total(equal)
-            self._say(text if count < REPEATED else f"{text} ({count:,} times so far)")
+            self.say(text if count < REPEATED else f"{text} ({count:,} times so far)")
 
     def redone(self, job: Job) -> None:
         if job.member.kind == "learner" and job.method == job.member.rules.work:

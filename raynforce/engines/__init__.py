@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raynforce.errors import UsageError, nearest
-from raynforce.imports import load_object
+from raynforce.errors import UsageError
+from raynforce.imports import load_object, require_named
 
 if TYPE_CHECKING:
     from raynforce.engines.base import Engine
@@ -13,18 +13,11 @@ if TYPE_CHECKING:
 BUILT_IN = {"native": "raynforce.engines.native.engine:NativeEngine"}
 
 
-def require_name(name: str) -> None:
-    """Refuse a name that is neither built in nor of the form `module:Class`."""
-    if ":" not in name and name not in BUILT_IN:
-        known = ", ".join(BUILT_IN)
-        raise UsageError(f"engine = {name!r} is not one of: {known}, or your own module:Class{nearest(name, BUILT_IN)}")
-
-
 def engine_class(name: str) -> type[Engine]:
     """The engine called `name`: a built-in one, or the user's `module:Class`."""
     from raynforce.engines.base import Engine
 
-    require_name(name)
+    require_named("engine", name, BUILT_IN, "Class")
     found = load_object(BUILT_IN.get(name, name), "engine")
     if not (isinstance(found, type) and issubclass(found, Engine)):
         raise UsageError(f"engine {name!r} is {found!r}, not a subclass of raynforce.engines.base.Engine")

@@ -113,6 +113,10 @@ class EnvArgs:
     exact_resume: bool = True
     parallel: Parallel = "no"
 
+    def vector(self, sampler: int, **more: Any) -> VectorEnv:
+        how = {"exact_resume": self.exact_resume, "parallel": self.parallel, **more}
+        return make_vector(self.env, self.args, self.num_envs, seed=self.seed, sampler=sampler, **how)
+
 
 def make_vector(
     env: str,

@@ -29,12 +29,9 @@ class BatchFormer:
 
     def remove(self, lanes: np.ndarray) -> int:
         """These are not ready any more; returns how many of them were."""
-        keep = ~np.isin(self._lanes[: self._count], lanes)
-        count = int(np.count_nonzero(keep))
-        self._lanes[:count] = self._lanes[: self._count][keep]
-        self._since[:count] = self._since[: self._count][keep]
-        removed, self._count = self._count - count, count
-        return removed
+        before = self._count
+        self._keep(np.flatnonzero(~np.isin(self._lanes[:before], lanes)))
+        return before - self._count
 
     def due_in(self, now: float, coming: int) -> float:
         """Seconds until a batch is due, infinite while nobody waits; `coming` may still join it."""
@@ -48,8 +45,10 @@ class BatchFormer:
         """The next batch, and since when each of them has waited."""
         count = min(self._count, self.most)
         lanes, since = self._lanes[:count].copy(), self._since[:count].copy()
-        left = self._count - count
-        self._lanes[:left] = self._lanes[count : self._count]
-        self._since[:left] = self._since[count : self._count]
-        self._count = left
+        self._keep(slice(count, self._count))
         return lanes, since
+
+    def _keep(self, rows: np.ndarray | slice) -> None:
+        lanes, since = self._lanes[rows], self._since[rows]
+        self._count = len(lanes)
+        self._lanes[: self._count], self._since[: self._count] = lanes, since

@@ -11,7 +11,7 @@ import numpy as np
 
 from raynforce.envs.lanes import ParallelVector
 from raynforce.envs.native import NativeVector
-from raynforce.envs.vector import EnvArgs, VectorEnv, derive_seed, make_vector, require_finite
+from raynforce.envs.vector import EnvArgs, VectorEnv, derive_seed, require_finite
 from raynforce.errors import EnvError
 from raynforce.infos import NOTHING, Info, Values, values
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
@@ -162,16 +162,5 @@ class Evaluator:
 
     def _vector(self) -> VectorEnv:
         if self._envs is None:
-            a = self._args
-            self._envs = make_vector(
-                a.env,
-                a.args,
-                a.num_envs,
-                seed=a.seed,
-                sampler=EVALUATION_STREAM,
-                exact_resume=a.exact_resume,  # the same implementation as the samplers'
-                record=False,
-                parallel=a.parallel,
-                hang_seconds=self._hang_seconds,
-            )
+            self._envs = self._args.vector(EVALUATION_STREAM, record=False, hang_seconds=self._hang_seconds)
         return self._envs

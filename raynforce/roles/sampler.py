@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from raynforce.envs.vector import EnvArgs, make_vector, require_finite
+from raynforce.envs.vector import EnvArgs, require_finite
 from raynforce.experience.builder import MASK, InFlight, allocate, final_columns, finish
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.record import Receipt
@@ -23,10 +23,7 @@ class Sampler:
     def __init__(self, acting: ActingSpec, envs: EnvArgs, length: int, index: int = 0, samplers: int = 1) -> None:
         self.index = index
         self._length = length
-        self._args = a = envs
-        self._envs = make_vector(
-            a.env, a.args, a.num_envs, seed=a.seed, sampler=index, exact_resume=a.exact_resume, parallel=a.parallel
-        )
+        self._args, self._envs = envs, envs.vector(index)
         lanes = np.arange(envs.num_envs) * samplers + index  # of all: each sampler has some of every kind
         self._actor = Actor(acting, places=(lanes + 0.5) / (envs.num_envs * samplers))
         self._rng = np.random.default_rng([envs.seed, index, 1])

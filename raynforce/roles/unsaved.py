@@ -147,14 +147,9 @@ def _of_tensor(tensor: Tensor) -> Iterator[bytes]:
     tensor = tensor.detach()
     if tensor.is_sparse or tensor.is_quantized or tensor.is_meta:
         return
-    flat = tensor.reshape(-1) if tensor.is_contiguous() else tensor
     if tensor.nbytes > WHOLE:
         yield str(tensor._version).encode()  # counts what was written into it, wherever
-        most = max(1, PART * len(flat) // tensor.nbytes)
-        flat = torch.cat((flat[:most], flat[-most:]))
-    flat = flat.float() if flat.dtype == torch.bfloat16 else flat
-    yield f"{tuple(tensor.shape)}".encode()
-    yield np.ascontiguousarray(flat.cpu().numpy()).tobytes()
+    yield from _of_array((tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy())
 
 
 def _of_array(array: np.ndarray) -> Iterator[bytes]:

@@ -29,11 +29,9 @@ def pack(
 ) -> bytes:
     """What a host needs to build a role; `path` is where modules are, `given` what the user's script defines."""
     settings = role, name, place, [os.path.abspath(p) for p in sys.path] if path is None else path
-    if given:
-        from raynforce.given import dumps
+    from raynforce.given import dumps
 
-        return pickle.dumps((settings, given, dumps(args)), protocol=5)
-    return pickle.dumps((settings, given, pickle.dumps(args, protocol=5)), protocol=5)
+    return pickle.dumps((settings, given, dumps(args) if given else pickle.dumps(args, protocol=5)), protocol=5)
 
 
 class Host:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raynforce.errors import UsageError, nearest
-from raynforce.imports import load_object
+from raynforce.errors import UsageError
+from raynforce.imports import load_object, require_named
 
 if TYPE_CHECKING:
     from raynforce.topologies.declaration import Topology
@@ -20,19 +20,11 @@ BUILT_IN = {
 }
 
 
-def require_name(name: str) -> None:
-    """Refuse a name that is neither built in nor of the form `module:NAME`."""
-    if ":" not in name and name not in BUILT_IN:
-        known = ", ".join(("auto", *BUILT_IN))
-        problem = f"topology = {name!r} is not one of"
-        raise UsageError(f"{problem}: {known}, or your own module:NAME{nearest(name, BUILT_IN)}")
-
-
 def topology(name: str) -> Topology:
     """The topology called `name`: a built-in one, or the user's `module:NAME`."""
     from raynforce.topologies.declaration import Topology
 
-    require_name(name)
+    require_named("topology", name, BUILT_IN, "NAME")
     found = load_object(BUILT_IN.get(name, name), "topology")
     if not isinstance(found, Topology):
         raise UsageError(f"topology {name!r} is {found!r}, not a raynforce.topologies.declaration.Topology")

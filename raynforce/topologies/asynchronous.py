@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from raynforce.topologies.declaration import Setup, Topology
-from raynforce.topologies.loop import LoopRound, Roles, Start
-from raynforce.topologies.stream import Stream, learner_and_samplers
+from raynforce.topologies.declaration import Setup, Topology, learner_and_samplers
+from raynforce.topologies.loop import LoopRound, Roles, Start, Stream
 
 
 class Async(Stream):

@@ -137,12 +137,13 @@ def learner(plan: Blueprint, work: str = "learn", *, gathers_gradients: bool = F
 
 
 def samplers(plan: Blueprint) -> Kind:
-    sampling = plan.config.sampling
+    acting, envs, how = plan.acting, plan.envs, plan.config.sampling
+    role = "raynforce.roles.sampler:Sampler"
+    return _sampling(plan, role, lambda index: (acting, envs, how.fragment, index, how.samplers), "produce")
 
-    def args(index: int) -> Sequence[Any]:
-        return plan.acting, plan.envs, sampling.fragment, index, sampling.samplers
 
-    return _sampling(plan, "raynforce.roles.sampler:Sampler", args, "produce")
+def learner_and_samplers(plan: Blueprint) -> list[Kind]:
+    return [learner(plan), samplers(plan)]
 
 
 def gradient_workers(plan: Blueprint) -> Kind:
@@ -178,13 +179,10 @@ def replay_shards(plan: Blueprint) -> Kind:
 def env_hosts(plan: Blueprint) -> Kind:
     config, faults = plan.config, plan.config.faults
     start = faults.start_seconds if plan.runtime.has_processes else math.inf
-    most = memory_limit(config)
-
-    def args(index: int) -> Sequence[Any]:
-        return plan.envs, index, faults.sample_seconds, start, most, config.central.one_core
-
+    how = faults.sample_seconds, start, memory_limit(config), config.central.one_core
     rules = _rules(config, "serve", _slow_step(config), has_state=False, quorum=quorum(config), greeting="note")
-    return Kind("host", "raynforce.roles.env_host:EnvHost", args, rules, config.sampling.samplers, place="sampler")
+    role, count = "raynforce.roles.env_host:EnvHost", config.sampling.samplers
+    return Kind("host", role, lambda index: (plan.envs, index, *how), rules, count, place="sampler")
 
 
 def policy_server(plan: Blueprint) -> Kind:

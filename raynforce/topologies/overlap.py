@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from raynforce.topologies.declaration import Topology
-from raynforce.topologies.loop import LoopRound
-from raynforce.topologies.stream import Stream, learner_and_samplers
+from raynforce.topologies.declaration import Topology, learner_and_samplers
+from raynforce.topologies.loop import LoopRound, Stream
 
 
 class Overlap(Stream):

@@ -20,9 +20,8 @@ from raynforce.runtimes.base import Handle, Pending, Runtime
 from raynforce.runtimes.member import Member, Rules
 from raynforce.runtimes.pool import Pool
 from raynforce.topologies.asynchronous import Async
-from raynforce.topologies.loop import LoopRound, Start
+from raynforce.topologies.loop import LoopRound, Start, Stream
 from raynforce.topologies.overlap import Overlap
-from raynforce.topologies.stream import Stream
 from raynforce.topologies.sync import Sync
 
 STEPS = 8  # in each fragment

@@ -10,9 +10,8 @@ from raynforce.algos.base import Algorithm
 from raynforce.config import Config
 from raynforce.errors import UsageError
 from raynforce.spaces import EnvSpec
-from raynforce.topologies.declaration import Setup, Topology
-from raynforce.topologies.loop import LoopRound
-from raynforce.topologies.stream import Stream, learner_and_samplers
+from raynforce.topologies.declaration import Setup, Topology, learner_and_samplers
+from raynforce.topologies.loop import LoopRound, Stream
 
 
 class RoundRobin(Stream):

@@ -78,12 +78,7 @@ class NativeEngine(Engine):
         start = Start(version, number, self._ledger, held, min(lags), waiting)
         setup = Setup(self.config, self.env, self._algorithm, self._roles, start, self._saved, self._roles.sizes)
         loop = self._loop = self._topology.loop(setup)
-
-        def turns() -> Iterator[Round]:
-            for turn in loop.rounds():
-                yield self._done(turn)
-
-        return turns()
+        return map(self._done, loop.rounds())
 
     def _done(self, turn: LoopRound) -> Round:
         for receipt, call in turn.receipts:

@@ -158,15 +158,15 @@ def _own_pace(run: Seen) -> str:
         return f"{told}: {more}"
     if run.shares["busy"] < SUBSTANTIAL and name in ("policy", "wire"):
         return f"{told}: they are too quick to be waited for one by one, and --topology overlap costs less"
-    told += f"; most of the rest they waited for {_WAITS[name]}, {_percent(waits[name])}"
-    if name == "learner":
-        return f"{told}. {_learner(run)}"
-    advice = {
-        "policy": "smaller layers (network.hidden) make it cheaper, and central.batch_min=1 waits for nobody",
-        "wire": f"--samplers {2 * sampling.samplers} --envs {max(1, sampling.envs // 2)} spreads them over more hosts",
-        "restart": "`raynforce show RUN` tells what broke",
-    }
-    return f"{told}: {advice[name]}"
+    cheaper = "smaller layers (network.hidden) make it cheaper, and central.batch_min=1 waits for nobody"
+    spread = f"--samplers {2 * sampling.samplers} --envs {max(1, sampling.envs // 2)} spreads them over more hosts"
+    who, advice = {
+        "policy": ("the policy", f": {cheaper}"),
+        "wire": ("their hosts and messages", f": {spread}"),
+        "learner": ("the learner", f". {_learner(run)}"),
+        "restart": ("being started or replaced", ": `raynforce show RUN` tells what broke"),
+    }[name]
+    return f"{told}; most of the rest they waited for {who}, {_percent(waits[name])}{advice}"
 
 
 def _environment(run: Seen) -> str:
@@ -264,14 +264,6 @@ _BOUNDS: Mapping[str, tuple[str, Callable[[Seen], str]]] = {
     "start-up": ("start-up", _startup),
     "evaluation": ("evaluation", _evaluation),
     "saving": ("saving", _saving),
-}
-
-
-_WAITS = {
-    "policy": "the policy",
-    "wire": "their hosts and messages",
-    "learner": "the learner",
-    "restart": "being started or replaced",
 }
 
 
