@@ -12,10 +12,9 @@ import numpy as np
 from raynforce.config import AlgorithmConfig, Config
 from raynforce.errors import AlgorithmError
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import Steps, final_values, gae
+from raynforce.experience.gae import Steps, final_values, gae, vtrace
 from raynforce.experience.limiter import Limiter
 from raynforce.experience.replay_spec import ReplaySpec
-from raynforce.experience.vtrace import vtrace
 from raynforce.lazy import LazyModule
 from raynforce.policies.acting import ActingSpec
 from raynforce.policies.distributions import policy_distribution
@@ -141,8 +140,7 @@ class Algorithm(Generic[H]):
         hidden = mlp(self.config.network.hidden, self.config.network.activation)
         policy = Tower("policy", (*hidden, Linear(self.heads()["policy"], gain=0.01)))  # near-uniform at first
         value = Tower("value", (*hidden, Linear(1, gain=1.0)))
-        continuous = self.env.action.kind == "box"
-        log_std = [Free("log_std", self.heads()["policy"], log_std_init)] if continuous else []
+        log_std = [Free("log_std", self.heads()["policy"], log_std_init)] if self.env.action.kind == "box" else []
         return self.spec(policy, value, free=log_std)
 
     def spec(self, *towers: Tower, free: Sequence[Free] = (), named: Sequence[Input] = ()) -> NetworkSpec:
@@ -285,9 +283,8 @@ def _predicted(net: Network, fragment: Fragment, reward_scale: float) -> tuple[A
     value = out["value"].reshape(fragment.length + 1, fragment.lanes)  # [T+1, B]
     ended = len(fragment["final/index"]) > 0
     final = net.predict(fragment.final_obs())["value"][:, 0] if ended else np.zeros(0, np.float32)  # [K]
-    reward = fragment["reward"] * np.float32(reward_scale)
     ends = (fragment["terminated"], fragment["truncated"], final_values(fragment, value, final))
-    return out, Steps(reward, value, *ends)
+    return out, Steps(fragment["reward"] * np.float32(reward_scale), value, *ends)
 
 
 def concatenate(parts: Sequence[Arrays]) -> Arrays:

@@ -174,6 +174,7 @@ def explained(algo: Algorithm[Any], loss: Any, error: Exception) -> Exception:
         return _wrong(algo, "loss", loss, "raynforce.Loss(total, metrics)")
     total: Any = loss.total
     metrics: Any = loss.metrics
+    who = type(algo).__name__
     if not hasattr(total, "requires_grad"):
         return _wrong(algo, "loss", total, "a scalar tensor as Loss.total")
     if loss.gradients is None and total.numel() != 1:
@@ -189,11 +190,9 @@ def explained(algo: Algorithm[Any], loss: Any, error: Exception) -> Exception:
     if not bool(total.isfinite().all()):
         fix = "look for a division, log or exp of what may be 0 or large, or lower algorithm.learning_rate"
         when = f"a total of {total.item():g} within {algo.updates:,} updates"
-        return AlgorithmError(f"{type(algo).__name__}.loss returned {when}: {fix}; {error}")
+        return AlgorithmError(f"{who}.loss returned {when}: {fix}; {error}")
     if isinstance(error, KeyError):
-        return AlgorithmError(
-            f"{type(algo).__name__}.loss has other metrics for each minibatch, now {', '.join(metrics)}"
-        )
+        return AlgorithmError(f"{who}.loss has other metrics for each minibatch, now {', '.join(metrics)}")
     return error
 
 

@@ -85,9 +85,8 @@ class OffPolicy(Algorithm[H]):
 
     @classmethod
     def replay_spec(cls, config: Config) -> ReplaySpec:
-        hp = config.algorithm
         try:
-            return ReplaySpec(divisible=True, **{name: getattr(hp, name) for name in REPLAY_SETTINGS})
+            return ReplaySpec(divisible=True, **{name: getattr(config.algorithm, name) for name in REPLAY_SETTINGS})
         except AttributeError as error:
             lacks = f"{cls.__name__} learns from replay, and its Settings have no {error.name!r}"
             raise UsageError(f"{lacks}: derive them from raynforce.OffPolicyConfig") from error
@@ -111,10 +110,9 @@ class OffPolicy(Algorithm[H]):
 
     def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:
         if self.replay is not None:
-            for fragment in fragments:
-                steps = self.replay.insert(fragment)
-                if self.round.due is None:
-                    self.limiter.insert(steps)
+            steps = sum(self.replay.insert(fragment) for fragment in fragments)
+            if self.round.due is None:
+                self.limiter.insert(steps)
         return {}
 
     def minibatches(self, batch: Batch, rng: np.random.Generator) -> Iterator[Mapping[str, Tensor | np.ndarray]]:

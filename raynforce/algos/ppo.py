@@ -71,11 +71,7 @@ class PPOConfig(AlgorithmConfig):
 
 
 class PPO(Algorithm[PPOConfig]):
-    """Clipped policy gradient, for all kinds of action.
-
-    Advantages are by GAE for the newest policy version and by V-trace for older ones; the ratio is to the one that
-    acted.
-    """
+    """Clipped policy gradient, for all kinds of action, by GAE for the newest policy version and V-trace for older."""
 
     Settings: ClassVar[type[AlgorithmConfig]] = PPOConfig
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -153,11 +149,6 @@ class PPO(Algorithm[PPOConfig]):
 
         divergence = (ratio - 1 - log_ratio).mean()  # Schulman's k3 estimator of KL(old, new)
         self._divergence.append(divergence)
-        metrics = {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "approx_kl": divergence,
-            "clipfrac": ((ratio - 1).abs() > hp.clip).float().mean(),
-        }
+        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        metrics |= {"approx_kl": divergence, "clipfrac": ((ratio - 1).abs() > hp.clip).float().mean()}
         return Loss(total, metrics, gradients=gradients)

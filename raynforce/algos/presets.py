@@ -47,17 +47,9 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         "algorithm.minibatch_size": 80,
         "learner.scale_rewards": True,
     },
-    ("dqn", "CartPole-v1"): {
-        "algorithm.n_step": 5,
-        "algorithm.epsilon_fraction": 0.1,
-        "network.hidden": (128, 128),
-    },
-    ("dqn", "CartPole-v1", "shared-agent"): {
-        "algorithm.epsilon_fraction": 0.04,
-    },
-    ("dqn", "Acrobot-v1"): {
-        "network.hidden": (128, 128),
-    },
+    ("dqn", "CartPole-v1"): {"algorithm.n_step": 5, "algorithm.epsilon_fraction": 0.1, "network.hidden": (128, 128)},
+    ("dqn", "CartPole-v1", "shared-agent"): {"algorithm.epsilon_fraction": 0.04},
+    ("dqn", "Acrobot-v1"): {"network.hidden": (128, 128)},
 }
 
 

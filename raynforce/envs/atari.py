@@ -61,11 +61,7 @@ def make(
 
 
 class QuickReset(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Begin every episode of a game without chance from the state that its first one began with.
-
-    The emulator takes a seed only with its cartridge, which costs some hundred steps. The environment's own is seeded
-    here.
-    """
+    """Begin every episode of a game without chance from the first one's state: reloading takes some hundred steps."""
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
@@ -93,8 +89,7 @@ class Atari(AtariPreprocessing):
         return {"ale": state, "lives": int(self.lives), "over": bool(self.game_over), "frames": frames}
 
     def load_state(self, tree: Tree) -> None:
-        state = importlib.import_module("ale_py").ALEState
-        self.ale.restoreState(state(tree["ale"].tobytes()))
+        self.ale.restoreState(importlib.import_module("ale_py").ALEState(tree["ale"].tobytes()))
         self.lives, self.game_over = tree["lives"], tree["over"]
         self.obs_buffer = [tree["frames"][str(i)] for i in range(len(self.obs_buffer))]
 

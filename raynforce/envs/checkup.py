@@ -281,14 +281,12 @@ class Checkup:
     def check_box(self, array: np.ndarray, leaf: ObsLeaf, box: spaces.Box, where: str, *, finite: bool) -> None:
         if array.dtype != box.dtype:
             detail = f"{where}: {leaf.path!r} is {array.dtype} but declared {box.dtype}"
-            fix = f"return obs.astype({box.dtype})"
-            self.report.add("warning", "the observation has another dtype", detail, fix)
+            self.report.add("warning", "the observation has another dtype", detail, f"return obs.astype({box.dtype})")
         if not np.all(np.isfinite(array)):
             detail = f"{where}: {leaf.path!r} holds NaN or infinity; a run would cut the episode there"
             self.error("the observation is not finite", detail, "look for a division, a log or a square root")
         elif not finite:
-            worst = array[np.abs(array) > _LARGEST][0]
-            detail = f"{where}: {leaf.path!r} holds {worst:g}; float32 ends at 3.4e38"
+            detail = f"{where}: {leaf.path!r} holds {array[np.abs(array) > _LARGEST][0]:g}; float32 ends at 3.4e38"
             self.error("the observation is too large", detail, "scale it")
         elif (beyond := (array < box.low) | (array > box.high)).any():
             detail, fix = f"{where}: {leaf.path!r} holds {array[beyond][0]}", "widen low and high of the Box, or clip"

@@ -54,15 +54,13 @@ def _obs_leaf(env: str, path: str, space: Space, frames: int) -> ObsLeaf:
         if kind == "b":  # flags: 0 and 1 are not shades of an image
             return ObsLeaf(path, "multibinary", shape, "uint8")
         whole = len(shape) > 0 and shape[0] % frames == 0
-        dtype = "float32" if kind == "f" else str(space.dtype)
-        return ObsLeaf(path, "box", shape, dtype, stack=frames if whole else 1)
+        return ObsLeaf(path, "box", shape, "float32" if kind == "f" else str(space.dtype), stack=frames if whole else 1)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return ObsLeaf(path, *_choices(space))
     if isinstance(space, spaces.MultiBinary):
         return ObsLeaf(path, "multibinary", tuple(space.shape), "int8")
-    raise UsageError(
-        f"env {env!r} has the observation space {short(space)} at {path!r}; allowed: {_OBS}; use a wrapper"
-    )
+    found = f"env {env!r} has the observation space {short(space)} at {path!r}"
+    raise UsageError(f"{found}; allowed: {_OBS}; use a wrapper")
 
 
 def _action(env: str, space: Space) -> ActionSpec:

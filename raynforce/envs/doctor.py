@@ -79,13 +79,11 @@ def _say_differs(report: Report, differs: Differs, cause: Cause | None) -> None:
     report.add("warning", title, f"{detail}; {means}", fix)
 
 
-def _check_resume(
-    env: str, env_args: Args, report: Report, actions: list[Any], *, fresh: bool, determined: bool
-) -> None:
+def _check_resume(env: str, args: Args, report: Report, actions: list[Any], *, fresh: bool, determined: bool) -> None:
     """Save in a second episode and play on; load, into a `fresh` env if asked, and play on with the same actions."""
     vector: VectorEnv | None = None
     try:
-        vector = make_vector(env, env_args, 1, seed=0)
+        vector = make_vector(env, args, 1, seed=0)
         report.native = isinstance(vector, NativeVector)
         if report.native:
             report.add("ok", "vectorised by its own implementation", "all lanes are stepped in one call")
@@ -102,7 +100,7 @@ def _check_resume(
         then = [vector.step(choice) for choice in choices]
         if fresh:
             vector.close()
-            vector = make_vector(env, env_args, 1, seed=0)
+            vector = make_vector(env, args, 1, seed=0)
         notes = vector.load(tree)
         now = []
         for choice in choices:

@@ -271,9 +271,8 @@ def require_files(count: int, what: str) -> None:
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return
     if hard != resource.RLIM_INFINITY and needed > hard:
-        raise UsageError(
-            f"{what} need {needed} open files, and {hard} are allowed: {_FIX} the limit (ulimit -n {needed})"
-        )
+        limits = f"{needed} open files, and {hard} are allowed"
+        raise UsageError(f"{what} need {limits}: {_FIX} the limit (ulimit -n {needed})")
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 

@@ -43,10 +43,8 @@ class FrameStack(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.paths: list[str] = []
         self.observation_space = self._stacked("obs", env.observation_space)
         if not self.paths:
-            image = "an image is a uint8 Box of HxW, HxWxC or CxHxW with 1, 3 or 4 channels"
-            raise UsageError(
-                f"frame stack: the observation has no image but is {short(env.observation_space)}; {image}"
-            )
+            found = f"frame stack: the observation has no image but is {short(env.observation_space)}"
+            raise UsageError(f"{found}; an image is a uint8 Box of HxW, HxWxC or CxHxW with 1, 3 or 4 channels")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)

@@ -128,8 +128,7 @@ class LocalVector(LaneVector):
         if b"\1" not in done:
             return (), broke, NOTHING
         ended = [lane for lane, flag in enumerate(done) if flag]
-        told = {lane: info for lane in ended if (info := self._lanes[lane].take_info())}
-        return ended, broke, told or NOTHING
+        return ended, broke, {lane: info for lane in ended if (info := self._lanes[lane].take_info())} or NOTHING
 
 
 def other_spaces(env: str, lane: int, first: int) -> UsageError:
@@ -149,8 +148,7 @@ def _join(trees: Sequence[Tree]) -> Tree:
 
 
 def _split(tree: Tree, lanes: int) -> list[Tree]:
-    ends = np.cumsum(tree["steps"])
-    parts = []
+    ends, parts = np.cumsum(tree["steps"]), []
     for lane in range(lanes):
         part = tree | {key: np.asarray(tree[key])[lane : lane + 1] for key in _BY_LANE if key in tree}
         part["obs"] = {key: np.asarray(array)[lane : lane + 1] for key, array in tree["obs"].items()}

@@ -57,8 +57,7 @@ class NativeVector(VectorEnv):
         self._mode = AutoresetMode(vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._action_dtype = vector.action_space.dtype
         self._leaves = [(x.path, np.dtype(x.dtype), (self.num_envs, *x.shape)) for x in spec.obs]
-        self._resets = 0
-        self._steps = 0
+        self._resets = self._steps = 0
         self._ended = np.zeros(self.num_envs, np.bool_)  # NEXT_STEP: lanes whose next step only resets
         self._resetting = False
 

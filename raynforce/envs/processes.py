@@ -107,8 +107,7 @@ class Processes(EnvExecutor):
             told = np.frombuffer(os.read(self._pipe, _AT_ONCE * DONE.size), "<u4").reshape(-1, 3)
         except BlockingIOError:
             return []
-        known = self._generations[told[:, 0]] == told[:, 1]
-        return told[known][:, ::2].tolist()
+        return told[self._generations[told[:, 0]] == told[:, 1]][:, ::2].tolist()
 
     def _read(self, lane: int) -> Report | None:
         try:

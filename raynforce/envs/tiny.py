@@ -52,20 +52,6 @@ class Identity(_Match):
         return float(action == self.shown)
 
 
-class Largest(_Match):
-    """Say which of the numbers that are shown is the largest: 1 if right; the best return is `length`."""
-
-    def __init__(self, n: int = 4, length: int = 1) -> None:
-        super().__init__(length)
-        self.observation_space, self.action_space = spaces.Box(-1.0, 1.0, (n,)), spaces.Discrete(n)
-
-    def draw(self) -> np.ndarray:
-        return self.np_random.uniform(-1.0, 1.0, self.observation_space.shape).astype(np.float32)
-
-    def score(self, action: int) -> float:
-        return float(action == np.argmax(self.shown))
-
-
 class IdentityBox(_Match):
     """Say the vector that is shown: minus the squared distance for each step, so the best return is 0."""
 
@@ -74,10 +60,21 @@ class IdentityBox(_Match):
         self.observation_space = self.action_space = spaces.Box(-1.0, 1.0, (size,))
 
     def draw(self) -> np.ndarray:
-        return self.np_random.uniform(-1.0, 1.0, self.action_space.shape).astype(np.float32)
+        return self.np_random.uniform(-1.0, 1.0, self.observation_space.shape).astype(np.float32)
 
-    def score(self, action: np.ndarray) -> float:
+    def score(self, action: Any) -> float:
         return -float(np.sum((action - self.shown) ** 2))
+
+
+class Largest(IdentityBox):
+    """Say which of the numbers that are shown is the largest: 1 if right; the best return is `length`."""
+
+    def __init__(self, n: int = 4, length: int = 1) -> None:
+        super().__init__(n, length)
+        self.action_space = spaces.Discrete(n)
+
+    def score(self, action: Any) -> float:
+        return float(action == np.argmax(self.shown))
 
 
 class MultiIdentity(_Match):
@@ -151,8 +148,7 @@ class Catch(gymnasium.Env[np.ndarray, int]):
     """A ball falls diagonally through an image, a row a step; hold the net left (0) or right (1) of it: 1 for a catch.
 
     One image does not show which way the ball goes, so on one the mean return is `length / 2`, as at random; on two it
-    is `length - 0.5`, because the first net is a guess. An image is uint8 `[length + 1, width, 1]`, 255 where the ball
-    is.
+    is `length - 0.5`, because the first net is a guess. An image is uint8 `[length + 1, width, 1]`, the ball 255.
     """
 
     def __init__(self, length: int = 8, width: int = 8) -> None:

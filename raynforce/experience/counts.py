@@ -15,8 +15,7 @@ RECENT = 100  # episodes that means are of
 
 class Counts:
     def __init__(self) -> None:
-        self.steps = 0
-        self.episodes = 0
+        self.steps = self.episodes = 0
         self.best_return: float | None = None
         self._returns: deque[float] = deque(maxlen=RECENT)
         self._lengths: deque[int] = deque(maxlen=RECENT)

@@ -95,8 +95,7 @@ class Fragment:
 
     def seen(self, paths: Iterable[str]) -> Arrays:
         """The observations that environment steps were taken from, each `[N, ...]`."""
-        keep = self.columns["valid"]
-        return {path: self.columns[path][:-1][keep] for path in paths}
+        return {path: self.columns[path][:-1][self.columns["valid"]] for path in paths}
 
     def info(self) -> Arrays:
         """Numbers in `info` of the episodes that ended, each `[E]`, by their own names."""

@@ -14,10 +14,7 @@ class LedgerError(RaynforceError):
 
 
 class Ledger:
-    """Environment steps of completed fragments: produced = trained + dropped + in flight, at every report.
-
-    Three books, of samplers, learner and topology, that `check` compares.
-    """
+    """Environment steps of completed fragments: produced = trained + dropped + in flight, at every report."""
 
     def __init__(self) -> None:
         self.produced = 0

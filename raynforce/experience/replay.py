@@ -47,7 +47,7 @@ class Replay:
     ):
         self.lanes, self.samplers, self.n_step = lanes, samplers, n_step
         self.gamma, self.alpha = gamma, alpha
-        layout = Layout(capacity // (samplers * lanes), samplers, lanes)
+        layout = Layout.of(capacity, lanes, samplers)
         if n_step < 1:
             raise UsageError(f"replay: n_step {n_step} is not allowed; it is at least 1")
         if layout.rows < n_step + 2:
@@ -56,8 +56,7 @@ class Replay:
             raise UsageError(f"replay: {gives}, {n_step}-step returns need {n_step + 2}; {fix}")
         if compress:
             require_images(obs)
-        sizes = {"capacity": capacity, "lanes": lanes, "samplers": samplers}
-        needed = estimate_bytes(obs, action, **sizes, prioritized=prioritized, compress=compress)
+        needed = estimate_bytes(obs, action, layout, prioritized=prioritized, compress=compress)
         hint = ", or set replay.compress=true" if has_images(obs) and not compress else ""
         require_memory(needed, memory_fraction, f"replay: a buffer of {capacity} transitions", hint)
 
@@ -100,13 +99,8 @@ class Replay:
             found["replay/late"] = float(self.late)
         return found
 
-    # Insert
-
     def insert(self, fragment: Fragment) -> int:
-        """Copy a fragment in (see `Ring.append`); returns how many valid transitions it added.
-
-        Priorities begin with the TD errors in its column `priority` `[T, B]`, or else with the largest seen.
-        """
+        """Copy a fragment in, with its TD errors `priority` if it has them; returns how many transitions it added."""
         ring, sampler = self._ring, fragment.sampler
         before, first, head, steps = ring.append(fragment)
         oldest = max(0, before - self.n_step + 1, head - ring.rows + 1)  # whose window may have been open
@@ -150,8 +144,6 @@ class Replay:
         complete[: max(0, len(slots) - self.n_step)] = True
         complete &= self._ring.valid.take(slots)
         return complete
-
-    # Sample
 
     @property
     def mass(self) -> float:
@@ -260,18 +252,12 @@ class Replay:
             self._tree.set(slots, raised)
             self._max_priority = max(self._max_priority, float(raised.max()))
 
-    # State
-
     def state(self, known: Collection[str] = ()) -> Tree:
-        """All that later samples depend on: filled rows in segments, empty if known, and priorities.
-
-        Arrays are views, but for compressed images: they have to be copied before the next call, as runtimes do.
-        """
+        """Filled rows in segments, empty if known, and priorities; mostly views, to be copied before the next call."""
         counts = {"late": self.late, "drawn": [self._drawn, self._drawn_age]}
         tree = {**self._ring.state(known), "max_priority": self._max_priority, **counts}
         if self._tree:
-            places = self._ring.filled * self._ring.width
-            tree["priority"] = self._tree.leaves[:places].astype(np.float32)
+            tree["priority"] = self._tree.leaves[: self._ring.filled * self._ring.width].astype(np.float32)
             for sampler, waiting in enumerate(self._waiting):
                 near = self._near(sampler)[:-1]
                 tree["priority"][near] += waiting[len(waiting) - len(near) :] * ~self._ready[near]
@@ -286,8 +272,7 @@ class Replay:
         """Become the buffer that `state` was taken from. `n_step`, `gamma` and priorities may differ.
 
         Rows whose segment is missing are not valid; `missing` counts them. With another capacity, samplers or lanes,
-        the newest transitions that fit are kept; where streams are cut, they end as by truncation, with the true next
-        observation.
+        the newest transitions that fit are kept; streams that are cut end as by truncation.
         """
         ring = self._ring
         saved = SavedReplay(tree, ring.columns, ring.obs, ring.stacked)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from raynforce.config import Config
 from raynforce.experience.limiter import Limiter
 from raynforce.experience.replay import Replay
-from raynforce.experience.storage import estimate_bytes
+from raynforce.experience.storage import Layout, estimate_bytes
 from raynforce.spaces import EnvSpec
 from raynforce.trees import Tree
 
@@ -48,8 +48,8 @@ def make_replay(config: Config, spec: ReplaySpec, env: EnvSpec, shard: int | Non
 
 
 def replay_bytes(config: Config, spec: ReplaySpec, env: EnvSpec, shard: int | None = None) -> int:
-    shape, compress = _shape(config, spec, shard), config.replay.compress
-    return estimate_bytes(env.obs, env.action, **shape, prioritized=spec.prioritized, compress=compress)
+    layout, compress = Layout.of(**_shape(config, spec, shard)), config.replay.compress
+    return estimate_bytes(env.obs, env.action, layout, prioritized=spec.prioritized, compress=compress)
 
 
 def _shape(config: Config, spec: ReplaySpec, shard: int | None) -> dict[str, int]:

@@ -17,8 +17,11 @@ PIECE = 128
 
 def restore(ring: Ring, saved: SavedReplay) -> np.ndarray:
     """Let a ring have the rows of a saved buffer; returns priorities `[slots]`, 0 where none is known."""
-    priority = _restore(ring, saved) if saved.layout == ring.layout else _refill(ring, saved)
+    target, source = _restore(ring, saved) if saved.layout == ring.layout else _refill(ring, saved)
     ring.num_valid = int(np.count_nonzero(ring.valid))
+    priority = np.zeros(ring.capacity)
+    if saved.priority is not None:
+        priority[target] = saved.priority[source]
     return priority
 
 
@@ -38,8 +41,8 @@ def _take_over(ring: Ring, slots: np.ndarray | slice, segment: Segment, places: 
         copy(segment.stored(path), places, ring.stored[path], slots)
 
 
-def _restore(ring: Ring, saved: SavedReplay) -> np.ndarray:
-    """Take over a buffer of the same layout, each row where it was; returns priorities, 0 if not known."""
+def _restore(ring: Ring, saved: SavedReplay) -> tuple[slice, slice]:
+    """Take over a buffer of the same layout, each row where it was; returns target and source slots."""
     there = np.zeros(ring.rows, bool)
     for segment in saved.segments:
         there[segment.first : segment.stop] = True
@@ -63,13 +66,9 @@ def _restore(ring: Ring, saved: SavedReplay) -> np.ndarray:
     if ring.stacks:
         unknown.reshape(-1)[saved.torn()] = True
     _cut_off(ring, unknown, there)
-    in_use = ring.stamps[: -(-saved.filled // ring.segment_rows)]
-    if (in_use < ring.stamp).all():
+    if (ring.stamps[: -(-saved.filled // ring.segment_rows)] < ring.stamp).all():
         ring.stamp = saved.stamp
-    priority = np.zeros(ring.capacity)
-    if saved.priority is not None:
-        priority[: len(saved.priority)] = saved.priority
-    return priority
+    return slice(saved.filled * ring.width), slice(None)
 
 
 def _cut_off(ring: Ring, unknown: np.ndarray, there: np.ndarray) -> None:
@@ -86,8 +85,8 @@ def _cut_off(ring: Ring, unknown: np.ndarray, there: np.ndarray) -> None:
             ring.touch(np.array([row - 1, row]))
 
 
-def _refill(ring: Ring, saved: SavedReplay) -> np.ndarray:
-    """Take over a buffer of another layout, as `relayout` says; returns priorities, 0 if not known."""
+def _refill(ring: Ring, saved: SavedReplay) -> tuple[np.ndarray, np.ndarray]:
+    """Take over a buffer of another layout, as `relayout` says; returns target and source slots."""
     move = relayout(saved, ring.layout)
     _start_fresh(ring, saved, np.ones(ring.rows, bool))
     ring.head = [move.rows] * ring.layout.samplers
@@ -106,10 +105,7 @@ def _refill(ring: Ring, saved: SavedReplay) -> np.ndarray:
     open_ = ring.finals.slot[cut] < 0
     cut, following = cut[open_], saved.following(move.source[move.cut][open_])
     ring.finals.put(cut, {path: _saved_obs(ring, saved, path, following) for path in ring.obs_paths})
-    priority = np.zeros(ring.capacity)
-    if saved.priority is not None:
-        priority[move.target] = saved.priority[move.source]
-    return priority
+    return move.target, move.source
 
 
 def _mend(ring: Ring, saved: SavedReplay, move: Move) -> None:
@@ -124,8 +120,7 @@ def _mend(ring: Ring, saved: SavedReplay, move: Move) -> None:
         fits = (above >= 0) & (origin[np.maximum(above, 0)] == saved.following(move.source, -back))
         torn |= (depth >= back) & ~fits
     torn &= ring.stacks.pool.slot.take(move.target) < 0
-    source = move.source[torn]
-    found = {path: _saved_obs(ring, saved, path, source) for path in ring.stacks.frames}
+    found = {path: _saved_obs(ring, saved, path, move.source[torn]) for path in ring.stacks.frames}
     ring.stacks.pool.put(move.target[torn], found)
 
 
@@ -141,11 +136,7 @@ class Move(NamedTuple):
 
 
 def relayout(saved: SavedReplay, layout: Layout) -> Move:
-    """The newest transitions that fit, the oldest in the first rows.
-
-    Block by block of time, streams are laid end to end and cut into a piece for each lane; a lane's pieces have no
-    hole.
-    """
+    """The newest transitions that fit, the oldest first: streams, by blocks of time, are cut into pieces for lanes."""
     source, age = saved.transitions()
     room, width, before = layout.capacity - layout.width, layout.width, saved.layout
     if len(source) > room:
@@ -171,5 +162,4 @@ def relayout(saved: SavedReplay, layout: Layout) -> Move:
 
     below = np.full((rows + 1) * width, -1)
     below[target] = source
-    cut = below[target + width] != saved.following(source)
-    return Move(source, target, cut, rows)
+    return Move(source, target, below[target + width] != saved.following(source), rows)

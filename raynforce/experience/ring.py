@@ -110,8 +110,6 @@ class Ring:
         both = self.observed(path, np.concatenate([here, there]))
         return both[: len(here)], both[len(here) :]
 
-    # Append
-
     def append(self, fragment: Fragment) -> Appended:
         """Copy a fragment in, over the oldest steps of its sampler.
 
@@ -145,20 +143,17 @@ class Ring:
         return Appended(before, first, head, steps)
 
     def _check(self, fragment: Fragment) -> None:
-        length, lanes = fragment.length, fragment.lanes
-        if not (0 <= fragment.sampler < self.layout.samplers and lanes == self.lanes):
+        length, lanes, sampler = fragment.length, fragment.lanes, fragment.sampler
+        if not (0 <= sampler < self.layout.samplers and lanes == self.lanes):
             fits = f"this buffer was made for samplers 0 to {self.layout.samplers - 1} with {self.lanes} lanes each"
-            raise UsageError(
-                f"replay: a fragment of sampler {fragment.sampler} with {lanes} lanes does not fit; {fits}"
-            )
+            raise UsageError(f"replay: a fragment of sampler {sampler} with {lanes} lanes does not fit; {fits}")
         if length >= self.rows:
             fix = f"raise algorithm.buffer_size to at least {(length + 1) * self.width} or lower --envs"
             raise UsageError(f"replay: a fragment of {length} steps does not fit into {self.rows} rows per lane; {fix}")
         for column in (*self.obs, *self.columns[len(self.obs) :]):
             if column.path in ("end", "depth"):
                 continue
-            rows = length + 1 if column.path in self.obs_paths else length
-            expected = (rows, lanes, *column.shape)
+            expected = (length + (column.path in self.obs_paths), lanes, *column.shape)
             found = fragment.columns[column.path].shape if column.path in fragment.columns else "none"
             if found != expected:
                 shapes = f"replay: fragment column {column.path!r} has shape {found}, expected {expected}"
@@ -243,8 +238,6 @@ class Ring:
         yield slice(row, row + fits), slice(0, fits)
         if fits < count:
             yield slice(0, count - fits), slice(fits, count)
-
-    # Save
 
     def state(self, known: Collection[str] = ()) -> Tree:
         """Filled rows in segments, and the samplers' cursors; views, but for compressed images.

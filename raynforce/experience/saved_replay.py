@@ -72,10 +72,9 @@ class SavedReplay:
         stop = 0
         for segment in self.segments:
             if not stop <= segment.first < segment.stop <= self.filled:
-                rows, last = f"the rows {segment.first} to {segment.stop - 1}", self.filled - 1
-                raise CheckpointError(
-                    f"replay: a segment has {rows}, expected some between {stop} and {last}; {DAMAGED}"
-                )
+                rows = f"rows {segment.first} to {segment.stop - 1}"
+                expected = f"some between {stop} and {self.filled - 1}"
+                raise CheckpointError(f"replay: a segment has the {rows}, expected {expected}; {DAMAGED}")
             stop = segment.stop
         # Places of the ring that should be there and are in none of the segments.
         self.missing = (self.filled - sum(s.stop - s.first for s in self.segments)) * self.layout.width

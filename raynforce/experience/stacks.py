@@ -25,18 +25,13 @@ class Stacks:
     """
 
     def __init__(
-        self,
-        leaves: Sequence[ObsLeaf],
-        stored: Mapping[str, Stored],
-        flat: Arrays,
-        layout: Layout,
-        memory_fraction: float,
+        self, obs: Sequence[ObsLeaf], stored: Mapping[str, Stored], flat: Arrays, layout: Layout, memory_fraction: float
     ) -> None:
         """`stored` has the ring's columns, `[slots, ...]` each, `flat` those that are never compressed."""
-        self.frames = {leaf.path: leaf.stack for leaf in leaves}
+        self.frames = {leaf.path: leaf.stack for leaf in obs}
         self.most = max(self.frames.values()) - 1  # rows above a stack's own that it can reach
         self.depth = flat["depth"]
-        self.pool = Pool(whole_columns(leaves), flat["whole_slot"], memory_fraction, "whole stacks")
+        self.pool = Pool(whole_columns(obs), flat["whole_slot"], memory_fraction, "whole stacks")
         self._stored, self._width, self._capacity = stored, layout.width, layout.capacity
 
     def get(self, path: str, index: np.ndarray) -> np.ndarray:

@@ -24,6 +24,10 @@ class Layout(NamedTuple):
     samplers: int
     lanes: int
 
+    @staticmethod
+    def of(capacity: int, lanes: int, samplers: int = 1) -> Layout:
+        return Layout(capacity // (samplers * lanes), samplers, lanes)
+
     @property
     def width(self) -> int:
         return self.samplers * self.lanes
@@ -90,21 +94,12 @@ def _frame(leaf: ObsLeaf) -> tuple[int, ...]:
 
 
 def estimate_bytes(
-    obs: Sequence[ObsLeaf],
-    action: ActionSpec,
-    *,
-    capacity: int,
-    lanes: int,
-    samplers: int = 1,
-    prioritized: bool = False,
-    compress: bool = False,
+    obs: Sequence[ObsLeaf], action: ActionSpec, layout: Layout, *, prioritized: bool = False, compress: bool = False
 ) -> int:
     """Bytes of a full `Replay` without final observations and whole stacks; compressed images count as a third."""
-    width = samplers * lanes
-    slots = capacity // width * width
     columns = [*columns_of(obs, action), *derived_columns(obs)]
     each = sum(POINTER + OBJECT + c.nbytes // 3 if compress and c.is_image else c.nbytes for c in columns)
-    return slots * each + (tree_bytes(slots) if prioritized else 0)
+    return layout.capacity * each + (tree_bytes(layout.capacity) if prioritized else 0)
 
 
 def has_images(obs: Sequence[ObsLeaf]) -> bool:

@@ -22,7 +22,7 @@ class Categorical:
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        (self.size,) = sizes
+        self.size = sum(sizes)
         self.outputs: tuple[str, ...] = ("policy",)  # that it reads; the first, `[B, n]`, is kept to record `logp`
 
     def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Noise:
@@ -45,16 +45,12 @@ class Categorical:
         return logs
 
 
-class MultiCategorical:
+class MultiCategorical(Categorical):
     """Several independent choices: `policy` holds their logits side by side."""
 
     def __init__(self, sizes: Sequence[int], shape: Sequence[int]) -> None:
-        self.sizes, self.shape = tuple(sizes), tuple(shape)
-        self.cuts = np.cumsum(self.sizes)[:-1]
-        self.outputs: tuple[str, ...] = ("policy",)
-
-    def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Noise:
-        return rng.gumbel(size=(steps, lanes, sum(self.sizes))).astype(np.float32)
+        super().__init__(sizes)
+        self.cuts, self.shape = np.cumsum(sizes)[:-1], tuple(shape)
 
     def _best(self, scores: np.ndarray) -> np.ndarray:
         parts = [part.argmax(axis=1) for part in np.split(scores, self.cuts, axis=1)]
@@ -85,8 +81,7 @@ class Gaussian:
         return rng.standard_normal((steps, lanes, self.size), dtype=np.float32)
 
     def sample(self, out: Mapping[str, np.ndarray], noise: Any, schedules: Mapping[str, float]) -> np.ndarray:
-        action = out["policy"] + np.exp(out["log_std"]) * noise
-        return action.reshape(-1, *self.shape)
+        return (out["policy"] + np.exp(out["log_std"]) * noise).reshape(-1, *self.shape)
 
     def mode(self, out: Mapping[str, np.ndarray]) -> np.ndarray:
         return out["policy"].reshape(-1, *self.shape)

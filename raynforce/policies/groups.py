@@ -48,8 +48,9 @@ def stretches(groups: Mapping[str, Group], parts: Mapping[str, slice]) -> dict[s
                 raise UsageError(f"group {name!r} has {member!r}, which is no parameter: the network has {there}")
             for part in mine:
                 if owner.setdefault(part, name) != name:
-                    both = f"two groups, {owner[part]!r} and {name!r}"
-                    raise UsageError(f"parameter {part!r} is in {both}: leave it to one")
+                    raise UsageError(
+                        f"parameter {part!r} is in two groups, {owner[part]!r} and {name!r}: leave it to one"
+                    )
         if not several(group.members):
             raise UsageError(f"group {name!r} has no parameters: name some, or leave it out")
     found: dict[str, list[slice]] = {}

@@ -52,8 +52,7 @@ def with_images(
         raise UsageError(f"network.conv = {_shown(conv)} needs {needs}, and {seen}: leave it out")
     if not eyes:
         return inputs, tuple(towers)
-    rest = ["input"] if len(eyes) < len(found) else []
-    source = (*(eye.name for eye in eyes), *rest)
+    source = [eye.name for eye in eyes] + (["input"] if len(eyes) < len(found) else [])
 
     def seeing(tower: Tower) -> Tower:
         read = several(tower.source)
@@ -76,8 +75,7 @@ def as_image(leaf: ObsLeaf, *, any_box: bool = False) -> Input | None:
 
 
 def default_convolutions(image: Input) -> Convolutions:
-    side = min(image.image_shape[1:])
-    return next((chosen for least, chosen in DEFAULTS if side >= least), ())
+    return next((chosen for least, chosen in DEFAULTS if min(image.image_shape[1:]) >= least), ())
 
 
 def _layers(image: Input, conv: Convolutions) -> tuple[Layer, ...]:
@@ -86,9 +84,8 @@ def _layers(image: Input, conv: Convolutions) -> tuple[Layer, ...]:
     for index, (channels, kernel, stride) in enumerate(conv):
         layer = Conv(channels, kernel, stride)
         if min(layer.output(shape)) < 1:
-            left = f"{shape[1]}x{shape[2]}"
             whole = "" if index == 0 else f" that are left of {image.image_shape[1]}x{image.image_shape[2]}"
-            large = f"a kernel of {kernel} is larger than the {left} pixels of {image.path}{whole}"
+            large = f"a kernel of {kernel} is larger than the {shape[1]}x{shape[2]} pixels of {image.path}{whole}"
             fix = "use smaller kernels and strides, or leave network.conv out"
             raise UsageError(f"network.conv[{index}] = {[channels, kernel, stride]}: {large}; {fix}")
         layers += [layer, Activation("relu")]

@@ -89,12 +89,11 @@ class Network:
 
     @staticmethod
     def _require_recorded(gradients: Mapping[str, Tensor], recorded: Mapping[str, object]) -> None:
-        if gradients and gradients.keys() <= recorded.keys():
-            return
         for name in gradients:
             if name not in recorded:
                 raise AlgorithmError(f"Loss.gradients has {name!r}, which net.record(obs) did not return")
-        raise AlgorithmError("Loss.gradients has no derivatives: give one by each output that the loss is made of")
+        if not gradients:
+            raise AlgorithmError("Loss.gradients has no derivatives: give one by each output that the loss is made of")
 
 
 def derivatives(loss: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
@@ -124,10 +123,8 @@ class ModuleNet(Network):
         if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()):
             raise UsageError("network.factory returned a module with batch normalisation: use layer normalisation")
         if any(True for _ in module.buffers()):
-            fix = "make them parameters with requires_grad=False"
-            raise UsageError(
-                f"network.factory returned a module with buffers, which do not travel with the policy: {fix}"
-            )
+            why = "which do not travel with the policy: make them parameters with requires_grad=False"
+            raise UsageError(f"network.factory returned a module with buffers, {why}")
         start = [p.detach().float().reshape(-1).numpy() for _, p in named]
         start += [np.full(f.size, f.init, np.float32) for f in spec.free]
         super().__init__(spec, np.concatenate(start), device)

@@ -22,11 +22,9 @@ class RunningStats:
         return self.m2 / self.count if self.count else np.ones_like(self.mean)
 
     def update(self, batch: np.ndarray) -> None:
-        n = len(batch)
-        if n == 0:
-            return
-        mean = batch.mean(axis=0, dtype=np.float64)
-        self._merge(n, mean, np.square(batch - mean).sum(axis=0))
+        if len(batch):
+            mean = batch.mean(axis=0, dtype=np.float64)
+            self._merge(len(batch), mean, np.square(batch - mean).sum(axis=0))
 
     def merge(self, tree: Tree) -> None:
         if tree["count"]:

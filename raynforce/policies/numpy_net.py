@@ -67,10 +67,8 @@ class NumpyNet:
 
 
 def _linear(weight: np.ndarray, bias: np.ndarray) -> Op:
-    width = weight.shape[0]
-
     def op(x: np.ndarray) -> np.ndarray:
-        y = np.matmul(x if x.ndim == 2 else x.reshape(-1, width), weight)
+        y = np.matmul(x if x.ndim == 2 else x.reshape(-1, weight.shape[0]), weight)
         y += bias
         return y
 
@@ -169,9 +167,8 @@ def _flat(leaf: Input, obs: Obs) -> np.ndarray:
         return x.reshape(len(x), -1).astype(np.float32) * np.float32(1 / 255)
     if leaf.encoding != "onehot":
         return x.reshape(len(x), -1).astype(np.float32, copy=False)
-    index = x.reshape(len(x), -1) + onehot_offsets(leaf)
     out = np.zeros((len(x), leaf.width), np.float32)
-    np.put_along_axis(out, index, 1.0, axis=1)
+    np.put_along_axis(out, x.reshape(len(x), -1) + onehot_offsets(leaf), 1.0, axis=1)
     return out
 
 

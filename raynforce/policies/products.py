@@ -76,9 +76,7 @@ def convolution(weight: Tensor, bias: Tensor, stride: int) -> Callable[[Tensor],
     return lambda x: F.conv2d(x, weight, bias, stride)
 
 
-def convolution_backward(
-    x: Tensor, weight: Tensor, g: Tensor, stride: int, wanted: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def convolution_backward(x: Tensor, weight: Tensor, g: Tensor, stride: int, wanted: bool) -> tuple[Tensor, ...]:
     """From the gradient `g` by its output, those by `x` (only if wanted), the weight and the bias."""
     seen, step = (x[:, :, ::stride, ::stride], 1) if skips_pixels(weight, stride) else (x, stride)
     shape = [len(weight)], [step, step], [0, 0], [1, 1], False, [0, 0], 1, [wanted, True, True]

@@ -96,8 +96,7 @@ class Input:
     @property
     def channels_last(self) -> bool:
         """Whether an image is `[height, width, channels]`; a stack of three dimensions has its channels in front."""
-        dimensions = len(self.shape) - (self.stack > 1)
-        return dimensions >= 3 and channels_last(self.shape[-3:])
+        return len(self.shape) - (self.stack > 1) >= 3 and channels_last(self.shape[-3:])
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -323,8 +322,9 @@ def require_named(given: Collection[str], known: Sequence[str], who: str) -> Non
     for name in given:
         if name not in known:
             takes = ", ".join(known) or "none"
-            hint = nearest(name, known)
-            raise UsageError(f"{name!r} is no input of {who}{hint}: beside the observation it takes {takes}")
+            raise UsageError(
+                f"{name!r} is no input of {who}{nearest(name, known)}: beside the observation it takes {takes}"
+            )
 
 
 def _orthogonal(shape: tuple[int, ...], gain: float, rng: np.random.Generator) -> np.ndarray:

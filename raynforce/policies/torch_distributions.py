@@ -83,5 +83,4 @@ def _gaussian(mean: Tensor, log_std: Tensor, action: Tensor) -> Taken:
         down = d_logp.unsqueeze(1)
         return {"policy": down * z * inverse, "log_std": (down * (squares - 1)).sum(0) + d_entropy * len(z)}
 
-    entropy = (constant + 0.5 * mean.shape[1]).expand(len(z))
-    return Taken(-0.5 * squares.sum(1) - constant, entropy, backward)
+    return Taken(-0.5 * squares.sum(1) - constant, (constant + 0.5 * mean.shape[1]).expand(len(z)), backward)

@@ -21,8 +21,7 @@ from raynforce.policies.spec import NORM_EPS, Activation, Conv, Input, Layer, La
 
 __all__ = ["ModuleNet", "Network", "Outputs", "SpecNet", "TorchActor", "build", "tensor"]
 
-NO_ARGS: Mapping[str, Any] = {}
-NONE: Mapping[str, Tensor] = {}
+NONE: Mapping[str, Any] = {}
 IMAGES_AT_ONCE = 256  # observations that `predict` evaluates together: a fragment as floats may not fit in memory
 Values = dict[str, list[Tensor]]  # of each tower: its input, then what each layer gives
 
@@ -193,8 +192,9 @@ class SpecNet(Network):
         """Overwrite the flat gradient, given the gradients `back` with respect to the outputs."""
         values = one.values
         if one.stamp != self._stamp(values):
-            changed = "the network's inputs or parameters were changed in place after it was called"
-            raise AlgorithmError(f"{changed}: copy them")
+            raise AlgorithmError(
+                "the network's inputs or parameters were changed in place after it was called: copy them"
+            )
         if len(back) < len(self.spec.outputs) or any(g is None for g in back.values()):
             self._flat_grad.zero_()
         for free in self.spec.free:
@@ -314,7 +314,7 @@ def build(
     leaves: Any,
     seed: int,
     device: torch.device,
-    args: Mapping[str, Any] = NO_ARGS,
+    args: Mapping[str, Any] = NONE,
     threads: int = 1,
 ) -> SpecNet | ModuleNet:
     """Make the network of a run with fresh parameters: from its spec, or by the user's `module:factory` with `args`."""

@@ -10,12 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from raynforce.protocol.frame import (
-    ENDED_EPISODES,
     GREETINGS,
     HEADER,
     OTHER_META,
-    SEEDS,
-    TIMING,
     TYPES,
     UNKNOWN_BODY,
     Header,
@@ -32,6 +29,8 @@ from raynforce.protocol.spaces import DTYPES, Spaces
 AUTORESET = ("same_step", "next_step", "explicit")  # the next episode begins in the same RESULT, a STEP, or a RESET
 TERMINATED, TRUNCATED, RESET = 1, 2, 4  # of a RESULT's status; RESET is alone: a first observation, and no env step
 ENDED = TERMINATED | TRUNCATED
+ENDED_EPISODES, TIMING = 1, 2  # flags of RESULT: each ended episode's own return and length; what each env itself took
+SEEDS = 1  # flag of RESET: a seed for each env is there
 
 Data = bytes | bytearray | memoryview
 _U32, _U64, _F32, _F64, _U8 = (np.dtype(d) for d in ("<u4", "<u8", "<f4", "<f8", "u1"))
@@ -76,11 +75,8 @@ class Codec:
         final = tuple(column._replace(ended=True) for column in obs) if autoreset == "same_step" else ()
         result = (_ID, _REQUEST, Column(_F32), Column(_U8))
         episodes = (Column(_F64, ended=True), Column(_U32, ended=True))
-        self.columns |= {
-            (Type.RESET, 0): (_ID,),
-            (Type.RESET, SEEDS): (_ID, Column(_U64)),
-            (Type.STEP, 0): (_ID, action),
-        }
+        self.columns |= {(Type.RESET, 0): (_ID,), (Type.RESET, SEEDS): (_ID, Column(_U64))}
+        self.columns[Type.STEP, 0] = (_ID, action)
         agreed = result_flags(capabilities)
         for flags in (flags for flags in range(agreed + 1) if not flags & ~agreed):
             seconds = (Column(_F32),) if flags & TIMING else ()
@@ -144,8 +140,7 @@ class Codec:
         meta = read_meta(data[HEADER.size : start]) if header.meta_bytes else {}
         view = data if type(data) is bytes else memoryview(data).toreadonly()
         places, _ = self.places(header.type, header.flags, header.envs, header.ended)
-        buffers = [np.ndarray(p.shape, p.dtype, view, start + p.offset) for p in places]
-        return _message(header, meta, buffers)
+        return _message(header, meta, [np.ndarray(p.shape, p.dtype, view, start + p.offset) for p in places])
 
     def decode_frames(self, frames: Sequence[Data]) -> Message:
         """Read a message that came as one frame, or as a head and one frame for each buffer (unpadded)."""

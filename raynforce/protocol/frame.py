@@ -29,10 +29,6 @@ DEPTH = 16
 MOST_BRACKETS = 1 << 14  # `[` and `{` in a meta: an empty list costs a sender 2 bytes and us 64
 TEXT = 4000
 
-ENDED_EPISODES = 1  # flag of RESULT: each ended episode's own return and length are there
-TIMING = 2  # flag of RESULT: what each env itself took is there
-SEEDS = 1  # flag of RESET: a seed for each env is there
-
 SMALL = 1 << 14  # bytes of an array, or a message, that are sooner copied than referred to
 FEW = 32  # up to so many numbers are looked at one by one: that takes less time than numpy needs to begin
 _PADDING = tuple(bytes(n) for n in range(ALIGN))
@@ -162,7 +158,7 @@ def write_meta(meta: Mapping[str, Any], type_: int) -> bytes:
     return text + b" " * (-len(text) % ALIGN)
 
 
-def is_sendable(meta: Mapping[str, Any], type_: int) -> bool:
+def sendable(meta: Mapping[str, Any], type_: int) -> bool:
     """Whether it is JSON that `read_meta` takes."""
     try:
         read_meta(write_meta(meta, type_))

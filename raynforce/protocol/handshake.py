@@ -61,14 +61,10 @@ class Hello:
     host: int | None = None  # which of the launch's hosts it is, if it was told
 
     def message(self) -> Message:
-        meta = {
-            "protocol": {"major": MAJOR, "minor_min": self.minors[0], "minor_max": self.minors[1]},
-            "software": {"name": self.software, "version": self.version},
-            "pid": self.pid,
-            "spaces": self.spaces.to_json(),
-            "autoreset": list(self.autoreset),
-            "capabilities": list(self.capabilities),
-        }
+        protocol = {"major": MAJOR, "minor_min": self.minors[0], "minor_max": self.minors[1]}
+        software = {"name": self.software, "version": self.version}
+        meta = {"protocol": protocol, "software": software, "pid": self.pid, "spaces": self.spaces.to_json()}
+        meta |= {"autoreset": list(self.autoreset), "capabilities": list(self.capabilities)}
         if self.host is not None:
             meta["host"] = self.host
         if self.launch:
@@ -112,14 +108,9 @@ class Welcome:
     env_config: Sequence[Mapping[str, Any]] = ()  # for each env, laid over `config`; empty if they are all alike
 
     def message(self) -> Message:
-        meta: dict[str, Any] = {
-            "autoreset": self.autoreset,
-            "capabilities": list(self.capabilities),
-            "finite": self.finite,
-            "deadlines": asdict(self.deadlines),
-            "spec_hash": self.spec_hash,
-            "config": dict(self.config),
-        }
+        meta: dict[str, Any] = {"autoreset": self.autoreset, "capabilities": list(self.capabilities)}
+        meta |= {"finite": self.finite, "deadlines": asdict(self.deadlines)}
+        meta |= {"spec_hash": self.spec_hash, "config": dict(self.config)}
         if self.env_config:
             meta["env_config"] = [dict(config) for config in self.env_config]
         envs, seeds = len(self.seeds), self.seeds.astype("<u8")
@@ -139,8 +130,9 @@ class Welcome:
             raise ProtocolError("field", f"capabilities has {min(foreign)!r}, which HELLO did not offer")
         spec_hash = _optional(meta, "spec_hash")
         if spec_hash and spec_hash != hello.spaces.digest():
-            ours = hello.spaces.digest()
-            raise ProtocolError("spaces", f"spec_hash is {spec_hash}; that of HELLO's spaces is {ours}")
+            raise ProtocolError(
+                "spaces", f"spec_hash is {spec_hash}; that of HELLO's spaces is {hello.spaces.digest()}"
+            )
         env_config = items(take(meta, "env_config", "WELCOME", []), "env_config", 0, hello.envs)
         if env_config and len(env_config) != hello.envs:
             raise ProtocolError("field", f"env_config has {len(env_config)} items; expected {hello.envs} or none")

@@ -10,20 +10,10 @@ import numpy as np
 
 from raynforce.errors import UsageError
 from raynforce.infos import Info
-from raynforce.protocol.codec import ENDED, RESET, result_flags
-from raynforce.protocol.frame import (
-    ENDED_EPISODES,
-    ROOM,
-    SEEDS,
-    TIMING,
-    Message,
-    ProtocolError,
-    Type,
-    clean,
-    is_sendable,
-)
+from raynforce.protocol.codec import ENDED, ENDED_EPISODES, RESET, SEEDS, TIMING, result_flags
+from raynforce.protocol.frame import ROOM, Message, ProtocolError, Type, clean, sendable
 from raynforce.protocol.handshake import Deadlines, Hello, Welcome
-from raynforce.protocol.session import LEVELS, Envs, Outcome, Session
+from raynforce.protocol.session import LEVELS, Envs, Meta, Outcome, Session
 from raynforce.protocol.spaces import DTYPES, Spaces, misfits
 
 Facts = Mapping[str, Any]
@@ -64,8 +54,7 @@ class HostSession(Session):
     """Takes WELCOME, RESET and STEP; `results` and `broken` answer for each env exactly once."""
 
     def __init__(self, hello: Hello, now: float, deadlines: Deadlines | None = None) -> None:
-        takes = (Type.WELCOME, Type.REJECT, Type.RESET, Type.STEP)
-        super().__init__(takes, hello.envs, deadlines or Deadlines(), now)
+        super().__init__((Type.WELCOME, Type.REJECT, Type.RESET, Type.STEP), hello.envs, deadlines or Deadlines(), now)
         self.hello = hello
         self.welcome: Welcome | None = None
         self._handlers |= {Type.RESET: self._reset, Type.STEP: self._step}
@@ -197,13 +186,8 @@ class HostSession(Session):
         """Report an env that broke, and may be reset if `recoverable`; `facts` are left out if too many or not JSON."""
         self._speaking()
         rows = self._owing(np.array([env]))
-        meta: dict[str, Any] = {
-            "scope": "env",
-            "recoverable": recoverable,
-            "code": clean(code, 40),
-            "text": clean(text),
-        }
-        if facts and is_sendable(meta | {"facts": facts}, Type.ERROR):
+        meta: Meta = {"scope": "env", "recoverable": recoverable, "code": clean(code, 40), "text": clean(text)}
+        if facts and sendable(meta | {"facts": facts}, Type.ERROR):
             meta["facts"] = facts
         ids, requests = rows.astype(np.uint32), self.envs.request[rows]
         self.envs.fail(rows, recoverable)

@@ -10,9 +10,9 @@ import numpy as np
 from raynforce.errors import UsageError
 from raynforce.infos import NOTHING as NO_INFO
 from raynforce.infos import Info, numbers
-from raynforce.protocol.codec import ENDED, RESET, TERMINATED, TRUNCATED
+from raynforce.protocol.codec import ENDED, ENDED_EPISODES, RESET, SEEDS, TERMINATED, TIMING, TRUNCATED
 from raynforce.protocol.fields import flag, mapping, one_of, take
-from raynforce.protocol.frame import ENDED_EPISODES, SEEDS, TIMING, Message, ProtocolError, Type, clean
+from raynforce.protocol.frame import Message, ProtocolError, Type, clean
 from raynforce.protocol.handshake import Hello, Offer, Welcome, reject
 from raynforce.protocol.session import LEVELS, NOTHING, Envs, Note, Outcome, Session
 from raynforce.protocol.spaces import DTYPES, misfits
@@ -218,8 +218,7 @@ class PolicySession(Session):
         return bad, where
 
     def _error(self, message: Message, now: float) -> Outcome:
-        scope = one_of(take(message.meta, "scope", "ERROR"), "scope", ("env", "session"))
-        if scope == "session":
+        if one_of(take(message.meta, "scope", "ERROR"), "scope", ("env", "session")) == "session":
             return super()._error(message, now)
         if not message.envs:
             raise ProtocolError("env", "ERROR: scope 'env' without envs")

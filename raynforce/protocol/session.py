@@ -50,6 +50,7 @@ class Outcome(NamedTuple):
 
 
 NOTHING = Outcome()
+Handler = Callable[[Message, float], Outcome]
 
 
 class Envs:
@@ -136,15 +137,8 @@ class Session:
         self._close_by = np.inf
         self._closing_here = self._closing_there = False
         self._closing_reason = ""  # theirs
-        self._handlers: dict[int, Callable[[Message, float], Outcome]]
-        self._handlers = {
-            Type.PING: self._ping,
-            Type.PONG: self._pong,
-            Type.ERROR: self._error,
-            Type.CLOSE: self._close,
-        }
-
-    # What comes in
+        self._handlers: dict[int, Handler] = {Type.PING: self._ping, Type.PONG: self._pong}
+        self._handlers |= {Type.ERROR: self._error, Type.CLOSE: self._close}
 
     def take(self, data: Data, now: float) -> Outcome:
         """A whole message as it came over a transport that keeps borders."""
@@ -234,8 +228,6 @@ class Session:
         if count := int(np.count_nonzero(rows)):
             self.refused[reason] += count
 
-    # What is done here
-
     def progress(self, now: float) -> None:
         """The main loop went on: what a PONG tells the other side."""
         self._progressed = now
@@ -287,17 +279,11 @@ class Session:
         return Outcome([self.ended], send)
 
     def _message(
-        self,
-        type_: Type,
-        meta: Meta | None = None,
-        buffers: Buffers = (),
-        envs: int = 0,
-        ended: int = 0,
-        flags: int = 0,
+        self, kind: Type, meta: Meta | None = None, buffers: Buffers = (), envs: int = 0, ended: int = 0, flags: int = 0
     ) -> Message:
         self._sequence += 1
         minor = self.codec.minor or 0
-        return Message(type_, self.session, self._sequence, envs, ended, flags, minor, meta or {}, buffers)
+        return Message(kind, self.session, self._sequence, envs, ended, flags, minor, meta or {}, buffers)
 
     def _error_message(self, recoverable: bool, code: str, text: str) -> Message:
         meta = {"scope": "session", "recoverable": recoverable, "code": code, "text": clean(text)}

@@ -63,8 +63,9 @@ class Spaces:
             raise ProtocolError("field", "spaces.obs has two leaves of the same path")
         spaces = Spaces(leaves, _action(take(found, "action", "spaces")))
         if spaces.obs_bytes > MOST_BODY:
-            size = spaces.obs_bytes
-            raise ProtocolError("limit", f"one observation has {size} bytes; at most {MOST_BODY} are allowed")
+            raise ProtocolError(
+                "limit", f"one observation has {spaces.obs_bytes} bytes; at most {MOST_BODY} are allowed"
+            )
         return spaces
 
     def digest(self) -> str:
@@ -119,9 +120,8 @@ def _leaf(data: object, where: str) -> ObsLeaf:
     path = text(take(found, "path", where), f"{where}.path")
     if path != "obs" and not path.startswith("obs/"):
         raise wrong(f"{where}.path", path, "'obs' or 'obs/…'")
-    elements = _elements(found, where, _KINDS)
-    stack = whole(take(found, "stack", where, 1), f"{where}.stack", 1, 1 << 16)
-    return ObsLeaf(path, *elements, stack)
+    stack = take(found, "stack", where, 1)
+    return ObsLeaf(path, *_elements(found, where, _KINDS), whole(stack, f"{where}.stack", 1, 1 << 16))
 
 
 def _action(data: object) -> ActionSpec:

@@ -123,10 +123,6 @@ class Writer:
         return True
 
 
-class HungUp(ConnectionError):
-    """The other end is closed."""
-
-
 class SocketWire:
     """A connected socket, made non-blocking. An `OSError` of any method, or `Full` of `put`, is final."""
 
@@ -160,7 +156,7 @@ class SocketWire:
         except BlockingIOError:
             return False
         if not count:
-            raise HungUp("hung up in the middle of a message" if self._reader.partial else "hung up")
+            raise ConnectionError("hung up in the middle of a message" if self._reader.partial else "hung up")
         self._reader.filled(count)
         return count == (most or len(space))
 
@@ -192,7 +188,7 @@ class DirectWire:
 
     def put(self, message: Message) -> None:
         if self._other is None:
-            raise HungUp("hung up")
+            raise ConnectionError("hung up")
         self._other._inbox.append(message.to_bytes())
 
     def flush(self) -> None:
@@ -200,7 +196,7 @@ class DirectWire:
 
     def read(self, most: int | None = None) -> bool:
         if self._other is None and not self._inbox:
-            raise HungUp("hung up")
+            raise ConnectionError("hung up")
         if self._other is not None and self._other.work is not None:
             self._other.work()
         return self._other is None

@@ -11,7 +11,7 @@ from replay_sources import ACTION, DISCRETE, GAMMA, OBS, Reference, Source, chec
 from raynforce import memory as memory_module
 from raynforce.errors import UsageError
 from raynforce.experience.replay import Replay
-from raynforce.experience.storage import estimate_bytes
+from raynforce.experience.storage import Layout, estimate_bytes
 from raynforce.spaces import ObsLeaf
 
 
@@ -176,15 +176,15 @@ def test_metrics(prioritized: bool) -> None:
 
 def test_memory_is_estimated_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = (ObsLeaf("obs", "box", (4, 84, 84), "uint8"),)
-    sizes = {"capacity": 1_000_000, "lanes": 8, "samplers": 2, "prioritized": True}
-    needed = estimate_bytes(frames, DISCRETE, **sizes)
+    sizes = {"lanes": 8, "samplers": 2}
+    needed = estimate_bytes(frames, DISCRETE, Layout.of(1_000_000, **sizes), prioritized=True)
     assert needed == pytest.approx(1_000_000 * (4 * 84 * 84 + 28), rel=0.001)
     monkeypatch.setattr(memory_module, "available_bytes", lambda: 20_000_000_000)
     with pytest.raises(UsageError, match=r"28\.\d\d GB.*16\.00 GB.*lower algorithm\.buffer_size"):
-        Replay(frames, DISCRETE, **sizes)
+        Replay(frames, DISCRETE, capacity=1_000_000, **sizes, prioritized=True)
     monkeypatch.setattr(memory_module, "available_bytes", lambda: None)  # not known: not refused
-    small = sizes | {"capacity": 1000}
-    assert Replay(frames, DISCRETE, **small).nbytes == estimate_bytes(frames, DISCRETE, **small)
+    small = Replay(frames, DISCRETE, capacity=1000, **sizes, prioritized=True)
+    assert small.nbytes == estimate_bytes(frames, DISCRETE, Layout.of(1000, **sizes), prioritized=True)
 
 
 def test_available_bytes_is_read() -> None:

@@ -15,7 +15,7 @@ from raynforce import memory as memory_module
 from raynforce.errors import CheckpointError, UsageError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.replay import Replay
-from raynforce.experience.storage import estimate_bytes
+from raynforce.experience.storage import Layout, estimate_bytes
 from raynforce.spaces import ObsLeaf
 from raynforce.trees import Tree, join, split
 
@@ -161,7 +161,7 @@ def test_it_is_smaller() -> None:
 def test_its_memory_is_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     atari = (ObsLeaf("obs", "box", (4, 84, 84), "uint8", stack=4),)
     sizes: dict[str, Any] = {"capacity": 1_000_000, "lanes": 8}
-    guess = estimate_bytes(atari, DISCRETE, **sizes, compress=True)
+    guess = estimate_bytes(atari, DISCRETE, Layout.of(**sizes), compress=True)
     assert guess == pytest.approx(1_000_000 * (84 * 84 / 3 + 56 + 25), rel=0.001)
     monkeypatch.setattr(memory_module, "available_bytes", lambda: 3 * 10**9)
     with pytest.raises(UsageError, match=r"7\.\d\d GB.*buffer_size, or set replay.compress=true$"):

@@ -15,7 +15,7 @@ from raynforce import memory as memory_module
 from raynforce.errors import CheckpointError, UsageError
 from raynforce.experience import ring as ring_module
 from raynforce.experience.replay import Replay
-from raynforce.experience.storage import estimate_bytes
+from raynforce.experience.storage import Layout, estimate_bytes
 from raynforce.spaces import ObsLeaf
 from raynforce.trees import Tree
 
@@ -144,13 +144,13 @@ def test_nearly_every_frame_is_stored_once() -> None:
 def test_memory_is_estimated_by_the_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     atari = (ObsLeaf("obs", "box", (4, 84, 84), "uint8", stack=4),)
     sizes: dict[str, Any] = {"capacity": 1_000_000, "lanes": 8}
-    assert estimate_bytes(atari, DISCRETE, **sizes) == pytest.approx(1_000_000 * (84 * 84 + 25), rel=0.001)
+    assert estimate_bytes(atari, DISCRETE, Layout.of(**sizes)) == pytest.approx(1_000_000 * (84 * 84 + 25), rel=0.001)
     monkeypatch.setattr(memory_module, "available_bytes", lambda: 5_000_000_000)
     with pytest.raises(UsageError, match=r"7\.\d\d GB.*lower algorithm\.buffer_size"):
         Replay(atari, DISCRETE, **sizes)
     monkeypatch.setattr(memory_module, "available_bytes", lambda: None)
     small = sizes | {"capacity": 800}
-    assert Replay(atari, DISCRETE, **small).nbytes == estimate_bytes(atari, DISCRETE, **small)
+    assert Replay(atari, DISCRETE, **small).nbytes == estimate_bytes(atari, DISCRETE, Layout.of(**small))
 
 
 def test_what_does_not_fit_is_refused() -> None:

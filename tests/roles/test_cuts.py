@@ -15,10 +15,9 @@ from raynforce.config import Config
 from raynforce.envs import faults
 from raynforce.envs.vector import EnvArgs, derive_seed, probe
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import Steps, discounted, final_values, gae
+from raynforce.experience.gae import Steps, discounted, final_values, gae, vtrace
 from raynforce.experience.record import Receipt
 from raynforce.experience.replay import Replay
-from raynforce.experience.vtrace import vtrace
 from raynforce.experiment import resolve
 from raynforce.policies.acting import PolicyVersion
 from raynforce.roles.evaluator import Evaluator
