@@ -23,7 +23,7 @@ from raynforce.config import Config
 from raynforce.driver.status import Tally
 from raynforce.envs.native import NativeVector
 from raynforce.envs.vector import VectorEnv, make_vector
-from raynforce.experience.record import Record
+from raynforce.experience.counts import Record
 from raynforce.roles.learned import Learned
 
 NAMES = ["is_success", "made/total", "sometimes", "steps"]

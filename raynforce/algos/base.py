@@ -11,8 +11,8 @@ import numpy as np
 
 from raynforce.config import AlgorithmConfig, Config
 from raynforce.errors import AlgorithmError
+from raynforce.experience.advantages import Steps, final_values, gae, vtrace
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import Steps, final_values, gae, vtrace
 from raynforce.experience.limiter import Limiter
 from raynforce.experience.replay_spec import ReplaySpec
 from raynforce.lazy import LazyModule

@@ -23,8 +23,7 @@ BESIDE = 2.0  # the same at least where it does not; longer where rounds take lo
 FINAL = 1  # the purpose of the last evaluation: other episodes than those that chose the best policy
 TIMES, TIMES_TO_TARGET = 20, 40  # evaluations in a run, if nothing else is set: without a target, and with one
 FINAL_EPISODES = 100
-DURING, ALL = 1 / 12, 1 / 10
-"""Steps of evaluation for each step of training: during the run, and with its last evaluation."""
+DURING, ALL = 1 / 12, 1 / 10  # steps of evaluation for each of training: during the run, and with the last evaluation
 AHEAD, AHEAD_ALL = 1 / 4, 1 / 10
 """Of the planned steps, what these shares are of from the beginning: early evaluations are what a target needs."""
 LOCKSTEP_COST = 1 / 12

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from raynforce.experience.record import Record
+from raynforce.experience.counts import Record
 from raynforce.trees import Tree
 
 INFO = "episode/info/"
+EDGES = (0, 1, 2, 3, 5, 9, 17, 33)  # of lags, where the bins of a histogram begin
+_NAMES = [f"lag/is_{a}" if b == a + 1 else f"lag/from_{a}_to_{b - 1}" for a, b in pairwise(EDGES)]
+_NAMES.append(f"lag/from_{EDGES[-1]}")
 Arrays = dict[str, np.ndarray]
 
 
@@ -104,3 +108,21 @@ class Fragment:
     def final_obs(self) -> Arrays:
         """True last observations under the observations' own paths, each `[K, ...]`."""
         return {k: self.columns[f"final/{k}"] for k in self.obs()}
+
+
+def lags(number: int, fragments: Sequence[Fragment]) -> np.ndarray:
+    """`[N]` how many versions before `number` each environment step was chosen."""
+    steps = [f["version"][f["valid"]] if "version" in f.columns else np.full(f.steps, f.version) for f in fragments]
+    return number - np.concatenate(steps) if steps else np.zeros(0, np.int64)
+
+
+def lag_metrics(number: int, fragments: Sequence[Fragment]) -> dict[str, float]:
+    """Mean and largest lag; if there is any, also a histogram: the share of steps in each bin, as `lag/from_3_to_4`."""
+    ages = lags(number, fragments)
+    if not len(ages):
+        return {}
+    found = {"lag/mean": float(ages.mean()), "lag/max": float(ages.max())}
+    if ages.any():
+        counts = np.histogram(ages, [*EDGES, np.inf])[0] / len(ages)
+        found |= dict(zip(_NAMES, counts.tolist(), strict=True))
+    return found

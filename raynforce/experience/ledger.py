@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from raynforce.errors import RaynforceError
-from raynforce.experience.record import Key, Record
+from raynforce.experience.counts import Key, Record
 from raynforce.trees import Tree
 
 

@@ -15,8 +15,8 @@ from raynforce.algos.base import Batch, Loss, Round
 from raynforce.algos.contract import blamed
 from raynforce.config import Config
 from raynforce.envs.vector import EnvArgs
+from raynforce.experience.counts import Receipt
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.record import Receipt
 from raynforce.policies.acting import ActingSpec, PolicyVersion
 from raynforce.policies.normalizer import ObservationNormalizer
 from raynforce.policies.torch_net import build, tensor

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raynforce import infos
-from raynforce.experience.record import Record
+from raynforce.experience.counts import Record
 from raynforce.trees import Tree
 
 

@@ -13,11 +13,9 @@ from raynforce.algos.base import Arrays, Batch, Loss, Round
 from raynforce.algos.contract import blamed
 from raynforce.config import Config
 from raynforce.errors import CheckpointError, RaynforceError, UsageError
-from raynforce.experience.counts import Counts
-from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import discounted
-from raynforce.experience.lag import lag_metrics
-from raynforce.experience.record import Record
+from raynforce.experience.advantages import discounted
+from raynforce.experience.counts import Counts, Record
+from raynforce.experience.fragment import Fragment, lag_metrics
 from raynforce.experience.sharding import joint_metrics, minibatches, split_errors
 from raynforce.experience.trajectories import in_turn
 from raynforce.policies.acting import PolicyVersion

@@ -18,8 +18,8 @@ from raynforce.config import Config
 from raynforce.doorbell import Doorbell
 from raynforce.envs.vector import derive_seed
 from raynforce.errors import RaynforceError
+from raynforce.experience.counts import Receipt, Record
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.record import Receipt, Record
 from raynforce.experience.trajectories import Trajectories
 from raynforce.infos import NOTHING
 from raynforce.memory import resident_bytes

@@ -9,8 +9,8 @@ import numpy as np
 
 from raynforce.envs.vector import EnvArgs, require_finite
 from raynforce.experience.builder import MASK, InFlight, allocate, final_columns, finish
+from raynforce.experience.counts import Receipt
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.record import Receipt
 from raynforce.infos import NOTHING, Info
 from raynforce.memory import resident_bytes
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion

@@ -8,7 +8,7 @@ from typing import Any
 from raynforce.algos.base import Algorithm
 from raynforce.config import Config
 from raynforce.errors import UsageError
-from raynforce.experience.record import Receipt
+from raynforce.experience.counts import Receipt
 from raynforce.experience.storage import observation_bytes
 from raynforce.memory import require_memory
 from raynforce.roles.learned import Outcome

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from raynforce.experience.counts import Key, Receipt, Record
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.ledger import Ledger
-from raynforce.experience.record import Key, Receipt, Record
 from raynforce.roles.learned import Contribution, Learned
 from raynforce.runtimes.base import Pending
 from raynforce.runtimes.member import Job, Member

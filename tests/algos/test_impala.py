@@ -17,7 +17,7 @@ from raynforce.algos.base import advantages, corrected
 from raynforce.algos.impala import IMPALA, IMPALAConfig
 from raynforce.config import Config
 from raynforce.envs.vector import EnvArgs, probe
-from raynforce.experience.gae import Steps, final_values, vtrace
+from raynforce.experience.advantages import Steps, final_values, vtrace
 from raynforce.experiment import resolve
 from raynforce.policies.torch_distributions import logp_entropy
 from raynforce.policies.torch_net import tensor

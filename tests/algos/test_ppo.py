@@ -18,8 +18,8 @@ from raynforce.algos.base import Round, shuffled
 from raynforce.algos.ppo import PPO, PPOConfig
 from raynforce.config import Config
 from raynforce.envs.tiny import IdentityBox
+from raynforce.experience.advantages import Steps, gae, vtrace
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import Steps, gae, vtrace
 from raynforce.policies.numpy_net import NumpyNet
 from raynforce.policies.torch_distributions import logp_entropy
 from raynforce.policies.torch_net import SpecNet

@@ -12,7 +12,7 @@ from raynforce.algos.contract import declared
 from raynforce.config import Config
 from raynforce.engines.base import Engine, Round, Supervisor
 from raynforce.envs.make import make
-from raynforce.experience.record import Record
+from raynforce.experience.counts import Record
 from raynforce.policies.acting import PolicyVersion
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.base import Pending

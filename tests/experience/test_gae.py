@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from columns import NONE, at, column
 
+from raynforce.experience.advantages import Steps, discounted, final_values, gae
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import Steps, discounted, final_values, gae
 
 
 # gamma 0.5, lambda 0.5, rewards 1 2 3, values 4 5 6 7:

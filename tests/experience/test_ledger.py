@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from raynforce.experience.counts import Record
 from raynforce.experience.ledger import Ledger, LedgerError
-from raynforce.experience.record import Record
 
 
 @pytest.fixture

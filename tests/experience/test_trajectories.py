@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import final_values
-from raynforce.experience.lag import lag_metrics, lags
+from raynforce.experience.advantages import final_values
+from raynforce.experience.fragment import Fragment, lag_metrics, lags
 from raynforce.experience.trajectories import Trajectories
 from raynforce.spaces import ActionSpec, ObsLeaf
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from columns import NONE, at, column
 
-from raynforce.experience.gae import Steps, gae, vtrace
+from raynforce.experience.advantages import Steps, gae, vtrace
 
 
 # gamma 0.5, rewards 1 2 3, values 4 5 6 7, ratios 0.5 4 2, clipped at rho 0.5 2 2 and c 0.5 1 1.

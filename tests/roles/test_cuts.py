@@ -14,9 +14,9 @@ from raynforce.algos.ppo import PPO
 from raynforce.config import Config
 from raynforce.envs import faults
 from raynforce.envs.vector import EnvArgs, derive_seed, probe
+from raynforce.experience.advantages import Steps, discounted, final_values, gae, vtrace
+from raynforce.experience.counts import Receipt
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import Steps, discounted, final_values, gae, vtrace
-from raynforce.experience.record import Receipt
 from raynforce.experience.replay import Replay
 from raynforce.experiment import resolve
 from raynforce.policies.acting import PolicyVersion

@@ -19,9 +19,9 @@ from raynforce.algos.ppo import PPO
 from raynforce.config import Config
 from raynforce.envs.vector import EnvArgs, probe
 from raynforce.errors import EnvError, RaynforceError
+from raynforce.experience.advantages import final_values
+from raynforce.experience.counts import Receipt
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import final_values
-from raynforce.experience.record import Receipt
 from raynforce.experiment import resolve
 from raynforce.policies.acting import PolicyVersion
 from raynforce.protocol.channel import connect

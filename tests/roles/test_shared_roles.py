@@ -13,8 +13,7 @@ from raynforce.algos import algorithm_class
 from raynforce.algos.off_policy import OffPolicy
 from raynforce.config import Config
 from raynforce.envs.vector import EnvArgs, probe
-from raynforce.experience.counts import RECENT, Counts
-from raynforce.experience.record import Record
+from raynforce.experience.counts import RECENT, Counts, Record
 from raynforce.experiment import resolve
 from raynforce.policies.normalizer import RunningStats
 from raynforce.roles.adam import Adam

@@ -12,10 +12,10 @@ import numpy as np
 from pools import Witness
 from stages import STEPS, FakeSampler, blank, role
 
+from raynforce.experience.counts import Record
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.ledger import Ledger
 from raynforce.experience.limiter import Limiter
-from raynforce.experience.record import Record
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.base import Handle, Runtime
 from raynforce.runtimes.member import Member, Rules

@@ -12,9 +12,9 @@ import numpy as np
 from pools import Witness
 
 from raynforce.errors import EnvError
+from raynforce.experience.counts import Receipt
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.ledger import Ledger
-from raynforce.experience.record import Receipt
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.base import Handle, Pending, Runtime
 from raynforce.runtimes.member import Member, Rules

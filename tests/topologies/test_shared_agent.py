@@ -13,8 +13,8 @@ import pytest
 from pools import Witness, kill
 from stages import role
 
+from raynforce.experience.counts import Receipt, Record
 from raynforce.experience.ledger import Ledger
-from raynforce.experience.record import Receipt, Record
 from raynforce.roles.learned import Contribution, Learned
 from raynforce.runtimes.base import Runtime
 from raynforce.runtimes.inline import InlineRuntime

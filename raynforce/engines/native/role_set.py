@@ -8,8 +8,8 @@ from typing import Any
 
 from raynforce.engines.base import Supervisor
 from raynforce.engines.native.takeover import Takeover
+from raynforce.experience.counts import Receipt
 from raynforce.experience.ledger import Ledger
-from raynforce.experience.record import Receipt
 from raynforce.runtimes.base import Handle, RoleDied
 from raynforce.runtimes.member import Fault, Job, Member
 from raynforce.runtimes.placing import memory_limit
