@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from raynforce.envs.faults import EnvFault
+from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import close_env, make_described
 from raynforce.errors import CheckpointError, EnvError, UsageError
 from raynforce.infos import NOTHING, Info
@@ -152,11 +153,16 @@ def make_vector(
     from raynforce.envs.local import LocalVector
     from raynforce.envs.native import NativeVector, registered_vector
     from raynforce.envs.parallel import ParallelVector
+    from raynforce.envs.simulators import Simulators, SimulatorVector
 
     if num_envs < 1:
         raise UsageError(f"num_envs is {num_envs}; it must be 1 or more")
     if seed < 0:
         raise UsageError(f"seed is {seed}; it must be 0 or more")
+    if is_simulator(env):
+        return SimulatorVector(
+            Simulators(env, env_args, num_envs, seed=seed, sampler=sampler, hang_seconds=hang_seconds)
+        )
     record = record and exact_resume
     if parallel != "no":
         how: dict[str, Any] = {"parallel": parallel, "record": record, "hang_seconds": hang_seconds}
