@@ -278,7 +278,9 @@ class Simulators:
 
     def _start(self) -> None:
         step_ms = min(_DAY, 1000 * self.hang_seconds)
-        deadlines = Deadlines(step_ms=int(step_ms), reset_ms=int(1000 * self._start_seconds))
+        # Neither side asks whether the other is there: a process that ends hangs up, and a trainer may be busy for long.
+        patient = {"ping_ms": _DAY, "silence_ms": _DAY}
+        deadlines = Deadlines(step_ms=int(step_ms), reset_ms=int(1000 * self._start_seconds), **patient)
         offer = Offer(autoreset=("same_step",), capabilities=("timing", "info"), deadlines=deadlines, config=self._args)
         self._simulator = Simulator(self._env, self.count, offer, self._start_seconds)
         self._link = None
