@@ -10,7 +10,7 @@
 // Then: raynforce train ppo ./pendulum --envs 64
 //
 // The wire is docs/protocol.md. From top to bottom: values (JSON, spaces, observations), the host's session without I/O, sockets, `Server`
-// for engines that own their loop, `serve` for those that do not.
+// for engines that own their loop, `serve` for those that do not; between them `Policy`, which acts without Python.
 #pragma once
 
 #include <arpa/inet.h>
@@ -79,8 +79,8 @@ class Json {
     for (auto& [key, value] : fields) json.set(key, std::move(value));
     return json;
   }
-  /// Reads a text of at most `depth` levels; throws `Error`.
-  static Json parse(std::string_view text, int depth = 16);
+  /// Reads a text of at most `depth` levels; throws `Error`. Files of Python may have `Infinity`, messages may not.
+  static Json parse(std::string_view text, int depth = 16, bool infinity = false);
 
   Type type() const { return type_; }
   bool is_null() const { return type_ == Type::null; }
@@ -127,7 +127,7 @@ namespace detail {
 
 class JsonReader {
  public:
-  JsonReader(std::string_view text, int depth) : text_(text), depth_(depth) {}
+  JsonReader(std::string_view text, int depth, bool infinity) : text_(text), depth_(depth), infinity_(infinity) {}
 
   Json read() {
     Json json = value(0);
@@ -163,6 +163,8 @@ class JsonReader {
     if (word("true")) return Json(true);
     if (word("false")) return Json(false);
     if (word("null")) return Json();
+    if (infinity_ && word("Infinity")) return Json(std::numeric_limits<double>::infinity());
+    if (infinity_ && word("-Infinity")) return Json(-std::numeric_limits<double>::infinity());
     return number();
   }
   Json object(int level) {
@@ -275,6 +277,7 @@ class JsonReader {
   std::string_view text_;
   std::size_t at_ = 0;
   int depth_;
+  bool infinity_;
 };
 
 inline void quote(std::string& out, const std::string& text) {
@@ -327,7 +330,7 @@ inline void write(std::string& out, const Json& json) {
 
 }  // namespace detail
 
-inline Json Json::parse(std::string_view text, int depth) { return detail::JsonReader(text, depth).read(); }
+inline Json Json::parse(std::string_view text, int depth, bool infinity) { return detail::JsonReader(text, depth, infinity).read(); }
 inline std::string Json::dump() const {
   std::string out;
   detail::write(out, *this);
@@ -1261,6 +1264,467 @@ inline void prepare(int fd) {
 }
 
 }  // namespace detail
+
+// -- a trained policy ---------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+inline std::string read_file(const std::string& path) {
+  std::FILE* file = std::fopen(path.c_str(), "rb");
+  if (file == nullptr) throw Error(why("cannot read " + path));
+  std::string data;
+  char chunk[1 << 16];
+  for (std::size_t bytes; (bytes = std::fread(chunk, 1, sizeof chunk, file)) > 0;) data.append(chunk, bytes);
+  const bool failed = std::ferror(file) != 0;
+  std::fclose(file);
+  if (failed) throw Error("cannot read " + path);
+  return data;
+}
+
+using Shape = std::vector<std::size_t>;
+
+inline std::size_t product(const Shape& shape) {
+  std::size_t found = 1;
+  for (const std::size_t size : shape) found *= size;
+  return found;
+}
+
+inline std::size_t whole(const Json& json, const char* what) {
+  const double found = json.number(-1);
+  if (!(found >= 0 && found <= 1e9) || found != std::floor(found)) throw Error(std::string("not a policy of a known format: ") + what);
+  return static_cast<std::size_t>(found);
+}
+
+inline Shape shape_of(const Json& json) {
+  Shape shape;
+  for (const Json& size : json.items()) shape.push_back(whole(size, "shape"));
+  return shape;
+}
+
+inline Leaf leaf_of(const Json& json) {
+  Leaf leaf;
+  leaf.kind = json["kind"].text(), leaf.path = json["path"].text("action"), leaf.shape = shape_of(json["shape"]);
+  const std::string& name = json["dtype"].text();
+  const auto* found = std::find_if(std::begin(dtypes), std::end(dtypes), [&](const DTypeFacts& one) { return name == one.name; });
+  if (found == std::end(dtypes)) throw Error("the policy has numbers of type " + name + ", which this header does not know");
+  leaf.dtype = static_cast<DType>(found - std::begin(dtypes));
+  for (const Json& size : json["sizes"].items()) leaf.sizes.push_back(static_cast<std::int64_t>(size.number()));
+  for (const Json& start : json["start"].items()) leaf.start.push_back(static_cast<std::int64_t>(start.number()));
+  for (const Json& low : json["low"].items()) leaf.low.push_back(low.number(-std::numeric_limits<double>::infinity()));
+  for (const Json& high : json["high"].items()) leaf.high.push_back(high.number(std::numeric_limits<double>::infinity()));
+  if (json["stack"].type() == Json::Type::number) leaf.stack = whole(json["stack"], "stack");
+  return leaf;
+}
+
+/// An element of any of the wire's types, as a number.
+inline double element(DType dtype, const std::uint8_t* data, std::size_t i) {
+  const auto read = [&](auto zero) {
+    std::memcpy(&zero, data + i * sizeof zero, sizeof zero);
+    return static_cast<double>(zero);
+  };
+  switch (dtype) {
+    case DType::u8: return read(std::uint8_t{});
+    case DType::i8: return read(std::int8_t{});
+    case DType::u16: return read(std::uint16_t{});
+    case DType::i16: return read(std::int16_t{});
+    case DType::u32: return read(std::uint32_t{});
+    case DType::i32: return read(std::int32_t{});
+    case DType::u64: return read(std::uint64_t{});
+    case DType::i64: return read(std::int64_t{});
+    case DType::f32: return read(float{});
+    default: return read(double{});
+  }
+}
+
+/// One leaf of an observation on its way into the network.
+struct NetInput {
+  std::string path, encoding;
+  Shape shape;
+  std::vector<std::int64_t> sizes, start;
+  std::size_t stack = 1, leaf = 0;
+  DType dtype = DType::f32;
+
+  std::size_t width() const {
+    std::size_t sum = 0;
+    for (const std::int64_t size : sizes) sum += static_cast<std::size_t>(size);
+    return encoding == "onehot" ? sum : product(shape);
+  }
+  bool channels_last() const {
+    if (shape.size() < 3 + (stack > 1 ? 1u : 0u)) return false;
+    const std::size_t first = shape[shape.size() - 3], middle = shape[shape.size() - 2], last = shape.back();
+    const auto usual = [](std::size_t n) { return n == 1 || n == 3 || n == 4; };
+    if ((first == middle) != (middle == last)) return first == middle;
+    if (usual(first) != usual(last)) return usual(last);
+    return last < first;
+  }
+  /// Channels, height, width.
+  Shape image() const {
+    Shape whole = shape.size() > 2 ? shape : Shape{1, shape.at(0), shape.at(1)};
+    std::size_t frames = 1;
+    for (std::size_t i = 0; i + 3 < whole.size(); ++i) frames *= whole[i];
+    const std::size_t a = whole[whole.size() - 3], b = whole[whole.size() - 2], c = whole.back();
+    return channels_last() ? Shape{frames * c, a, b} : Shape{frames * a, b, c};
+  }
+  void write_flat(const std::uint8_t* data, float* to) const {
+    const std::size_t count = product(shape);
+    if (encoding == "onehot") {
+      std::fill(to, to + width(), 0.0f);
+      std::size_t at = 0;
+      for (std::size_t i = 0; i < count; at += static_cast<std::size_t>(sizes[i++])) {
+        const auto choice = static_cast<std::int64_t>(element(dtype, data, i)) - (i < start.size() ? start[i] : 0);
+        if (choice < 0 || choice >= sizes[i]) throw Error("observation " + path + " is outside of its space");
+        to[at + static_cast<std::size_t>(choice)] = 1.0f;
+      }
+    } else if (dtype == DType::f32) {
+      std::memcpy(to, data, 4 * count);
+    } else {
+      const float scale = encoding == "image" ? 1.0f / 255 : 1.0f;
+      for (std::size_t i = 0; i < count; ++i) to[i] = static_cast<float>(element(dtype, data, i)) * scale;
+    }
+  }
+  void write_image(const std::uint8_t* data, float* to) const {
+    const Shape chw = image();
+    const std::size_t pixels = chw[1] * chw[2], channels = channels_last() ? shape.back() : 1, frames = chw[0] / channels;
+    const float scale = encoding == "image" ? 1.0f / 255 : 1.0f;
+    for (std::size_t frame = 0; frame < frames; ++frame)  // of one channel each, where channels are in front
+      for (std::size_t pixel = 0; pixel < pixels; ++pixel)
+        for (std::size_t channel = 0; channel < channels; ++channel)
+          to[(frame * channels + channel) * pixels + pixel] =
+              static_cast<float>(element(dtype, data, (frame * pixels + pixel) * channels + channel)) * scale;
+  }
+};
+
+struct NetLayer {
+  enum class Kind { linear, conv, layer_norm, tanh, relu, elu, silu } kind;
+  Shape in, out;
+  std::size_t kernel = 0, stride = 1, weight = 0, bias = 0;  // offsets into the flat vector
+};
+
+struct NetTower {
+  std::string name;
+  std::vector<std::string> sources;
+  std::vector<NetLayer> layers;
+  Shape out;
+};
+
+}  // namespace detail
+
+/// A trained policy that acts, as `raynforce.load` does: from the files of a checkpoint, without Python. Not to be shared by threads: copy it.
+class Policy {
+ public:
+  /// From a run directory (its best policy) or a checkpoint.
+  static Policy load(const std::string& path) {
+    std::string folder = path;
+    if (std::FILE* file = std::fopen((folder + "/policy.json").c_str(), "rb"); file != nullptr) std::fclose(file);
+    else folder += "/best";
+    const std::string text = detail::read_file(folder + "/policy.json"), data = detail::read_file(folder + "/policy.safetensors");
+    const Json manifest = Json::parse(detail::read_file(folder + "/manifest.json"));
+    for (const auto& [name, content] : {std::pair<std::string, const std::string&>{"policy.json", text}, {"policy.safetensors", data}})
+      if (const std::string& hash = manifest["files"][name]["sha256"].text(); hash != detail::hex(detail::sha256(content)))
+        throw Error(folder + "/" + name + " is damaged: its hash is not that of manifest.json");
+    const Json json = Json::parse(text, 32, true);
+    Policy policy(json["acting"]);
+    policy.set(data, json["version"]);
+    return policy;
+  }
+
+  /// From the `acting` part of policy.json; `set` gives it parameters.
+  explicit Policy(const Json& acting) {
+    if (acting.type() != Json::Type::object) throw Error("not a policy of a known format: acting is missing");
+    if (!acting["factory"].is_null()) throw Error("this policy is a torch module of the user's (" + acting["factory"].text() + "): only networks that the config describes can be read");
+    for (const Json& leaf : acting["env"]["obs"].items()) spaces_.obs.push_back(detail::leaf_of(leaf));
+    spaces_.action = detail::leaf_of(acting["env"]["action"]);
+    greedy_only_ = acting["exploration"].text() == "epsilon";
+    head_ = greedy_only_ ? acting["values"].text("q") : "policy";
+    build(acting["network"]);
+  }
+
+  const Spaces& spaces() const { return spaces_; }
+  std::uint64_t version() const { return version_; }
+
+  /// Take the parameters of a policy version: the bytes of its safetensors, and the `version` part of its JSON.
+  void set(const std::string& safetensors, const Json& version) {
+    if (safetensors.size() < 8) throw Error("policy.safetensors is too short");
+    std::uint64_t header = 0;
+    std::memcpy(&header, safetensors.data(), 8);
+    if (header > safetensors.size() - 8) throw Error("policy.safetensors is too short");
+    const Json table = Json::parse(std::string_view(safetensors).substr(8, header));
+    const auto array = [&](const char* name, std::size_t count) {
+      const Json& entry = table[name];
+      const std::size_t begin = detail::whole(entry["data_offsets"][0], name), end = detail::whole(entry["data_offsets"][1], name);
+      if (entry["dtype"].text() != "F32" || end < begin || end - begin != 4 * count || end > safetensors.size() - 8 - header)
+        throw Error(std::string("policy.safetensors has no ") + name + " of " + std::to_string(count) + " numbers");
+      std::vector<float> found(count);
+      std::memcpy(found.data(), safetensors.data() + 8 + header + begin, 4 * count);
+      return found;
+    };
+    params_ = array("version/params", size_);
+    if (normalize_) shift_ = array("version/shift", width_), scale_ = array("version/scale", width_);
+    version_ = static_cast<std::uint64_t>(version["number"].number());
+    epsilon_ = version["schedules"]["epsilon"].number(0);
+  }
+
+  /// The network's output by which the policy acts: logits, means or action values.
+  const std::vector<float>& outputs(const std::vector<const void*>& obs) {
+    if (params_.empty()) throw Error("this policy has no parameters yet");
+    if (obs.size() != spaces_.obs.size()) throw Error("an observation has " + std::to_string(spaces_.obs.size()) + " leaves, not " + std::to_string(obs.size()));
+    values_.clear();
+    std::size_t at = 0;
+    if (width_ != 0) {
+      std::vector<float>& input = values_["input"];
+      input.resize(width_);
+      for (const detail::NetInput& one : flat_) one.write_flat(static_cast<const std::uint8_t*>(obs[one.leaf]), input.data() + at), at += one.width();
+      if (normalize_)
+        for (std::size_t i = 0; i < width_; ++i) input[i] = std::min(10.0f, std::max(-10.0f, (input[i] - shift_[i]) * scale_[i]));
+    }
+    for (const detail::NetInput& one : images_) {
+      std::vector<float>& pixels = values_[one.path];
+      pixels.resize(detail::product(one.shape));
+      one.write_image(static_cast<const std::uint8_t*>(obs[one.leaf]), pixels.data());
+    }
+    for (const detail::NetTower& tower : towers_) run(tower);
+    return values_.at(head_);
+  }
+
+  /// Chooses for one observation, given as a pointer for each leaf in the order of `spaces().obs`, and writes the action
+  /// that the environment takes. The best one, or with a random generator one as in training.
+  template <class Random = std::nullptr_t>
+  void act(const std::vector<const void*>& obs, void* action, Random&& random = nullptr) {
+    const std::vector<float>& out = outputs(obs);
+    const Leaf& leaf = spaces_.action;
+    const std::size_t count = leaf.elements();
+    if (leaf.kind == "box") {
+      for (std::size_t i = 0; i < count; ++i) {
+        double value = out[i];
+        if constexpr (!std::is_same_v<std::decay_t<Random>, std::nullptr_t>) value += std::exp(params_[log_std_ + i]) * normal(random);
+        static_cast<float*>(action)[i] = bounded(i, value);
+      }
+      return;
+    }
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto choices = static_cast<std::size_t>(leaf.sizes[i]);
+      std::size_t best = 0;
+      double highest = -std::numeric_limits<double>::infinity();
+      for (std::size_t choice = 0; choice < choices; ++choice) {
+        double value = out[at + choice];
+        if constexpr (!std::is_same_v<std::decay_t<Random>, std::nullptr_t>)
+          if (!greedy_only_) value -= std::log(-std::log(uniform(random)));  // Gumbel noise: the largest is a sample
+        if (value > highest) highest = value, best = choice;
+      }
+      if constexpr (!std::is_same_v<std::decay_t<Random>, std::nullptr_t>)
+        if (greedy_only_ && uniform(random) < epsilon_) best = std::min(choices - 1, static_cast<std::size_t>(uniform(random) * static_cast<double>(choices)));
+      static_cast<std::int64_t*>(action)[i] = static_cast<std::int64_t>(best) + (i < leaf.start.size() ? leaf.start[i] : 0);
+      at += choices;
+    }
+  }
+
+  /// The choice of a discrete action, for an observation that is one array.
+  std::int64_t choose(const void* obs) {
+    if (spaces_.action.kind != "discrete") throw Error("the action is no single choice: use act");
+    std::int64_t choice = 0;
+    act({obs}, &choice);
+    return choice;
+  }
+
+ private:
+  template <class Random>
+  static double uniform(Random& random) {  // between 0 and 1, neither of them
+    return (static_cast<double>(static_cast<std::uint64_t>(random()) >> 11 & ((1ull << 53) - 1)) + 0.5) * 0x1p-53;
+  }
+  template <class Random>
+  static double normal(Random& random) {
+    return std::sqrt(-2 * std::log(uniform(random))) * std::cos(6.283185307179586 * uniform(random));
+  }
+
+  float bounded(std::size_t i, double value) const {
+    const Leaf& leaf = spaces_.action;
+    const double low = i < leaf.low.size() ? leaf.low[i] : -INFINITY, high = i < leaf.high.size() ? leaf.high[i] : INFINITY;
+    const auto finite = [](const std::vector<double>& bounds) { return std::all_of(bounds.begin(), bounds.end(), [](double b) { return std::isfinite(b); }); };
+    if (!leaf.low.empty() && finite(leaf.low) && finite(leaf.high)) value = (high + low) / 2 + (high - low) / 2 * value;
+    return static_cast<float>(std::min(high, std::max(low, value)));
+  }
+
+  void build(const Json& network) {
+    using detail::NetLayer;
+    std::vector<detail::NetInput> inputs;
+    for (const Json& json : network["inputs"].items()) {
+      detail::NetInput input;
+      input.path = json["path"].text(), input.encoding = json["encoding"].text(), input.shape = detail::shape_of(json["shape"]);
+      const Leaf as_leaf = detail::leaf_of(Json::object({{"path", input.path}, {"kind", "box"}, {"dtype", "float32"}, {"shape", json["shape"]}, {"sizes", json["sizes"]}, {"start", json["start"]}}));
+      input.sizes = as_leaf.sizes, input.start = as_leaf.start;
+      if (json["stack"].type() == Json::Type::number) input.stack = detail::whole(json["stack"], "stack");
+      const auto leaf = std::find_if(spaces_.obs.begin(), spaces_.obs.end(), [&](const Leaf& one) { return one.path == input.path; });
+      if (leaf == spaces_.obs.end()) throw Error("the network reads " + input.path + ", which is no part of the observation");
+      input.leaf = static_cast<std::size_t>(leaf - spaces_.obs.begin()), input.dtype = leaf->dtype;
+      inputs.push_back(std::move(input));
+    }
+    bool convolves_input = false;
+    std::vector<std::string> read;
+    for (const Json& json : network["towers"].items()) {
+      detail::NetTower tower;
+      tower.name = json["name"].text();
+      if (json["source"].type() == Json::Type::text) tower.sources = {json["source"].text()};
+      for (const Json& source : json["source"].items()) tower.sources.push_back(source.text());
+      for (const Json& layer : json["layers"].items())
+        convolves_input = convolves_input || (layer["type"].text() == "Conv" && tower.sources == std::vector<std::string>{"input"});
+      towers_.push_back(std::move(tower));
+    }
+    for (detail::NetTower& tower : towers_)
+      for (std::string& source : tower.sources) {
+        if (convolves_input && source == "input") source = inputs.at(0).path;
+        read.push_back(source);
+      }
+    std::map<std::string, detail::Shape> shapes;
+    for (const detail::NetInput& input : inputs) {
+      if (std::find(read.begin(), read.end(), input.path) != read.end()) {
+        images_.push_back(input);
+        shapes[input.path] = input.image();
+      } else {
+        flat_.push_back(input);
+        width_ += input.width();
+      }
+    }
+    if (width_ != 0) shapes["input"] = {width_};
+    normalize_ = network["normalize"].boolean() && width_ != 0;
+    for (std::size_t t = 0; t < towers_.size(); ++t) add_layers(towers_[t], network["towers"][t]["layers"], shapes);
+    for (const Json& free : network["free"].items()) {
+      if (free["name"].text() == "log_std") log_std_ = size_;
+      size_ += detail::whole(free["size"], "size");
+    }
+    if (shapes.find(head_) == shapes.end()) throw Error("the network has no output " + head_);
+    std::size_t wanted = 0;
+    if (spaces_.action.kind == "box") wanted = spaces_.action.elements();
+    for (const std::int64_t size : spaces_.action.sizes) wanted += static_cast<std::size_t>(size);
+    if (detail::product(shapes[head_]) != wanted) throw Error("the network's output does not fit the action");
+    prune();
+  }
+
+  void add_layers(detail::NetTower& tower, const Json& layers, std::map<std::string, detail::Shape>& shapes) {
+    using detail::NetLayer;
+    detail::Shape shape;
+    std::size_t joined = 0;
+    for (const std::string& source : tower.sources) {
+      const auto found = shapes.find(source);
+      if (found == shapes.end()) throw Error("tower " + tower.name + " reads " + source + ", which this header cannot give it");
+      shape = found->second, joined += detail::product(shape);
+    }
+    if (tower.sources.size() > 1) shape = {joined};
+    for (const Json& json : layers.items()) {
+      const std::string& type = json["type"].text();
+      NetLayer layer{};
+      layer.in = shape;
+      if (type == "Linear") {
+        layer.kind = NetLayer::Kind::linear;
+        layer.in = {detail::product(shape)}, layer.out = {detail::whole(json["size"], "size")};
+        layer.weight = size_, layer.bias = size_ + layer.in[0] * layer.out[0], size_ = layer.bias + layer.out[0];
+      } else if (type == "Conv") {
+        layer.kind = NetLayer::Kind::conv;
+        layer.kernel = detail::whole(json["kernel"], "kernel"), layer.stride = detail::whole(json["stride"], "stride");
+        const std::size_t channels = detail::whole(json["channels"], "channels");
+        if (shape.size() != 3 || layer.kernel == 0 || layer.stride == 0 || shape[1] < layer.kernel || shape[2] < layer.kernel) throw Error("a convolution of tower " + tower.name + " does not fit");
+        layer.out = {channels, (shape[1] - layer.kernel) / layer.stride + 1, (shape[2] - layer.kernel) / layer.stride + 1};
+        layer.weight = size_, layer.bias = size_ + channels * shape[0] * layer.kernel * layer.kernel, size_ = layer.bias + channels;
+      } else if (type == "LayerNorm") {
+        layer.kind = NetLayer::Kind::layer_norm;
+        layer.out = shape, layer.weight = size_, layer.bias = size_ + detail::product(shape), size_ = layer.bias + detail::product(shape);
+      } else if (type == "Activation") {
+        static const std::map<std::string, NetLayer::Kind> kinds = {
+            {"tanh", NetLayer::Kind::tanh}, {"relu", NetLayer::Kind::relu}, {"elu", NetLayer::Kind::elu}, {"silu", NetLayer::Kind::silu}};
+        const auto kind = kinds.find(json["name"].text());
+        if (kind == kinds.end()) throw Error("the network has an activation " + json["name"].text() + ", which this header does not know");
+        layer.kind = kind->second, layer.out = shape;
+      } else {
+        throw Error("the network has a layer " + type + ", which this header does not know");
+      }
+      shape = layer.out;
+      tower.layers.push_back(std::move(layer));
+    }
+    tower.out = shape, shapes[tower.name] = shape;
+  }
+
+  /// Towers that the action does not depend on are not computed.
+  void prune() {
+    std::vector<std::string> needed = {head_};
+    std::vector<detail::NetTower> kept;
+    for (std::size_t t = towers_.size(); t-- > 0;)
+      if (std::find(needed.begin(), needed.end(), towers_[t].name) != needed.end()) {
+        needed.insert(needed.end(), towers_[t].sources.begin(), towers_[t].sources.end());
+        kept.insert(kept.begin(), towers_[t]);
+      }
+    towers_ = std::move(kept);
+  }
+
+  void run(const detail::NetTower& tower) {
+    std::vector<float> now;
+    for (const std::string& source : tower.sources) {
+      const std::vector<float>& part = values_.at(source);
+      now.insert(now.end(), part.begin(), part.end());
+    }
+    for (const detail::NetLayer& layer : tower.layers) now = apply(layer, std::move(now));
+    values_[tower.name] = std::move(now);
+  }
+
+  std::vector<float> apply(const detail::NetLayer& layer, std::vector<float> x) const {
+    using Kind = detail::NetLayer::Kind;
+    switch (layer.kind) {
+      case Kind::tanh: for (float& v : x) v = std::tanh(v); return x;
+      case Kind::relu: for (float& v : x) v = std::max(v, 0.0f); return x;
+      case Kind::elu: for (float& v : x) v = v > 0 ? v : std::expm1(v); return x;
+      case Kind::silu: for (float& v : x) v = v / 2 * (std::tanh(v / 2) + 1); return x;
+      case Kind::layer_norm: {
+        double mean = 0, variance = 0;
+        for (const float v : x) mean += v;
+        mean /= static_cast<double>(x.size());
+        for (const float v : x) variance += (v - mean) * (v - mean);
+        const double scale = 1 / std::sqrt(variance / static_cast<double>(x.size()) + 1e-5);
+        for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>((x[i] - mean) * scale) * params_[layer.weight + i] + params_[layer.bias + i];
+        return x;
+      }
+      case Kind::linear: {
+        const std::size_t size = layer.out[0];
+        std::vector<float> y(params_.begin() + static_cast<std::ptrdiff_t>(layer.bias), params_.begin() + static_cast<std::ptrdiff_t>(layer.bias + size));
+        const float* weight = params_.data() + layer.weight;
+        for (std::size_t i = 0; i < x.size(); ++i, weight += size) {
+          const float v = x[i];
+          if (v == 0) continue;
+          for (std::size_t o = 0; o < size; ++o) y[o] += v * weight[o];
+        }
+        return y;
+      }
+      default: return convolve(layer, x);
+    }
+  }
+
+  std::vector<float> convolve(const detail::NetLayer& layer, const std::vector<float>& x) const {
+    const std::size_t channels = layer.in[0], width = layer.in[2], k = layer.kernel, rows = layer.out[1], columns = layer.out[2];
+    std::vector<float> y(detail::product(layer.out));
+    for (std::size_t o = 0; o < layer.out[0]; ++o) {
+      float* to = y.data() + o * rows * columns;
+      std::fill(to, to + rows * columns, params_[layer.bias + o]);
+      for (std::size_t c = 0; c < channels; ++c)
+        for (std::size_t i = 0; i < k; ++i)
+          for (std::size_t j = 0; j < k; ++j) {
+            const float weight = params_[layer.weight + ((o * channels + c) * k + i) * k + j];
+            const float* from = x.data() + c * layer.in[1] * width + i * width + j;
+            for (std::size_t row = 0; row < rows; ++row)
+              for (std::size_t column = 0; column < columns; ++column) to[row * columns + column] += weight * from[(row * width + column) * layer.stride];
+          }
+    }
+    return y;
+  }
+
+  Spaces spaces_;
+  std::string head_;
+  bool greedy_only_ = false, normalize_ = false;
+  std::vector<detail::NetInput> images_, flat_;
+  std::vector<detail::NetTower> towers_;
+  std::size_t size_ = 0, width_ = 0, log_std_ = 0;
+  std::vector<float> params_, shift_, scale_;
+  std::map<std::string, std::vector<float>> values_;
+  std::uint64_t version_ = 0;
+  double epsilon_ = 0;
+};
 
 // -- engines that own their loop ----------------------------------------------------------------------------------------
 
