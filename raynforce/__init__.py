@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from raynforce.driver.status import Callback as Callback
     from raynforce.driver.status import Result as Result
     from raynforce.driver.status import Status as Status
+    from raynforce.envs.simulators import simulator as simulator
     from raynforce.envs.snapshots import Snapshot as Snapshot
     from raynforce.envs.snapshots import register_snapshot as register_snapshot
     from raynforce.errors import RaynforceError as RaynforceError
@@ -48,6 +49,7 @@ _HOMES = {
     "raynforce.api": ("Evaluated", "Interrupted", "Run", "evaluate", "resume", "train"),
     "raynforce.seeds": ("InterruptedSeeds", "Seeds", "train_seeds"),
     "raynforce.config": ("AlgorithmConfig", "Config"),
+    "raynforce.envs.simulators": ("simulator",),
     "raynforce.envs.snapshots": ("Snapshot", "register_snapshot"),
     "raynforce.errors": ("RaynforceError", "UsageError"),
     "raynforce.experience.replay_spec": ("ReplaySpec",),

@@ -11,10 +11,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 
 from raynforce.envs.faults import EnvFault, count_break
 from raynforce.envs.lanes import Broken, Lanes
-from raynforce.envs.launching import Simulator, is_simulator
+from raynforce.envs.launching import PREFIX, Simulator, is_simulator
+from raynforce.envs.make import locate
 from raynforce.envs.parallel import ParallelVector
 from raynforce.envs.rows import Rows
 from raynforce.envs.vector import EnvArgs, derive_seed, first_of_attempt
@@ -135,6 +137,17 @@ class Simulators:
         """Until there is something to `collect`, or to look after."""
         most = min(LOOK, self.hang_seconds / 4) if self._link is not None else 0.05
         self._poll.poll(most if seconds is None else max(0.0, min(seconds, most)))
+
+    def step_all(self, actions: np.ndarray) -> list[Broken]:
+        """Step all lanes and wait for them; those that broke."""
+        self.step(np.arange(self.count), actions)
+        left, broken = self.count, []
+        while left:
+            self.wait()
+            done, lost = self.collect()
+            broken += lost
+            left -= len(done) + len(lost)
+        return broken
 
     def busy_since(self) -> np.ndarray:
         """When each lane was asked to step, `[N]` in monotonic seconds; infinite where it is idle."""
@@ -278,7 +291,7 @@ class Simulators:
 
     def _start(self) -> None:
         step_ms = min(_DAY, 1000 * self.hang_seconds)
-        # Neither side asks whether the other is there: a process that ends hangs up, and a trainer may be busy for long.
+        # Neither side sends PING: a process that ends hangs up, and a trainer may be busy elsewhere for long.
         patient = {"ping_ms": _DAY, "silence_ms": _DAY}
         deadlines = Deadlines(step_ms=int(step_ms), reset_ms=int(1000 * self._start_seconds), **patient)
         offer = Offer(autoreset=("same_step",), capabilities=("timing", "info"), deadlines=deadlines, config=self._args)
@@ -364,14 +377,9 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         lanes, spec = self._lanes, self._lanes.spec.action
-        lanes.step(np.zeros(1, np.int64), np.asarray(action, spec.dtype).reshape(1, *spec.shape))
-        while True:
-            lanes.wait()
-            done, broken = lanes.collect()
-            if broken:
-                raise EnvError(broken[0].text)
-            if len(done):
-                break
+        broken = lanes.step_all(np.asarray(action, spec.dtype).reshape(1, *spec.shape))
+        if broken:
+            raise EnvError(broken[0].text)
         terminated, truncated = bool(lanes.terminated[0]), bool(lanes.truncated[0])
         seen = self._seen(lanes.final if terminated or truncated else lanes.obs)
         return seen, float(lanes.reward[0]), terminated, truncated, dict(lanes.take_info().get(0, {}))
@@ -380,31 +388,82 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         self._lanes.close()
 
     def _seen(self, rows: Mapping[str, np.ndarray]) -> Any:
-        leaves = self._lanes.spec.obs
-        if leaves[0].path == "obs":
-            return rows["obs"][0].copy()
-        whole: dict[str, Any] = {}
-        for leaf in leaves:
-            *folders, name = leaf.path.split("/")[1:]
-            place = whole
-            for folder in folders:
-                place = place.setdefault(folder, {})
-            place[name] = rows[leaf.path][0].copy()
-        return whole
+        return nested({path: column[0].copy() for path, column in rows.items()})
+
+
+class SimulatorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """The envs of a simulator process as gymnasium's vector environment, which resets an episode in its last step.
+
+    An env that breaks is truncated, with `infos["broken"]` its cause, and begins a new episode.
+    """
+
+    metadata: dict[str, Any] = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, command: str, envs: int, **config: Any) -> None:
+        self._lanes = Simulators(command, config, envs, seed=0)
+        self.num_envs = envs
+        self.single_observation_space, self.single_action_space = gym_spaces(self._lanes.spec)
+        self.observation_space = batch_space(self.single_observation_space, envs)
+        self.action_space = batch_space(self.single_action_space, envs)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._lanes.reset(seed[0] if isinstance(seed, list) else seed)
+        return self._seen(self._lanes.obs), {}
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        lanes, spec = self._lanes, self._lanes.spec.action
+        broken = lanes.step_all(np.asarray(actions, spec.dtype).reshape(self.num_envs, *spec.shape))
+        terminated, truncated = lanes.terminated.copy(), lanes.truncated.copy()
+        ended = terminated | truncated
+        infos: dict[str, Any] = {}
+        if ended.any():
+            infos = {"final_obs": self._seen(lanes.final), "_final_obs": ended}
+            for lane, told in lanes.take_info().items():
+                for name, number in told.items():
+                    infos.setdefault(name, np.zeros(self.num_envs))[lane] = number
+                    infos.setdefault(f"_{name}", np.zeros(self.num_envs, np.bool_))[lane] = True
+        for one in broken:
+            truncated[one.lane] = True
+            infos.setdefault("broken", np.full(self.num_envs, None, object))[one.lane] = one.text
+        return self._seen(lanes.obs), lanes.reward.astype(np.float64), terminated, truncated, infos
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self._lanes.close()
+
+    def _seen(self, rows: Mapping[str, np.ndarray]) -> Any:
+        return nested({path: column.copy() for path, column in rows.items()})
+
+
+def simulator(
+    command: str, envs: int | None = None, **config: Any
+) -> gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]:
+    """A simulator as an environment of gymnasium, or as a vector environment of `envs`, for any library.
+
+    `command` starts it, such as `./my_sim --track oval`; `config` are its settings.
+    """
+    command = command if is_simulator(command) else f"{PREFIX}{command}"
+    locate(command)
+    return SimulatorEnv(command, **config) if envs is None else SimulatorVectorEnv(command, envs, **config)
+
+
+def nested(leaves: Mapping[str, Any]) -> Any:
+    """Values by path as the observation they are of: one alone, or a dictionary, which may have others in it."""
+    if "obs" in leaves:
+        return leaves["obs"]
+    whole: dict[str, Any] = {}
+    for path, value in leaves.items():
+        *folders, name = path.split("/")[1:]
+        place = whole
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[name] = value
+    return whole
 
 
 def gym_spaces(spec: EnvSpec) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     """What a simulator declares, as gymnasium's spaces."""
-    if spec.obs[0].path == "obs":
-        return _space(spec.obs[0]), _space(spec.action)
-    whole: dict[str, Any] = {}
-    for leaf in spec.obs:
-        *folders, name = leaf.path.split("/")[1:]
-        place = whole
-        for folder in folders:
-            place = place.setdefault(folder, {})
-        place[name] = _space(leaf)
-    return _dictionary(whole), _space(spec.action)
+    seen = nested({leaf.path: _space(leaf) for leaf in spec.obs})
+    return _dictionary(seen) if isinstance(seen, dict) else seen, _space(spec.action)
 
 
 def _dictionary(entries: Mapping[str, Any]) -> spaces.Dict:

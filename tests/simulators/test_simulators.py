@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +252,151 @@ def test_one_that_is_killed_costs_nothing_but_episodes(odd: str, tmp_path: Path)
     assert run.result.steps >= 1000
     assert run.result.env_restarts > 5
     assert run.result.lost_steps == 0
+
+
+# -- other ways to be a simulator -------------------------------------------------------------------------
+
+
+def test_threads_step_side_by_side_to_the_same_results(odd: str, vectors: list[SimulatorVector]) -> None:
+    def seen(command: str) -> list[np.ndarray]:
+        envs = vector(vectors, command, 5, length=3)
+        envs.reset()
+        return [envs.step(still(5)).obs["obs/camera"] for _ in range(20)]
+
+    np.testing.assert_array_equal(seen(odd), seen(f"{odd} --threads 3"))
+
+
+def test_an_engine_may_own_its_loop(compiled: Callable[[str], str]) -> None:
+    env = raynforce.simulator(compiled("tests/simulators/own_loop.cpp"), envs=3)
+    assert isinstance(env, gymnasium.vector.VectorEnv)
+    try:
+        first, _ = env.reset(seed=4)
+        again, _ = env.reset(seed=4)
+        np.testing.assert_array_equal(first, again)
+        for step in range(1, 5):
+            obs, reward, terminated, truncated, infos = env.step(np.array([0, 1, 2]))
+            assert reward.tolist() == [1, 1, 1]
+            assert not terminated.any()
+            assert truncated.all() == (step == 4)
+        np.testing.assert_array_equal(infos["final_obs"], first + 4 * np.array([[0], [1], [2]]))
+        assert infos["_final_obs"].all()
+        assert (obs != infos["final_obs"]).any()
+    finally:
+        env.close()
+
+
+def test_other_libraries_see_an_ordinary_env(odd: str) -> None:
+    env = raynforce.simulator(odd, length=3)
+    assert isinstance(env, gymnasium.Env)
+    try:
+        assert env.observation_space["gear"] == gymnasium.spaces.Discrete(6, start=-1)
+        obs, _ = env.reset(seed=1)
+        assert env.observation_space.contains(obs)
+        for _ in range(3):
+            obs, _, terminated, truncated, info = env.step(env.action_space.sample())
+            assert env.observation_space.contains(obs)
+        assert terminated != truncated
+        assert info == {"laps": 2.5, "is_success": 1.0}
+        assert obs["speed"][0] == 3
+    finally:
+        env.close()
+
+
+ODD_IN_PYTHON = """
+import sys, time
+sys.path.insert(0, {sdk!r})
+import numpy as np
+import raynforce_sim as sim
+
+class Odd:
+    observation_space = {{"eye": sim.box((2, 2), "uint8"), "place": {{"x": sim.box((1,))}}}}
+    action_space = sim.multidiscrete([2, 3])
+
+    def __init__(self, fault="", at=5):
+        self.fault, self.at = fault, at
+
+    def reset(self, seed):
+        self.seed, self.steps = seed, 0
+        return self.seen()
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.at and self.fault == "raise":
+            raise ValueError("motor jammed")
+        if self.steps == self.at and self.fault == "exit":
+            print("out of fuel", file=sys.stderr)
+            sys.exit(7)
+        return self.seen(), float(action.sum()), self.steps == 20, False, {{"laps": 2.5, "name": "x"}}
+
+    def seen(self):
+        return {{"eye": np.full((2, 2), self.seed % 256), "place": {{"x": [self.steps]}}}}
+
+sim.serve(Odd)
+"""
+
+
+@pytest.mark.parametrize("fault", ["", "raise", "exit"])
+def test_a_simulator_in_another_python(tmp_path: Path, fault: str) -> None:
+    script = tmp_path / "odd_sim.py"
+    script.write_text(ODD_IN_PYTHON.format(sdk=str(Path(__file__).parents[2] / "sdk" / "python")))
+    envs = make_vector(f"sim:{sys.executable} {script}", {"fault": fault, "at": 15}, 2, seed=1)
+    try:
+        assert [leaf.path for leaf in envs.spec.obs] == ["obs/eye", "obs/place/x"]
+        first = envs.reset()["obs/eye"]
+        assert (first[0] != first[1]).any()
+        for step in range(1, 15):
+            found = envs.step(np.array([[0, 1], [1, 2]]))
+            assert found.reward.tolist() == [1, 3]
+            assert found.obs["obs/place/x"].tolist() == [[step]] * 2
+        found = envs.step(np.array([[0, 1], [1, 2]]))
+        faults = envs.take_faults()
+        if not fault:
+            assert found.valid.all()
+            assert not faults
+            for _ in range(5):
+                found = envs.step(np.array([[0, 1], [1, 2]]))
+            assert found.terminated.all()
+            assert found.info == {0: {"laps": 2.5}, 1: {"laps": 2.5}}
+            assert (found.obs["obs/eye"] != first).any()
+        else:
+            assert found.cut.tolist() == [0, 1]
+            assert {"raise": "ValueError: motor jammed", "exit": "code 7; it said: out of fuel"}[fault] in faults[
+                0
+            ].cause
+    finally:
+        envs.close()
+
+
+# -- the header -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("messages", [3000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_no_message_harms_it(compiled: Callable[..., str], messages: int) -> None:
+    sanitized = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    program = compiled("tests/simulators/fuzz.cpp", *sanitized)
+    done = subprocess.run([program, str(messages)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_its_cmake_package_is_found(tmp_path: Path, compiled: Callable[[str], str]) -> None:
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        pytest.skip("there is no cmake (Debian: apt install cmake)")
+    root = Path(__file__).parents[2]
+
+    def run(*words: object) -> None:
+        done = subprocess.run([cmake, *map(str, words)], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run("-S", root / "sdk" / "cpp", "-B", "sdk", f"-DCMAKE_INSTALL_PREFIX={tmp_path / 'installed'}")
+    run("--install", "sdk")
+    (tmp_path / "main.cpp").write_text(
+        "#include <raynforce.hpp>\nint main() { return raynforce::version[0] != '0'; }\n"
+    )
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\nproject(mine CXX)\nfind_package(raynforce 0.1 REQUIRED)\n"
+        "add_executable(mine main.cpp)\ntarget_link_libraries(mine raynforce::raynforce)\n"
+    )
+    run("-S", ".", "-B", "build", f"-DCMAKE_PREFIX_PATH={tmp_path / 'installed'}")
+    run("--build", "build")
+    subprocess.run([tmp_path / "build" / "mine"], check=True)
