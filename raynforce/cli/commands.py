@@ -336,6 +336,7 @@ def _is_algorithm(text: str) -> bool:
 
 def _as_run(text: str) -> RunDirectory | None:
     """The run that a path stands for; None if it is the name of an environment."""
+    from raynforce.envs.launching import is_simulator
     from raynforce.runs.directory import RunDirectory
     from raynforce.runs.mirrored import open_run
     from raynforce.runs.store import is_url
@@ -345,6 +346,9 @@ def _as_run(text: str) -> RunDirectory | None:
     path = Path(text)
     if path.is_dir() and (path / "config.yaml").is_file():
         return RunDirectory(path)
+    program = Path(text.split()[0]) if text.split() else path
+    if is_simulator(text) and program.is_file():
+        return None
     typed_as_path = text.startswith(("/", "./", "../", "~")) or text in (".", "..")
     if ":" in text or not (typed_as_path or path.exists() or ("/" in text and path.parent.is_dir())):
         return None  # `ALE/Pong-v5` has a slash too
