@@ -19,7 +19,9 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -647,6 +649,7 @@ struct Identity {
   std::string name = "simulator", version = "0";
   std::string launch, token;  // of the trainer that started it: a nonce, and a key that never crosses the wire
   int host = -1;              // which of its simulators, if it said so
+  bool shares_memory = false; // whether the transport can pass a file descriptor: a Unix socket
 };
 
 /// How a session ended.
@@ -696,6 +699,8 @@ inline std::string one_line(std::string text, std::size_t most = 4000) {
   return text;
 }
 
+inline std::string why(const std::string& what) { return what + ": " + std::strerror(errno); }
+
 inline std::uint64_t mixed(std::uint64_t x) {  // splitmix64
   x += 0x9e3779b97f4a7c15;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
@@ -706,6 +711,12 @@ inline std::uint64_t mixed(std::uint64_t x) {  // splitmix64
 /// Takes bytes and gives bytes. Milliseconds of any clock that never goes back are `now`.
 class HostSession {
  public:
+  ~HostSession() {
+    if (memory_fd_ >= 0) ::close(memory_fd_);
+    if (memory_ != nullptr) ::munmap(memory_, memory_bytes_);
+  }
+  HostSession(const HostSession&) = delete;
+  HostSession& operator=(const HostSession&) = delete;
   HostSession(Spaces spaces, std::size_t envs, const Identity& who, std::int64_t now)
       : spaces_(std::move(spaces)), count_(envs), heard_(now), pinged_(now) {
     spaces_.check();
@@ -715,7 +726,7 @@ class HostSession {
                               {"pid", static_cast<double>(::getpid())},
                               {"spaces", spaces_.json()},
                               {"autoreset", std::vector<Json>{"same_step", "explicit"}},
-                              {"capabilities", std::vector<Json>{"episodes", "timing", "info"}}});
+                              {"capabilities", capabilities(who.shares_memory)}});
     if (who.host >= 0) meta.set("host", who.host);
     if (!who.launch.empty()) {
       meta.set("launch", who.launch);
@@ -745,7 +756,12 @@ class HostSession {
   }
   Obs obs(std::size_t env) const { return Obs(&spaces_.obs, rows_.data(), env); }
   bool times() const { return (flags_ & TIMING) != 0; }
-  bool has_ready() const { return !ready_.empty(); }
+
+  /// A file descriptor that came with the bytes that are fed next: the memory that observations are shared in. It is closed here.
+  void take_memory(int fd) {
+    if (memory_fd_ >= 0) ::close(memory_fd_);
+    memory_fd_ = fd;
+  }
 
   void feed(const std::uint8_t* data, std::size_t bytes, std::int64_t now, std::int64_t progress_ms) {
     if (over()) return;
@@ -785,7 +801,7 @@ class HostSession {
         if (same_step_) {
           for (std::size_t leaf = 0; leaf < spaces_.obs.size(); ++leaf) {
             const std::size_t bytes = spaces_.obs[leaf].bytes();
-            std::memcpy(finals_[leaf].data() + env * bytes, rows_[leaf] + env * bytes, bytes);
+            std::memcpy(finals_[leaf] + env * bytes, rows_[leaf] + env * bytes, bytes);
           }
           lane.resetting = lane.after_end = true;
           ask_reset(env);
@@ -946,6 +962,7 @@ class HostSession {
       if (capability.text() == "episodes") flags_ |= EPISODES;
       if (capability.text() == "timing") flags_ |= TIMING;
       if (capability.text() == "info") tells_info_ = true;
+      if (capability.text() == "memory") shares_ = true;
     }
     const Json& deadlines = meta["deadlines"];
     ping_ms_ = milliseconds(deadlines["ping_ms"], 1000), silence_ms_ = milliseconds(deadlines["silence_ms"], 10000);
@@ -956,13 +973,36 @@ class HostSession {
     lanes_.resize(count_);
     for (std::size_t env = 0; env < count_; ++env) std::memcpy(&lanes_[env].stream, body + 8 * env, 8);
     reward_.resize(count_), status_.resize(count_), seconds_.resize(count_), returns_.resize(count_), lengths_.resize(count_);
-    for (const Leaf& leaf : spaces_.obs) {
-      obs_.emplace_back(count_ * leaf.bytes());
-      finals_.emplace_back(same_step_ ? count_ * leaf.bytes() : 0);
-    }
-    for (auto& leaf : obs_) rows_.push_back(leaf.data());
+    lay_out();
     actions_.resize(count_ * spaces_.action.bytes());
     welcomed_ = true;
+  }
+
+  static std::vector<Json> capabilities(bool memory) {
+    std::vector<Json> names{"episodes", "timing", "info"};
+    if (memory) names.emplace_back("memory");
+    return names;
+  }
+
+  /// Where observations lie: one array for each leaf, then one for each leaf's last of an episode; each begins at a multiple of 64 bytes.
+  void lay_out() {
+    std::vector<std::size_t> offsets;
+    std::size_t bytes = 0;
+    for (int part = 0; part < (same_step_ ? 2 : 1); ++part)
+      for (const Leaf& leaf : spaces_.obs) offsets.push_back(bytes), bytes += (count_ * leaf.bytes() + 63) & ~std::size_t{63};
+    std::uint8_t* begin = nullptr;
+    if (shares_) {
+      struct stat found {};
+      if (memory_fd_ < 0 || ::fstat(memory_fd_, &found) != 0 || static_cast<std::size_t>(found.st_size) < bytes)
+        throw Violation("field", "shared memory was agreed upon, and did not come or is too small");
+      void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory_fd_, 0);
+      if (mapped == MAP_FAILED) throw Violation("field", why("the shared memory cannot be mapped"));
+      memory_ = mapped, memory_bytes_ = bytes, begin = static_cast<std::uint8_t*>(mapped);
+    } else {
+      storage_.resize(bytes);
+      begin = storage_.data();
+    }
+    for (std::size_t i = 0; i < offsets.size(); ++i) (i < spaces_.obs.size() ? rows_ : finals_).push_back(begin + offsets[i]);
   }
 
   static std::int64_t milliseconds(const Json& json, std::int64_t otherwise) {
@@ -1115,9 +1155,10 @@ class HostSession {
     header.envs = static_cast<std::uint32_t>(rows), header.ended = static_cast<std::uint32_t>(ends);
     std::size_t body = padded(4 * rows) + 8 * rows + padded(4 * rows) + padded(rows), buffers = 4;
     if ((flags_ & TIMING) != 0) body += padded(4 * rows), ++buffers;
-    for (const Leaf& leaf : spaces_.obs) body += padded(rows * leaf.bytes()), ++buffers;
+    if (!shares_)
+      for (const Leaf& leaf : spaces_.obs) body += padded(rows * leaf.bytes()), ++buffers;
     if ((flags_ & EPISODES) != 0) body += 8 * ends + padded(4 * ends), buffers += 2;
-    if (same_step_)
+    if (same_step_ && !shares_)
       for (const Leaf& leaf : spaces_.obs) body += padded(ends * leaf.bytes()), ++buffers;
     std::string text;
     if (tells_info_ && ends != 0) {
@@ -1137,13 +1178,12 @@ class HostSession {
     to = gather(to, reinterpret_cast<const std::uint8_t*>(reward_.data()), 4, envs, all);
     to = gather(to, status_.data(), 1, envs, all);
     if ((flags_ & TIMING) != 0) to = gather(to, reinterpret_cast<const std::uint8_t*>(seconds_.data()), 4, envs, all);
-    for (std::size_t leaf = 0; leaf < obs_.size(); ++leaf) to = gather(to, obs_[leaf].data(), spaces_.obs[leaf].bytes(), envs, all);
+    for (std::size_t leaf = 0; leaf < rows_.size() && !shares_; ++leaf) to = gather(to, rows_[leaf], spaces_.obs[leaf].bytes(), envs, all);
     if ((flags_ & EPISODES) != 0) {
       to = gather(to, reinterpret_cast<const std::uint8_t*>(returns_.data()), 8, ends_, false);
       to = gather(to, reinterpret_cast<const std::uint8_t*>(lengths_.data()), 4, ends_, false);
     }
-    if (same_step_)
-      for (std::size_t leaf = 0; leaf < finals_.size(); ++leaf) to = gather(to, finals_[leaf].data(), spaces_.obs[leaf].bytes(), ends_, false);
+    for (std::size_t leaf = 0; leaf < finals_.size() && !shares_; ++leaf) to = gather(to, finals_[leaf], spaces_.obs[leaf].bytes(), ends_, false);
   }
 
   Spaces spaces_;
@@ -1160,8 +1200,12 @@ class HostSession {
   std::vector<bool> asked_;
   std::vector<std::uint32_t> ready_, ends_;
   // The last answer of each env, which is sent again if it is asked for again.
-  std::vector<std::vector<std::uint8_t>> obs_, finals_;
-  std::vector<std::uint8_t*> rows_;
+  std::vector<std::uint8_t*> rows_, finals_;
+  std::vector<std::uint8_t> storage_;
+  int memory_fd_ = -1;
+  void* memory_ = nullptr;
+  std::size_t memory_bytes_ = 0;
+  bool shares_ = false;
   std::vector<std::uint8_t> status_, actions_;
   std::vector<float> reward_, seconds_;
   std::vector<double> returns_;
@@ -1173,8 +1217,6 @@ class HostSession {
 inline std::int64_t now_ms() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-
-inline std::string why(const std::string& what) { return what + ": " + std::strerror(errno); }
 
 /// A socket that is closed with it.
 class Socket {
@@ -1261,6 +1303,14 @@ inline void prepare(int fd) {
   const int on = 1, size = 1 << 20;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on Unix sockets, which need none
   ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+}
+
+/// Who this is, and whether the socket can pass a file descriptor.
+inline Identity identity(Identity who, int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  who.shares_memory = ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 && address.ss_family == AF_UNIX;
+  return who;
 }
 
 }  // namespace detail
@@ -1743,7 +1793,7 @@ struct Options {
 class Server {
  public:
   Server(Spaces spaces, const Options& options, detail::Socket socket)
-      : socket_(std::move(socket)), session_(std::move(spaces), options.envs, options.who, detail::now_ms()) {
+      : socket_(std::move(socket)), session_(std::move(spaces), options.envs, detail::identity(options.who, socket_.fd()), detail::now_ms()) {
     detail::prepare(socket_.fd());
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw Error(detail::why("cannot make a pipe"));
@@ -1872,7 +1922,7 @@ class Server {
 
   void read(std::int64_t now) {
     while (!session_.over()) {
-      const auto bytes = ::recv(socket_.fd(), buffer_.data(), buffer_.size(), 0);
+      const auto bytes = receive();
       if (bytes > 0) {
         session_.feed(buffer_.data(), static_cast<std::size_t>(bytes), now, now - progress_);
         write();
@@ -1885,6 +1935,23 @@ class Server {
         session_.lost(detail::why("the connection is lost"));
       }
     }
+  }
+
+  /// Bytes, and before the handshake a file descriptor that may come with them.
+  ssize_t receive() {
+    if (session_.open()) return ::recv(socket_.fd(), buffer_.data(), buffer_.size(), 0);
+    iovec part{buffer_.data(), buffer_.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    msghdr message{};
+    message.msg_iov = &part, message.msg_iovlen = 1, message.msg_control = control, message.msg_controllen = sizeof control;
+    const auto bytes = ::recvmsg(socket_.fd(), &message, MSG_CMSG_CLOEXEC);
+    for (cmsghdr* one = bytes > 0 ? CMSG_FIRSTHDR(&message) : nullptr; one != nullptr; one = CMSG_NXTHDR(&message, one))
+      if (one->cmsg_level == SOL_SOCKET && one->cmsg_type == SCM_RIGHTS) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(one), sizeof fd);
+        session_.take_memory(fd);
+      }
+    return bytes;
   }
 
   void write() {
