@@ -52,7 +52,7 @@ def _acting(repeats: int) -> Table:
     for shape in SHAPES:
         spec: ActingSpec = algorithm_class("ppo")(resolve(_layers("ppo"))[0], _env(shape)).acting()
         params = spec.network.initial(rng)
-        nets = NumpyNet(spec.network, ("policy",)), TorchActor(spec.network, None, spec.heads, spec.env.obs)
+        nets = NumpyNet(spec.network, ("policy",)), TorchActor(spec)
         for net in nets:
             net.load(params)
         millions = spec.network.conv_products / 1e6

@@ -1,8 +1,7 @@
 """Asynchronous advantage actor-critic, A3C (Mnih et al. 2016, arXiv 1602.01783); with all in step, it is A2C.
 
-Defaults are the paper's where they carry over: 20 steps between two gradients, 0.5 and 0.01 as weights of the value
-loss and the entropy bonus. A worker has several environments here, losses are means, not sums, and Adam takes the place
-of RMSProp.
+Defaults are the paper's where they carry over. A worker has several environments here, losses are means, not sums, and
+Adam takes the place of RMSProp.
 """
 
 from __future__ import annotations
@@ -61,12 +60,12 @@ class A3C(Algorithm[A3CConfig]):
 
     def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:
         """Section 4: returns of up to as many steps as a fragment has, then the value of where it ends."""
-        return concatenate([self._returns(net, f) for f in fragments])
-
-    def _returns(self, net: Network, fragment: Fragment) -> Arrays:
         scales = {"reward_scale": self.reward_scale, "gamma": self.hp.gamma, "gae_lambda": self.hp.gae_lambda}
-        advantage, returns, _ = advantages(net, fragment, **scales)
-        return rows(fragment, {"advantage": advantage, "returns": returns})
+        parts = []
+        for fragment in fragments:
+            advantage, returns, _ = advantages(net, fragment, **scales)
+            parts.append(rows(fragment, {"advantage": advantage, "returns": returns}))
+        return concatenate(parts)
 
     def loss(self, net: Network, minibatch: Batch) -> Loss:
         """Algorithm S3: the three terms, each with its derivative, which halves the time autograd takes."""

@@ -12,7 +12,7 @@ import numpy as np
 from raynforce.config import AlgorithmConfig, Config
 from raynforce.errors import AlgorithmError
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import final_values, gae
+from raynforce.experience.gae import Steps, final_values, gae
 from raynforce.experience.limiter import Limiter
 from raynforce.experience.replay_spec import ReplaySpec
 from raynforce.experience.vtrace import vtrace
@@ -56,18 +56,12 @@ class Loss(NamedTuple):
 class Round:
     """What the learner tells an algorithm of the round of learning that is under way."""
 
-    version: int = 0
-    """Number of the policy version it starts from."""
-    updates: int = 0
-    """Optimiser steps taken so far, whoever computed their gradients."""
-    scheduled: Mapping[str, float] = field(default_factory=dict)
-    """The values of `schedules`."""
-    reward_scale: float = 1.0
-    """What to multiply rewards by; 1 unless `learner.scale_rewards` is on."""
-    due: int | None = None
-    """Updates to make from replay, where the run holds the ratio of samples to inserts; None: the algorithm does."""
-    known: Collection[str] = ()
-    """Names of segments that are saved already, whose content `state` may leave out."""
+    version: int = 0  # number of the policy version it starts from
+    updates: int = 0  # optimiser steps taken so far, whoever computed their gradients
+    scheduled: Mapping[str, float] = field(default_factory=dict)  # the values of `schedules`
+    reward_scale: float = 1.0  # what to multiply rewards by; 1 unless `learner.scale_rewards` is on
+    due: int | None = None  # updates to make from replay; None: the algorithm holds the ratio of samples to inserts
+    known: Collection[str] = ()  # names of segments that are saved already, whose content `state` may leave out
 
 
 class Algorithm(Generic[H]):
@@ -110,22 +104,18 @@ class Algorithm(Generic[H]):
 
     @property
     def version(self) -> int:
-        """Number of the policy version that this round starts from."""
         return self.round.version
 
     @property
     def updates(self) -> int:
-        """Optimiser steps taken so far, whoever computed their gradients."""
         return self.round.updates
 
     @property
     def scheduled(self) -> Mapping[str, float]:
-        """The values of `schedules` in this round."""
         return self.round.scheduled
 
     @property
     def reward_scale(self) -> float:
-        """What to multiply rewards by; 1 unless `learner.scale_rewards` is on."""
         return self.round.reward_scale
 
     limiter: Limiter | None = None
@@ -175,8 +165,7 @@ class Algorithm(Generic[H]):
         return ActingSpec(self.env, self.network(), self.heads(), self.config.network.factory, record=("logp",))
 
     def schedules(self, progress: float) -> dict[str, float]:
-        """Values that follow the run's progress from 0 to 1; `learning_rate` is the optimiser's, and
-        `learning_rate/NAME` that of a group."""
+        """Values that follow the progress from 0 to 1; `learning_rate`, or `learning_rate/NAME` of a group."""
         left = 1.0 - progress if self.hp.anneal_learning_rate else 1.0
         rates = {"learning_rate": self.hp.learning_rate * left}
         return rates | {rate_of(name): group.learning_rate * left for name, group in self.groups().items()}
@@ -233,10 +222,7 @@ class Algorithm(Generic[H]):
     # -- what it remembers --------------------------------------------------------------------------------
 
     def state(self) -> Tree:
-        """Everything that later updates depend on, beside the network, its optimiser and what is named in `keeps`.
-
-        It is written out before the next round, so large arrays need not be copied.
-        """
+        """All that later updates depend on beside network, optimiser and `keeps`; written before the next round."""
         return {}
 
     def load(self, tree: Tree) -> None:
@@ -250,10 +236,7 @@ def observations(batch: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def rows(fragment: Fragment, columns: Mapping[str, np.ndarray]) -> Arrays:
-    """Flatten `[T, B, ...]` columns to the `[N, ...]` rows that are real environment steps.
-
-    The fragment's own observations and actions come along.
-    """
+    """Flatten `[T, B, ...]` columns, and the fragment's observations and actions, to the `[N, ...]` valid steps."""
     steps = fragment.length * fragment.lanes
     keep = fragment["valid"].reshape(-1)
     everything = {k: v[:-1] for k, v in fragment.obs().items()} | {"action": fragment["action"]} | dict(columns)
@@ -266,7 +249,7 @@ def advantages(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Advantage, return and value `[T, B]` of each step, by GAE with the network's `value` output."""
     _, steps = _predicted(net, fragment, reward_scale)
-    advantage, returns = gae(*steps, gamma, gae_lambda)
+    advantage, returns = gae(steps, gamma, gae_lambda)
     return advantage, returns, steps.value[:-1]
 
 
@@ -288,21 +271,11 @@ def corrected(
     acted = {first: out[first][:count], **{k: out[k] for k in free}}  # without the row that begins the next fragment
     logp = policy.logp(acted, fragment["action"].reshape(count, *action.shape))
     log_ratio = logp.reshape(fragment.length, fragment.lanes) - fragment["logp"]
-    advantage, targets = vtrace(*steps, log_ratio, gamma, vtrace_lambda, rho_clip, c_clip)
+    advantage, targets = vtrace(steps, log_ratio, gamma, vtrace_lambda, rho_clip, c_clip)
     return advantage, targets, steps.value[:-1]
 
 
-class _Steps(NamedTuple):
-    """What `gae` and `vtrace` begin with."""
-
-    reward: np.ndarray
-    value: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    final_value: np.ndarray
-
-
-def _predicted(net: Network, fragment: Fragment, reward_scale: float) -> tuple[Arrays, _Steps]:
+def _predicted(net: Network, fragment: Fragment, reward_scale: float) -> tuple[Arrays, Steps]:
     """All of the network's outputs `[(T+1) * B, ...]` on a fragment's observations, and its steps with their values."""
     out = net.predict({k: v.reshape(-1, *v.shape[2:]) for k, v in fragment.obs().items()})
     value = out["value"].reshape(fragment.length + 1, fragment.lanes)  # [T+1, B]
@@ -310,11 +283,10 @@ def _predicted(net: Network, fragment: Fragment, reward_scale: float) -> tuple[A
     final = net.predict(fragment.final_obs())["value"][:, 0] if ended else np.zeros(0, np.float32)  # [K]
     reward = fragment["reward"] * np.float32(reward_scale)
     ends = (fragment["terminated"], fragment["truncated"], final_values(fragment, value, final))
-    return out, _Steps(reward, value, *ends)
+    return out, Steps(reward, value, *ends)
 
 
 def concatenate(parts: Sequence[Arrays]) -> Arrays:
-    """Join the rows of several fragments."""
     return parts[0] if len(parts) == 1 else {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,14 +33,12 @@ INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def require_methods(kind: type[Algorithm[Any]], name: str) -> None:
-    """Refuse an algorithm that leaves out what nobody else can define."""
     for method, what in METHODS.items():
         if getattr(kind, method) is getattr(Algorithm, method):
             raise UsageError(f"algorithm {name!r} does not define {method}: {what}")
 
 
 def require_consistent(kind: type[Algorithm[Any]], name: str) -> None:
-    """Refuse declarations that contradict each other."""
     consumes: Any = kind.consumes
     lag: Any = kind.max_lag
     shares: Any = kind.shares_gradients
@@ -66,16 +64,13 @@ def names(kind: type[Algorithm[Any]], declaration: str) -> tuple[str, ...]:
     for each in reversed(kind.__mro__):
         given = vars(each).get(declaration, ())
         if not (isinstance(given, tuple | list) and all(isinstance(name, str) for name in given)):
-            raise UsageError(
-                f"{declaration} of {kind.__name__} is {given!r}; it is a tuple of names of attributes, such as "
-                '("critic",): mind the comma'
-            )
+            what = f"{declaration} of {kind.__name__} is {given!r}"
+            raise UsageError(f'{what}; it is a tuple of names of attributes, such as ("critic",): mind the comma')
         found |= dict.fromkeys(given)
     return tuple(found)
 
 
 def make_algorithm(config: Config, env: EnvSpec, kind: type[Algorithm[Any]]) -> Algorithm[Any]:
-    """The algorithm of a run; what its `__init__` raises is told with its place."""
     with blamed(config.algo):
         return kind(config, env)
 
@@ -89,17 +84,11 @@ def declared(config: Config, env: EnvSpec, kind: type[Algorithm[Any]]) -> Acting
     algo = make_algorithm(config, env, kind)
     with blamed(config.algo, algo):
         heads = algo.heads()
-    sized = isinstance(heads, Mapping) and all(
-        isinstance(k, str) and isinstance(n, int | np.integer) for k, n in heads.items()
-    )
-    if not (sized and heads):
+    if not (heads and _is_mapping(heads, int | np.integer)):
         raise _wrong(algo, "heads", heads, "a dict of output names and sizes, such as {'policy': 2, 'value': 1}")
     with blamed(config.algo, algo):
         network, acting, groups = algo.network(), algo.acting(), algo.groups()
-    grouped = isinstance(groups, Mapping) and all(
-        isinstance(name, str) and name and isinstance(group, Group) for name, group in groups.items()
-    )
-    if not grouped:
+    if not _is_mapping(groups, Group) or "" in groups:
         raise _wrong(algo, "groups", groups, "a dict of Group by name, such as {'critics': Group(('q1', 'q2'), 1e-3)}")
     with blamed(config.algo, algo):
         schedules = algo.schedules(0.0)
@@ -107,15 +96,17 @@ def declared(config: Config, env: EnvSpec, kind: type[Algorithm[Any]]) -> Acting
         raise _wrong(algo, "network", network, "a NetworkSpec: self.spec(towers…), or leave it out")
     if not isinstance(acting, ActingSpec):
         raise _wrong(algo, "acting", acting, "an ActingSpec: replace(super().acting(), …), or leave it out")
-    numbers = isinstance(schedules, Mapping) and all(
-        isinstance(value, int | float | np.number) for value in schedules.values()
-    )
-    if not (numbers and "learning_rate" in schedules):
+    if not (_is_mapping(schedules, int | float | np.number) and "learning_rate" in schedules):
         wanted = "numbers by name, 'learning_rate' among them: {**super().schedules(progress), …}"
         raise _wrong(algo, "schedules", schedules, wanted)
     if not config.network.factory:  # else the learner, which has the module, sees what there is
         stretches(groups, network.parts)
     return replace(acting, factory_args=config.network.factory_args)  # which an algorithm need not know of
+
+
+def _is_mapping(given: Any, kind: Any) -> bool:
+    """Whether it is values of this kind by name."""
+    return isinstance(given, Mapping) and all(isinstance(k, str) and isinstance(v, kind) for k, v in given.items())
 
 
 @contextmanager
@@ -135,12 +126,9 @@ def blamed(name: str, algo: Algorithm[Any] | None = None) -> Iterator[None]:
         raise AlgorithmError(f"algorithm {name} raised {summary(error)} in {place.text}") from error
 
 
-class _Place:
-    def __init__(self, method: str, path: str, line: int, own: bool) -> None:
-        self.own = own
-        """Whether it was raised there, not further in."""
-        near = os.path.relpath(path)
-        self.text = f"{method} ({path if near.startswith('..') else near}:{line})"
+class _Place(NamedTuple):
+    text: str
+    own: bool  # whether it was raised there, not further in
 
 
 def _place(trace: TracebackType | None, algo: Algorithm[Any] | None) -> _Place | None:
@@ -153,7 +141,9 @@ def _place(trace: TracebackType | None, algo: Algorithm[Any] | None) -> _Place |
         # An algorithm that was installed as a package lies among the libraries.
         theirs = not library or (algo is not None and frame.f_locals.get("self") is algo)
         if theirs and not path.startswith(OURS) and not code.co_filename.startswith("<"):
-            found = _Place(code.co_name, path, trace.tb_lineno, trace.tb_next is None)
+            near = os.path.relpath(path)
+            text = f"{code.co_name} ({path if near.startswith('..') else near}:{trace.tb_lineno})"
+            found = _Place(text, trace.tb_next is None)
         trace = trace.tb_next
     return found
 
@@ -162,12 +152,10 @@ def _place(trace: TracebackType | None, algo: Algorithm[Any] | None) -> _Place |
 
 
 def is_own(algo: Algorithm[Any]) -> bool:
-    """Whether the algorithm is the user's, and not one of ours."""
     return not type(algo).__module__.startswith("raynforce.")
 
 
 def wrong_arrays(algo: Algorithm[Any], method: str, given: Any, error: Exception) -> AlgorithmError:
-    """For what was to be arrays by name, and could not be made tensors."""
     wanted, verb = "arrays by name, such as rows(fragment, {'advantage': advantage})", "returned"
     if method == "minibatches":
         wanted, verb = "a dict of tensors or arrays", "yielded"
@@ -194,30 +182,23 @@ def explained(algo: Algorithm[Any], loss: Any, error: Exception) -> Exception:
     if loss.gradients is None and total.numel() != 1:
         return _wrong(algo, "loss", total, "a scalar as Loss.total: take its mean()")
     if loss.gradients is None and not total.requires_grad:
-        return _wrong(
-            algo,
-            "loss",
-            total,
-            "a Loss.total that depends on the network: make it of net(observations(minibatch)), outside of "
-            "torch.no_grad() and without detach()",
-        )
+        how = "make it of net(observations(minibatch)), outside of torch.no_grad() and without detach()"
+        return _wrong(algo, "loss", total, f"a Loss.total that depends on the network: {how}")
     if not isinstance(metrics, Mapping):
         return _wrong(algo, "loss", metrics, "a dict of tensors as Loss.metrics, which may be empty")
     bad = next((name for name, value in metrics.items() if not hasattr(value, "requires_grad")), None)
     if bad is not None:
         return _wrong(algo, "loss", metrics[bad], f"a tensor as the metric {bad!r}: torch.tensor(…)")
     if not bool(total.isfinite().all()):
-        return AlgorithmError(
-            f"{_who(algo)}.loss returned a total of {total.item():g} within {algo.updates:,} updates: look for a "
-            f"division, log or exp of what may be 0 or large, or lower algorithm.learning_rate; {error}"
-        )
+        fix = "look for a division, log or exp of what may be 0 or large, or lower algorithm.learning_rate"
+        when = f"a total of {total.item():g} within {algo.updates:,} updates"
+        return AlgorithmError(f"{_who(algo)}.loss returned {when}: {fix}; {error}")
     if isinstance(error, KeyError):
         return AlgorithmError(f"{_who(algo)}.loss has other metrics for each minibatch, now {', '.join(metrics)}")
     return error
 
 
 def require_savable(algo: Algorithm[Any], tree: Any, path: str = "") -> None:
-    """Refuse what `state` returned if it cannot be written to a checkpoint."""
     if not path and not isinstance(tree, dict):
         raise _wrong(algo, "state", tree, "a dict of arrays, numbers and texts")
     if isinstance(tree, dict):

@@ -30,8 +30,7 @@ else:
     torch = LazyModule("torch")
 
 _KINDS = {"box": "continuous", "multidiscrete": "several at once"}
-LADDERS: Mapping[str, float] = {"replay": 3.0}
-"""What `epsilon_ladder: null` means, by topology; 1 on all others."""
+LADDERS: Mapping[str, float] = {"replay": 3.0}  # what `epsilon_ladder: null` means, by topology; 1 on all others
 
 
 @dataclass(frozen=True)
@@ -73,15 +72,14 @@ class DQN(OffPolicy[DQNConfig]):
     topology_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # All gradients that a fragment leads to are at equal weights, and those of others come in between: with longer
         # fragments or steps they overshoot.
-        "shared-agent": {"sampling.fragment": 1, "algorithm.learning_rate": 5e-4},
+        "shared-agent": {"sampling.fragment": 1, "algorithm.learning_rate": 5e-4}
     }
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
         if env.action.kind != "discrete":
-            raise UsageError(
-                f"dqn needs discrete actions, and those of {env.env} are {_KINDS[env.action.kind]}: use ppo"
-            )
+            kind = _KINDS[env.action.kind]
+            raise UsageError(f"dqn needs discrete actions, and those of {env.env} are {kind}: use ppo")
         self._followed = 0  # updates that the target network has seen
 
     def heads(self) -> dict[str, int]:
@@ -126,7 +124,6 @@ class DQN(OffPolicy[DQNConfig]):
         return out["value"] + out["advantage"] - out["advantage"].mean(1, keepdim=True)
 
     def _d_outputs(self, d_values: Tensor) -> dict[str, Tensor]:
-        """The derivative of `_values`, backwards."""
         if not self.hp.dueling:
             return {"q": d_values}
         return {"value": d_values.sum(1, keepdim=True), "advantage": d_values - d_values.mean(1, keepdim=True)}

@@ -1,8 +1,7 @@
 """IMPALA: actor-critic learning from fragments of older policies (Espeholt et al. 2018, arXiv 1802.01561).
 
-Defaults are the paper's for Atari where they carry over: fragments of 20 steps, one gradient step for each batch, clips
-at 1, weights of 0.5 and 0.01 for the value loss and the entropy bonus. The learning rate is not: losses are means here,
-not sums, and Adam takes the place of RMSProp.
+Defaults are the paper's for Atari where they carry over. The learning rate is not: losses are means here, not sums, and
+Adam takes the place of RMSProp.
 """
 
 from __future__ import annotations
@@ -68,14 +67,13 @@ class IMPALA(Algorithm[IMPALAConfig]):
 
     def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:
         """Section 4.1: values by the newest network, and with them V-trace targets."""
-        return concatenate([self._targets(net, f) for f in fragments])
-
-    def _targets(self, net: Network, fragment: Fragment) -> Arrays:
-        hp = self.hp
+        hp, parts = self.hp, []
         scales = {"reward_scale": self.reward_scale, "gamma": hp.gamma, "vtrace_lambda": hp.vtrace_lambda}
         clips = {"rho_clip": hp.rho_clip, "c_clip": hp.c_clip}
-        advantage, targets, _ = corrected(net, fragment, self.env.action, **scales, **clips)
-        return rows(fragment, {"logp": fragment["logp"], "advantage": advantage, "targets": targets})
+        for fragment in fragments:
+            advantage, targets, _ = corrected(net, fragment, self.env.action, **scales, **clips)
+            parts.append(rows(fragment, {"logp": fragment["logp"], "advantage": advantage, "targets": targets}))
+        return concatenate(parts)
 
     def minibatches(self, batch: Batch, rng: np.random.Generator) -> Iterator[Mapping[str, Tensor | np.ndarray]]:
         size = self.hp.minibatch_size

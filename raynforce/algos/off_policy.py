@@ -79,28 +79,25 @@ class OffPolicy(Algorithm[H]):
         if config.replay.compress:
             require_images(env.obs)
         self.limiter = make_limiter(config, spec)
-        self._at_once = _drawn_at_once(spec, env)
+        # Minibatches drawn in one go cost a tenth of each alone; with priorities, whose newest count, it is one.
+        most = AT_ONCE_BYTES // (2 * observation_bytes(env.obs) * spec.batch_size)
+        self._at_once = 1 if spec.prioritized else max(1, min(AT_ONCE, most))
 
     @classmethod
     def replay_spec(cls, config: Config) -> ReplaySpec:
-        """Its settings."""
         hp = config.algorithm
         try:
             return ReplaySpec(divisible=True, **{name: getattr(hp, name) for name in REPLAY_SETTINGS})
         except AttributeError as error:
-            raise UsageError(
-                f"{cls.__name__} learns from replay, and its Settings have no {error.name!r}: derive them from "
-                "raynforce.OffPolicyConfig"
-            ) from error
+            lacks = f"{cls.__name__} learns from replay, and its Settings have no {error.name!r}"
+            raise UsageError(f"{lacks}: derive them from raynforce.OffPolicyConfig") from error
 
     @classmethod
     def per_worker_config(cls, config: Config) -> Config:
-        """With its share of the replay buffer."""
         hp, workers = cast(OffPolicyConfig, config.algorithm), config.sampling.samplers
         size, starts = hp.buffer_size // workers, hp.learning_starts // workers
-        return super().per_worker_config(
-            replace(config, algorithm=replace(hp, buffer_size=size, learning_starts=starts))
-        )
+        own = replace(hp, buffer_size=size, learning_starts=starts)
+        return super().per_worker_config(replace(config, algorithm=own))
 
     def schedules(self, progress: float) -> dict[str, float]:
         beta = self.hp.priority_beta + progress * (1 - self.hp.priority_beta)
@@ -108,8 +105,8 @@ class OffPolicy(Algorithm[H]):
 
     def begin(self, net: Network) -> None:
         self._device = net.flat.device
+        # None if others have it: shards, or workers.
         self.replay = make_replay(self.config, self.replay_spec(self.config), self.env) if self.has_buffer else None
-        """The buffer; None if others have it: shards, or workers."""
 
     def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:
         if self.replay is not None:
@@ -122,7 +119,11 @@ class OffPolicy(Algorithm[H]):
     def minibatches(self, batch: Batch, rng: np.random.Generator) -> Iterator[Mapping[str, Tensor | np.ndarray]]:
         replay, size, made = self.replay, self.hp.batch_size, 0
         assert replay is not None
-        while len(replay) >= size and (count := self._now_due(made)):
+        while len(replay) >= size:
+            due = self.limiter.updates() if self.round.due is None else self.round.due - made
+            count = min(due, self._at_once)
+            if not count:
+                return
             if self.round.due is None:
                 self.limiter.sample(count * size)
             made += count
@@ -130,11 +131,6 @@ class OffPolicy(Algorithm[H]):
             columns = [torch.split(torch.from_numpy(column).to(self._device), size) for column in drawn.values()]
             for minibatch in zip(*columns, strict=True):
                 yield dict(zip(drawn, minibatch, strict=True))
-
-    def _now_due(self, made: int) -> int:
-        """How many minibatches to draw in one go, in a round that has made so many updates."""
-        due = self.limiter.updates() if self.round.due is None else self.round.due - made
-        return min(due, self._at_once)
 
     def after_update(self, net: Network, minibatch: Batch, loss: Loss) -> None:
         if self.hp.prioritized and loss.per_sample is not None and self.replay is not None:
@@ -160,18 +156,11 @@ class OffPolicy(Algorithm[H]):
         load_limiter({"algo": tree}, self.limiter)
 
 
-def _drawn_at_once(spec: ReplaySpec, env: EnvSpec) -> int:
-    """Minibatches drawn in one go, at a tenth of the cost of each alone; with priorities, whose newest count, one."""
-    most = AT_ONCE_BYTES // (2 * observation_bytes(env.obs) * spec.batch_size)
-    return 1 if spec.prioritized else max(1, min(AT_ONCE, most))
-
-
 def _check_sizes(config: Config, spec: ReplaySpec) -> None:
     sampling, shards = config.sampling, max(1, config.replay.shards)
     width = -(-sampling.samplers // shards) * shards * sampling.envs  # as if all shards were as wide as the widest
     needed = least_buffer(config, spec, width)
     if spec.buffer_size < needed:
-        raise UsageError(
-            f"algorithm.buffer_size = {spec.buffer_size} cannot hold a fragment and a batch: with {width} envs, "
-            f"sampling.fragment = {sampling.fragment} and algorithm.batch_size = {spec.batch_size} it takes {needed}"
-        )
+        small = f"algorithm.buffer_size = {spec.buffer_size} cannot hold a fragment and a batch"
+        sizes = f"sampling.fragment = {sampling.fragment} and algorithm.batch_size = {spec.batch_size}"
+        raise UsageError(f"{small}: with {width} envs, {sizes} it takes {needed}")

@@ -1,8 +1,7 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), with GAE (1506.02438) or V-trace (1802.01561).
 
-Defaults are meant for tasks that nobody has tuned for: the paper's for continuous control (2,048 steps in ten epochs of
-minibatches of 64, a step size of 3e-4), and observations and rewards in units of their own deviation, so that theirs
-do not matter. What was tried beside them is in docs/performance.md.
+Defaults are for tasks that nobody has tuned for: the paper's for continuous control (2,048 steps in ten epochs of
+minibatches of 64, a step size of 3e-4), with normalised observations and rewards (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -72,10 +71,10 @@ class PPOConfig(AlgorithmConfig):
 
 
 class PPO(Algorithm[PPOConfig]):
-    """Clipped policy gradient, for discrete, multi-discrete and continuous actions.
+    """Clipped policy gradient, for all kinds of action.
 
-    Advantages are by GAE for fragments of the newest policy version and by V-trace for older ones. The ratio is always
-    to the policy that acted.
+    Advantages are by GAE for the newest policy version and by V-trace for older ones; the ratio is to the one that
+    acted.
     """
 
     Settings: ClassVar[type[AlgorithmConfig]] = PPOConfig

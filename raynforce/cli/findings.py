@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 
-from raynforce.envs.report import Finding, Report
+from raynforce.envs.checkup import Finding, Report
 from raynforce.runs.terminal import columns, command, folded
 
 

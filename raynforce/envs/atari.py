@@ -11,6 +11,7 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.wrappers import AtariPreprocessing, ClipReward
 
 from raynforce.envs.frames import FrameStack
+from raynforce.envs.make import closed_on_error
 from raynforce.errors import UsageError, nearest
 from raynforce.trees import Tree
 
@@ -51,28 +52,19 @@ def make(
         render_mode=render_mode,
         disable_env_checker=True,
     )
-    try:
-        env: Env = Atari(
-            QuickReset(made) if noops and not sticky else made,
-            noop_max=noops,
-            frame_skip=frame_skip,
-            screen_size=screen,
-            terminal_on_life_loss=life_loss,
-        )
+    with closed_on_error(made):
+        game_env = QuickReset(made) if noops and not sticky else made
+        env: Env = Atari(game_env, noops, frame_skip, screen, terminal_on_life_loss=life_loss)
         if clip_rewards:
             env = ClipReward(env, -1.0, 1.0)
         return FrameStack(env, frame_stack) if frame_stack != 1 else env
-    except BaseException:
-        made.close()  # type: ignore[no-untyped-call]
-        raise
 
 
 class QuickReset(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Begin every episode of a game without chance from the state that its first one began with.
 
-    The emulator takes a seed only together with its cartridge, which costs as much time as some hundred steps. Without
-    sticky actions it draws no random numbers; those of the environment are seeded here. The screen is not restored: it
-    shows the new episode after its first frame.
+    The emulator takes a seed only with its cartridge, which costs some hundred steps. The environment's own is seeded
+    here.
     """
 
     def __init__(self, env: Env) -> None:
@@ -115,7 +107,6 @@ def _require(module: str, package: str) -> None:
 
 
 def _id_of(game: str) -> str:
-    """The registered id of the newest version of a game."""
     name = game.removeprefix("ALE/").rpartition("-v")[0] or game.removeprefix("ALE/")
     found = {i.removeprefix("ALE/").rpartition("-v")[0]: i for i in gymnasium.registry if i.startswith("ALE/")}
     if name not in found:

@@ -1,8 +1,7 @@
 """Why the same seed and actions give another episode: state kept across episodes, or chance that no seed reaches.
 
-An episode that was played before, in an environment with a past, is played again in new ones. If those agree with each
-other, kept state is the cause, and the attributes that differ from the old one name it. If not even they agree, chance
-is: a global random stream, if they agree once that is seeded.
+An episode is played again in two new environments. If they agree, kept state is the cause, named by the attributes that
+differ from the old environment. If not, it is chance: a global random stream, if they agree once that is seeded.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -33,46 +32,36 @@ _OURS = {"env", "spec", "metadata", "observation_space", "action_space", "render
 _OURS |= {"_cached_spec", "_saved_kwargs", "_metadata", "_observation_space", "_action_space", "_reward_range"}
 
 
-@dataclass(frozen=True)
-class State:
-    """What an environment holds."""
-
-    data: Mapping[str, str]
-    """Digests of all plain data, by name."""
+class State(NamedTuple):
+    data: Mapping[str, str]  # digests of all plain data, by name
     wrappers: frozenset[str]
-    keepers: tuple[tuple[str, str], ...]
-    """Wrappers that are known to keep something: what that is, and what to do."""
+    keepers: tuple[tuple[str, str], ...]  # wrappers that are known to keep something: what that is, and what to do
 
 
-@dataclass(frozen=True)
-class Cause:
-    """Why the same seed and actions give another episode."""
-
+class Cause(NamedTuple):
     kind: Literal["past", "chance"]
     what: str
     fix: str
 
 
 def find_cause(make: Callable[[], Env] | None, seed: int, actions: Sequence[Any], used: State) -> Cause | None:
-    """Play an episode in new environments; `used` is the state of one with a past after the same reset.
-
-    None if new ones cannot be made or played.
-    """
+    """Play an episode in new environments, if possible; `used` is the state of one with a past after the same reset."""
     if used.keepers:
         return Cause("past", *used.keepers[0])
     if make is None:
         return None
+    play = partial(_play, make, seed, actions)
     try:
-        (first, state, unseeded), (second, again, _) = (_play(make, seed, actions) for _ in range(2))
+        (first, state, unseeded), (second, again, _) = play(), play()
         if first == second:
-            return _past(used, {name: digest for name, digest in state.items() if again.get(name) == digest})
-        return _chance(make, seed, actions, state, again, unseeded=unseeded)
+            return _past(used, dict(state.items() & again.items()))
+        return _chance(play, state, again, unseeded)
     except (Exception, SystemExit):
         return None
 
 
 def state_of(env: Env) -> State:
-    """Plain data of an environment's layers, of their classes and of the modules of these."""
+    """Plain data of an environment's layers, their classes and these classes' modules."""
     found: dict[str, str] = {}
     for name, value, deep in _held(env):
         with contextlib.suppress(Exception):  # it may be anything
@@ -98,7 +87,10 @@ def _held(env: Env) -> Iterator[tuple[str, Any, int]]:
                     yield f"{cls.__module__}.{key} (a global)", value, 1
 
 
-def _play(make: Callable[[], Env], seed: int, actions: Sequence[Any]) -> tuple[list[bytes], Mapping[str, str], bool]:
+Played = tuple[list[bytes], Mapping[str, str], bool]
+
+
+def _play(make: Callable[[], Env], seed: int, actions: Sequence[Any]) -> Played:
     """What an episode shows in a new environment, its data after the reset, and whether that left its seed alone."""
     env = make()
     try:
@@ -118,41 +110,25 @@ def _past(used: State, fresh: Mapping[str, str]) -> Cause:
     """The cause is the attributes in which the used environment differs from new ones, or that these lack."""
     names = [name for name, digest in used.data.items() if name in fresh and digest != fresh[name]]
     names = names or [name for name in used.data if name not in fresh]
-    streams = _short([name for name in names if used.data[name].startswith(_STREAM)])
-    if streams:
-        what = f"{_listed(streams)} is a random stream that reset(seed) does not start again"
-        return Cause("past", what, _DRAW)
+    if streams := _short([name for name in names if used.data[name].startswith(_STREAM)]):
+        return Cause("past", f"{_listed(streams)} is a random stream that reset(seed) does not start again", _DRAW)
     names = _short(names)
-    if not names:
-        return Cause("past", "reset leaves something as it is", _SET_BACK)
     if any(name.partition(".")[0] in used.wrappers for name in names):
         return Cause("past", f"a wrapper keeps {_listed(names)}", _SAVE_WRAPPER)
-    return Cause("past", f"reset leaves {_listed(names)} as it is", _SET_BACK)
+    return Cause("past", f"reset leaves {_listed(names) or 'something'} as it is", _SET_BACK)
 
 
 _SET_BACK = "set it in reset() from the seed and options alone, or save it: give the class save_state and load_state"
-_SAVE_WRAPPER = (
-    "give the wrapper save_state and load_state, or leave it out: --set network.normalize_obs=true normalises "
-    "observations, and is saved with the policy"
-)
+_NORMALIZE = "--set network.normalize_obs=true normalises observations, and is saved with the policy"
+_SAVE_WRAPPER = f"give the wrapper save_state and load_state, or leave it out: {_NORMALIZE}"
 _DRAW = "call super().reset(seed=seed) in reset() and draw all random numbers from self.np_random"
 
 
-def _chance(
-    make: Callable[[], Env],
-    seed: int,
-    actions: Sequence[Any],
-    one: Mapping[str, str],
-    other: Mapping[str, str],
-    *,
-    unseeded: bool,
-) -> Cause:
-    """Not even two new environments agree."""
+def _chance(play: Callable[[], Played], one: Mapping[str, str], other: Mapping[str, str], unseeded: bool) -> Cause:
     for stream, module in (("numpy's global np.random", np.random), ("Python's global random", random)):
-        if _agree_if_seeded(module, lambda: _play(make, seed, actions)[0]):
+        if _agree_if_seeded(module, play):
             return Cause("chance", f"it draws from {stream}, which reset(seed) does not seed", _DRAW)
-    shared = _short([name for name in one if name.endswith(")") and one[name] != other.get(name)])
-    if shared:
+    if shared := _short([name for name in one if name.endswith(")") and one[name] != other.get(name)]):
         return Cause("past", f"reset leaves {_listed(shared)} as it is, for all copies of it", _SET_BACK)
     if unseeded:
         return Cause("chance", "its reset does not pass the seed on to super().reset(seed=seed)", _DRAW)
@@ -160,15 +136,15 @@ def _chance(
     return Cause("chance", what, _DRAW)
 
 
-def _agree_if_seeded(module: Any, play: Callable[[], list[bytes]]) -> bool:
+def _agree_if_seeded(module: Any, play: Callable[[], Played]) -> bool:
     """Whether two new environments show the same once this global stream, numpy's or Python's, is seeded."""
     numpy = module is np.random
     before, shown = module.get_state() if numpy else module.getstate(), []
     try:
         for _ in range(2):
             module.seed(0)
-            shown.append(play())
-        return bool(shown[0] == shown[1])
+            shown.append(play()[0])
+        return shown[0] == shown[1]
     finally:
         (module.set_state if numpy else module.setstate)(before)
 
@@ -177,7 +153,7 @@ _NO_DATA = (types.ModuleType, gymnasium.Env, gymnasium.Space)
 
 
 def _digests(name: str, value: Any, deep: int) -> Iterator[tuple[str, str]]:
-    """Names and digests of the plain data in a value; what is not plain is left out."""
+    """Names and digests of the plain data in a value."""
     if isinstance(value, np.random.Generator):
         yield name, f"{_STREAM}{value.bit_generator.state}"
     elif isinstance(value, np.random.RandomState | random.Random):

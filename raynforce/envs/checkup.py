@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -18,16 +18,43 @@ from raynforce.envs.describe import bits, describe, flatten_obs, is_flag, is_sca
 from raynforce.envs.frames import layers, stacks_of
 from raynforce.envs.make import Env
 from raynforce.envs.patience import patience
-from raynforce.envs.report import Report
 from raynforce.errors import UsageError, summary
-from raynforce.spaces import ObsLeaf
+from raynforce.spaces import EnvSpec, ObsLeaf
 
 STEPS = 10_000  # that are tried, unless a number is given, or time is up before
 SECONDS = 4.0  # for these steps
 HANGS = 120.0  # seconds after which a call is given up
 _AGAIN, _AGAIN_SECONDS = 2_000, 2.0  # that are played again, to see whether they show the same
 _CHUNK = 5.0  # seconds of steps that are watched together
+Level = Literal["ok", "warning", "error"]
 _FIRST_SEED = 100  # of the episodes that are played
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: Level
+    title: str
+    detail: str
+    fix: str = ""  # what to do about it
+
+
+@dataclass
+class Report:
+    env: str
+    findings: list[Finding] = field(default_factory=list)
+    spec: EnvSpec | None = None  # what it takes and gives, once that is known
+    cost: Cost | None = None  # of its steps, one environment at a time
+    native: bool = False  # whether it has a vector implementation of its own
+    steps: int = 0  # of random play that were tried
+
+    @property
+    def ok(self) -> bool:
+        return all(finding.level != "error" for finding in self.findings)
+
+    def add(self, level: Level, title: str, detail: str, fix: str = "") -> None:
+        """Note a finding; the same title is noted once, however often it happens."""
+        if all(finding.title != title for finding in self.findings):
+            self.findings.append(Finding(level, title, detail, fix))
 
 
 class GiveUp(Exception):
@@ -36,47 +63,35 @@ class GiveUp(Exception):
 
 @dataclass
 class Rollout:
-    """What a stretch of episodes showed."""
-
     actions: list[Any] = field(default_factory=list)
-    trace: list[bytes] = field(default_factory=list)
-    """Per reset and step a digest of what it gave: images of thousands of steps would not fit in memory."""
-    largest: list[float] = field(default_factory=list)
-    """Of each leaf, by absolute value."""
+    trace: list[bytes] = field(default_factory=list)  # a digest of what each reset and step gave: images would not fit
+    largest: list[float] = field(default_factory=list)  # of each leaf, by absolute value
     step_seconds: list[float] = field(default_factory=list)
     reset_seconds: list[float] = field(default_factory=list)
-    computed_seconds: list[float] = field(default_factory=list)
-    """Of the steps."""
-    terminated: list[int] = field(default_factory=list)
-    """Lengths of the episodes that ended by themselves."""
+    computed_seconds: list[float] = field(default_factory=list)  # of the steps
+    terminated: list[int] = field(default_factory=list)  # lengths of the episodes that ended by themselves
     truncated: list[int] = field(default_factory=list)
-    both: int = 0
-    """Ends that were terminated and truncated at once."""
-    ends: list[int] = field(default_factory=list)
-    """Numbers of the steps that ended an episode, from 1 on."""
-    wrong: int = 0
-    """How much was wrong with it."""
+    both: int = 0  # ends that were terminated and truncated at once
+    ends: list[int] = field(default_factory=list)  # numbers of the steps that ended an episode, from 1 on
+    wrong: int = 0  # how much was wrong with it
 
 
-@dataclass(frozen=True)
-class Differs:
+class Differs(NamedTuple):
     """An episode that showed something else when it was played again."""
 
     what: str
     at_reset: bool
     seed: int
     actions: list[Any]
-    used: State
-    """Of the environment after it was reset to that episode once more."""
+    used: State  # of the environment after it was reset to that episode once more
 
 
 class Checkup:
-    """The checks that need the running env, in order; each adds its findings to the report."""
+    """The checks that need the running env; each adds its findings to the report."""
 
     def __init__(self, name: str, env: Env, report: Report, steps: int | None) -> None:
         self.name, self.env, self.report = name, env, report
-        self.steps = STEPS if steps is None else steps
-        self.limit = SECONDS if steps is None else float("inf")  # who asks for steps gets them
+        self.steps, self.limit = (STEPS, SECONDS) if steps is None else (steps, math.inf)
         self.seconds = self.computed = 0.0  # that the last call of the env alone took, and computed
         self.wrong = 0  # errors so far, those with the same title too
         self.doing = ""
@@ -85,11 +100,7 @@ class Checkup:
         self.starts_vary = False
         self.watch = Stopwatch()
 
-    def close(self) -> None:
-        self.watch.close()
-
     def run(self) -> tuple[Rollout, Differs | None]:
-        """What was seen, and what was something else when it was played again."""
         self.check_spaces()
         with patience(HANGS, "the doctor"):
             starts_differ = self.check_reset()
@@ -124,12 +135,10 @@ class Checkup:
             fix = "set self.observation_space and self.action_space in __init__"
             raise self.stop("spaces are missing", summary(error), fix) from error
         self.report.spec, self.leaves = spec, spec.obs
-        for path, space in leaf_spaces(self.name, self.env.observation_space):
-            if isinstance(space, spaces.Box):
-                self.boxes[path] = space
-        self.report.add(
-            "ok", "spaces", f"observation {short(self.env.observation_space)}, action {short(self.env.action_space)}"
-        )
+        leaves = leaf_spaces(self.name, self.env.observation_space)
+        self.boxes = {path: space for path, space in leaves if isinstance(space, spaces.Box)}
+        obs, action = (short(space) for space in spaces_of)
+        self.report.add("ok", "spaces", f"observation {obs}, action {action}")
         if spec.action.kind == "box" and not np.all(np.isfinite([*spec.action.low, *spec.action.high])):
             fix = "give Box finite low and high if the env has limits"
             self.report.add("warning", "the action space has infinite bounds", "actions are not clipped there", fix)
@@ -231,11 +240,10 @@ class Checkup:
                 detail = f"{where}: it is {short(flag)} ({type(flag).__name__})"
                 raise self.stop(f"{title} is not a bool", detail, "return True or False")
             if not isinstance(flag, bool | np.bool_):
-                detail = f"{where}: it is {short(flag)}"
-                self.report.add("warning", f"{title} is not a bool", detail, f"return bool({title})")
+                found = f"{where}: it is {short(flag)}"
+                self.report.add("warning", f"{title} is not a bool", found, f"return bool({title})")
         if not isinstance(info, dict):
-            detail = f"{where}: it is a {type(info).__name__}"
-            self.report.add("warning", "info is not a dict", detail, "return {}")
+            self.report.add("warning", "info is not a dict", f"{where}: it is a {type(info).__name__}", "return {}")
         seen = self.check_obs(raw, where)
         outcome = float(reward), bool(terminated), bool(truncated)
         return raw, _digest((seen, *outcome)), *outcome[1:]
@@ -247,9 +255,8 @@ class Checkup:
         if not np.isfinite(reward):
             self.error("the reward is not finite", f"{where}: it is {reward}", "look for a division or a log")
         elif abs(float(reward)) > _LARGEST:
-            self.error(
-                "the reward is too large", f"{where}: it is {float(reward):g}; float32 ends at 3.4e38", "scale it"
-            )
+            detail = f"{where}: it is {float(reward):g}; float32 ends at 3.4e38"
+            self.error("the reward is too large", detail, "scale it")
 
     def check_obs(self, raw: Any, where: str) -> tuple[np.ndarray, ...]:
         """Copies of an observation's leaves as they will be stored, once they are known to fit."""
@@ -260,12 +267,10 @@ class Checkup:
         stored = []
         self.largest: list[float] = []
         for leaf in self.leaves:
-            value = values[leaf.path]
-            wrong = misfit(value, leaf)
-            if wrong:
+            if wrong := misfit(values[leaf.path], leaf):
                 fix = "change what the env returns, or its observation_space"
                 raise self.stop("the observation does not fit its space", f"{where}: {wrong}", fix)
-            array = np.array(value)
+            array = np.array(values[leaf.path])
             with np.errstate(over="ignore"):
                 stored.append(array.astype(leaf.dtype))
             finite = stored[-1].dtype.kind != "f" or bool(np.all(np.isfinite(stored[-1])))
@@ -283,23 +288,19 @@ class Checkup:
             detail = f"{where}: {leaf.path!r} holds NaN or infinity; a run would cut the episode there"
             self.error("the observation is not finite", detail, "look for a division, a log or a square root")
         elif not finite:
-            worst = array[np.abs(array) > _LARGEST].reshape(-1)[0]
+            worst = array[np.abs(array) > _LARGEST][0]
             detail = f"{where}: {leaf.path!r} holds {worst:g}; float32 ends at 3.4e38"
             self.error("the observation is too large", detail, "scale it")
-        elif np.any(array < box.low) or np.any(array > box.high):
-            worst = array[(array < box.low) | (array > box.high)].reshape(-1)[0]
-            detail = f"{where}: {leaf.path!r} holds {worst}"
-            fix = "widen low and high of the Box, or clip"
+        elif (beyond := (array < box.low) | (array > box.high)).any():
+            detail, fix = f"{where}: {leaf.path!r} holds {array[beyond][0]}", "widen low and high of the Box, or clip"
             self.report.add("warning", "the observation leaves its bounds", detail, fix)
 
     def check_aliasing(self, before: Any, now: Any) -> None:
         old, new = flatten_obs(before, self.leaves), flatten_obs(now, self.leaves)
         for path, array in new.items():
             if isinstance(array, np.ndarray) and array.size and np.may_share_memory(array, old[path]):
-                detail = (
-                    f"{path!r} is the same memory at every step, so an observation that was kept changes later; "
-                    "Raynforce copies at once and is safe, other code is not"
-                )
+                same = f"{path!r} is the same memory at every step, so an observation that was kept changes later"
+                detail = f"{same}; Raynforce copies at once and is safe, other code is not"
                 self.report.add("warning", "observations share memory", detail, "return obs.copy()")
 
     def check_ends(self, rollout: Rollout) -> None:
@@ -320,9 +321,8 @@ class Checkup:
             fix = "if it is a time limit, return truncated=True: then the future is still worth something"
             self.report.add("warning", "terminated may be a time limit", detail, fix)
         else:
-            self.report.add(
-                "ok", "episodes", f"{len(ended):,} terminated and {len(cut):,} truncated in {steps:,} steps"
-            )
+            detail = f"{len(ended):,} terminated and {len(cut):,} truncated in {steps:,} steps"
+            self.report.add("ok", "episodes", detail)
 
     def check_reset_in_mid_episode(self) -> None:
         wrong = self.wrong
@@ -339,8 +339,7 @@ class Checkup:
         first = next((i for i, (then, now) in enumerate(pairs) if then != now), None)
         if first is None and not starts_differ:
             if self.starts_vary:
-                detail = "the same seed starts the same episode, other seeds start others"
-                self.report.add("ok", "seeding", detail)
+                self.report.add("ok", "seeding", "the same seed starts the same episode, other seeds start others")
             if not again.wrong:
                 detail = f"the same seeds and {len(again.actions):,} actions gave the same episodes"
                 self.report.add("ok", "determinism", detail)
@@ -378,12 +377,9 @@ class Checkup:
         seconds = rollout.step_seconds
         cost = Cost.of(seconds, rollout.computed_seconds, rollout.reset_seconds, ends=len(rollout.ends))
         self.report.cost = cost
-        p50, p99 = (float(x) for x in np.percentile(seconds, [50, 99]))
-        detail = (
-            f"{1 / max(cost.mean or 0.0, 1e-9):,.0f} steps/s; step p50 {p50 * 1e3:.3g} ms, p99 {p99 * 1e3:.3g} ms, "
-            f"reset {float(np.mean(rollout.reset_seconds)) * 1e3:.3g} ms"
-        )
-        self.report.add("ok", "speed", detail)
+        p50, p99, reset = 1e3 * np.array([*np.percentile(seconds, [50, 99]), np.mean(rollout.reset_seconds)])
+        times = f"step p50 {p50:.3g} ms, p99 {p99:.3g} ms, reset {reset:.3g} ms"
+        self.report.add("ok", "speed", f"{1 / max(cost.mean or 0.0, 1e-9):,.0f} steps/s; {times}")
 
 
 _LARGEST = float(np.finfo(np.float32).max)

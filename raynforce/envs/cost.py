@@ -24,19 +24,12 @@ UNEVEN = 1.5  # times as long as the fastest tenth; a shared machine moves even 
 
 @dataclass(frozen=True)
 class Cost:
-    """What the steps of a trial took."""
-
     seconds: float | None
-    """Of a step with its share of the resets, robust against those that were held up; infinite if not even one ended in
-    time, None if the environment raised before."""
-    mean: float | None = None
-    """The same as a plain mean, which rare long steps count in: what throughput depends on."""
-    spread: tuple[float, float] = (0.0, 0.0)
-    """Seconds within which the fastest tenth of the steps ended, and all but the slowest tenth. They are steps that
-    there were, so that one that was held up moves neither far; a deviation would be all its."""
+    """Of a step with its share of the resets, at its fastest; infinite if none ended in time, None if it raised."""
+    mean: float | None = None  # the same as a plain mean, which rare long steps count in: what throughput depends on
+    spread: tuple[float, float] = (0.0, 0.0)  # seconds within which the fastest tenth, and nine tenths, of steps ended
     computing: float | None = None
-    """Share of the steps' time in which their thread computed; None: not known. An environment that computes in
-    threads or processes of its own waits for these, and counts as waiting."""
+    """Share of the time in which their thread computed, if known; not what it waited for threads or processes."""
     steps: int = 0
 
     @property
@@ -48,31 +41,20 @@ class Cost:
     def of(
         steps: Sequence[float], computed: Sequence[float], resets: Sequence[float], *, ends: int, length: int = 0
     ) -> Cost:
-        """Of the seconds that steps took, at least one, that they computed, and that resets took.
-
-        `ends` of the steps ended an episode. If the same `length` steps were played again and again, the fastest time
-        of each counts: others are held up by whatever else the machine does, for milliseconds on end, so that a
-        median of them moved by half between two trials where these minima moved by a twentieth.
-        """
+        """Of seconds that steps took and computed, and resets took; `length` steps may have been repeated."""
         length = length or len(steps)
+        # On a busy machine a median moved by half between two trials where these minima moved by a twentieth.
         fastest = [min(steps[place::length]) for place in range(min(length, len(steps)))]
         low, high = (float(x) for x in np.percentile(fastest, [10, 90], method="nearest"))
         again = resets[1:]  # the first one may load what the others find
         share = ends / len(steps)
-        return Cost(
-            seconds=statistics.median(fastest) + (min(again) * share if again else 0.0),
-            mean=statistics.fmean(steps) + (statistics.fmean(again) * share if again else 0.0),
-            spread=(low, high),
-            computing=min(1.0, sum(computed) / max(1e-9, sum(steps))),
-            steps=len(steps),
-        )
+        seconds = statistics.median(fastest) + (min(again) * share if again else 0.0)
+        mean = statistics.fmean(steps) + (statistics.fmean(again) * share if again else 0.0)
+        return Cost(seconds, mean, (low, high), min(1.0, sum(computed) / max(1e-9, sum(steps))), len(steps))
 
 
 class Stopwatch:
-    """Times calls in the thread that made it, without the time that it was runnable and waited for a core.
-
-    Else environments would seem uneven, and to wait, on a busy machine.
-    """
+    """Times calls in the thread that made it, without the time it waited for a core, which would look uneven."""
 
     def __init__(self) -> None:
         self._file = -1
@@ -135,8 +117,7 @@ class _Trial(threading.Thread):
         super().__init__(name="environment trial", daemon=True)
         self._made = made
         self._left = threading.Lock()
-        self._steps: list[float] = []
-        self._computed: list[float] = []
+        self._steps: list[tuple[float, float]] = []  # seconds that they took, and computed
         self._resets: list[float] = []
         self._ends = 0
         self._length = 0  # of the first pass, once it is over
@@ -156,10 +137,9 @@ class _Trial(threading.Thread):
             close_env(self._made)
 
     def cost(self) -> Cost:
-        """What is known by now."""
-        computed, resets = self._computed[:], self._resets[:]
-        if computed:
-            return Cost.of(self._steps[: len(computed)], computed, resets, ends=self._ends, length=self._length)
+        if self._steps:
+            steps, computed = zip(*self._steps, strict=True)
+            return Cost.of(steps, computed, self._resets[:], ends=self._ends, length=self._length)
         return Cost(None) if self._failed else Cost(math.inf, math.inf, (math.inf, math.inf), self._first_computes())
 
     def _first_computes(self) -> float | None:
@@ -196,8 +176,6 @@ class _Trial(threading.Thread):
             watch.start()
             self._began = self._began or (watch.queued, watch.computed, watch.wall)
             _, _, terminated, truncated, _ = made.step(action)
-            took, computed = watch.stop()
-            self._steps.append(took)
-            self._computed.append(computed)
+            self._steps.append(watch.stop())
             ended = bool(terminated or truncated)
             self._ends += ended

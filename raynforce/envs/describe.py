@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +12,8 @@ from gymnasium import spaces
 from raynforce.errors import UsageError, summary
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 
+Space = spaces.Space[Any]
+Args = Mapping[str, Any] | None
 _OBS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
 _FLAGS = (bool, np.bool_, int, np.integer)
 _NUMBERS = (float, np.floating, np.integer, np.bool_)
@@ -21,31 +22,23 @@ _ACTION = "Discrete, MultiDiscrete, MultiBinary and Box of floats"
 
 
 def describe(
-    env: str,
-    obs_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
-    env_args: Mapping[str, Any] | None = None,
-    stacks: Mapping[str, int] | None = None,
+    env: str, obs_space: Space, action_space: Space, env_args: Args = None, stacks: Mapping[str, int] | None = None
 ) -> EnvSpec:
-    """Describe an environment's spaces as data; a space that cannot be learned from is a `UsageError`.
-
-    `stacks` says by path which observations are how many frames.
-    """
-    leaves = tuple(_obs_leaf(env, path, space) for path, space in leaf_spaces(env, obs_space))
-    leaves = tuple(_with_stack(leaf, (stacks or {}).get(leaf.path, 1)) for leaf in leaves)
+    """An environment's spaces as data; `stacks` says by path how many frames an observation has."""
+    frames = stacks or {}
+    leaves = tuple(_obs_leaf(env, path, space, frames.get(path, 1)) for path, space in leaf_spaces(env, obs_space))
     if not any(math.prod(leaf.shape) for leaf in leaves):
         raise UsageError(f"env {env!r} has an empty observation space {short(obs_space)}; allowed: {_OBS}")
     return EnvSpec(env=env, obs=leaves, action=_action(env, action_space), args=dict(env_args or {}))
 
 
-def leaf_spaces(env: str, space: spaces.Space[Any], path: str = "obs") -> Iterator[tuple[str, spaces.Space[Any]]]:
+def leaf_spaces(env: str, space: Space, path: str = "obs") -> Iterator[tuple[str, Space]]:
     """The path and space of each array of an observation, in the order of the space."""
     if isinstance(space, spaces.Dict):
         for key, below in space.spaces.items():
             if not isinstance(key, str) or not key or "/" in key:
-                raise UsageError(
-                    f"env {env!r} has the observation key {key!r}; keys must be text without '/': rename it"
-                )
+                fix = "keys must be text without '/': rename it"
+                raise UsageError(f"env {env!r} has the observation key {key!r}; {fix}")
             yield from leaf_spaces(env, below, f"{path}/{key}")
     elif isinstance(space, spaces.Tuple):
         for index, below in enumerate(space.spaces):
@@ -54,19 +47,17 @@ def leaf_spaces(env: str, space: spaces.Space[Any], path: str = "obs") -> Iterat
         yield path, space
 
 
-def _obs_leaf(env: str, path: str, space: spaces.Space[Any]) -> ObsLeaf:
+def _obs_leaf(env: str, path: str, space: Space, frames: int) -> ObsLeaf:
     if isinstance(space, spaces.Box):
         # Fragments and networks work in float32; integers (images above all) stay as small as they are.
-        kind = np.dtype(space.dtype).kind
+        shape, kind = tuple(space.shape), np.dtype(space.dtype).kind
         if kind == "b":  # flags: 0 and 1 are not shades of an image
-            return ObsLeaf(path, "multibinary", tuple(space.shape), "uint8")
+            return ObsLeaf(path, "multibinary", shape, "uint8")
+        whole = len(shape) > 0 and shape[0] % frames == 0
         dtype = "float32" if kind == "f" else str(space.dtype)
-        return ObsLeaf(path, "box", tuple(space.shape), dtype)
-    if isinstance(space, spaces.Discrete):
-        return ObsLeaf(path, "discrete", (), "int64", sizes=(int(space.n),), start=(int(space.start),))
-    if isinstance(space, spaces.MultiDiscrete):
-        shape, sizes, start = tuple(space.shape), _ints(space.nvec), _ints(space.start)
-        return ObsLeaf(path, "multidiscrete", shape, "int64", sizes=sizes, start=start)
+        return ObsLeaf(path, "box", shape, dtype, stack=frames if whole else 1)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return ObsLeaf(path, *_choices(space))
     if isinstance(space, spaces.MultiBinary):
         return ObsLeaf(path, "multibinary", tuple(space.shape), "int8")
     raise UsageError(
@@ -74,17 +65,9 @@ def _obs_leaf(env: str, path: str, space: spaces.Space[Any]) -> ObsLeaf:
     )
 
 
-def _with_stack(leaf: ObsLeaf, frames: int) -> ObsLeaf:
-    whole = leaf.kind == "box" and len(leaf.shape) > 0 and leaf.shape[0] % frames == 0
-    return dataclasses.replace(leaf, stack=frames) if whole and frames > 1 else leaf
-
-
-def _action(env: str, space: spaces.Space[Any]) -> ActionSpec:
-    if isinstance(space, spaces.Discrete):
-        return ActionSpec("discrete", (), "int64", sizes=(int(space.n),), start=(int(space.start),))
-    if isinstance(space, spaces.MultiDiscrete):
-        shape, sizes, start = tuple(space.shape), _ints(space.nvec), _ints(space.start)
-        return ActionSpec("multidiscrete", shape, "int64", sizes=sizes, start=start)
+def _action(env: str, space: Space) -> ActionSpec:
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return ActionSpec(*_choices(space))
     if isinstance(space, spaces.MultiBinary):
         count = int(np.prod(space.shape))
         return ActionSpec("multidiscrete", tuple(space.shape), "int64", sizes=(2,) * count, start=(0,) * count)
@@ -94,8 +77,12 @@ def _action(env: str, space: spaces.Space[Any]) -> ActionSpec:
     raise UsageError(f"env {env!r} has the action space {short(space)}; allowed: {_ACTION}; use a wrapper")
 
 
-def _ints(array: np.ndarray) -> tuple[int, ...]:
-    return tuple(int(x) for x in array.reshape(-1))
+def _choices(space: spaces.Discrete | spaces.MultiDiscrete) -> tuple[Any, tuple[int, ...], str, Any, Any]:
+    """Kind, shape, dtype, sizes and start."""
+    if isinstance(space, spaces.Discrete):
+        return "discrete", (), "int64", (int(space.n),), (int(space.start),)
+    sizes, start = (tuple(int(x) for x in array.reshape(-1)) for array in (space.nvec, space.start))
+    return "multidiscrete", tuple(space.shape), "int64", sizes, start
 
 
 def flatten_obs(obs: Any, leaves: Sequence[ObsLeaf]) -> dict[str, Any]:
@@ -175,14 +162,13 @@ def is_flag(value: Any) -> bool:
 
 
 def wrong_reset(result: Any) -> str:
-    """What is wrong with the form of what `reset` returned; most often nothing."""
-    if isinstance(result, tuple) and len(result) == 2:
-        return ""
-    return f"reset returned {_form(result)}; expected (obs, info)"
+    """What is wrong with the form of what `reset` returned, or nothing."""
+    right = isinstance(result, tuple) and len(result) == 2
+    return "" if right else f"reset returned {_form(result)}; expected (obs, info)"
 
 
 def wrong_step(result: Any) -> str:
-    """What is wrong with the form of what `step` returned, its observation left out; most often nothing."""
+    """What is wrong with the form of what `step` returned but for its observation, or nothing."""
     if not isinstance(result, tuple) or len(result) != 5:
         return f"step returned {_form(result)}; expected (obs, reward, terminated, truncated, info)"
     _, reward, terminated, truncated, _ = result
@@ -194,7 +180,6 @@ def wrong_step(result: Any) -> str:
 
 
 def _form(result: Any) -> str:
-    if isinstance(result, tuple):
-        hint = " (the old gym interface)" if len(result) == 4 else ""
-        return f"{len(result)} values{hint}"
-    return f"a {type(result).__name__}"
+    if not isinstance(result, tuple):
+        return f"a {type(result).__name__}"
+    return f"{len(result)} values{' (the old gym interface)' if len(result) == 4 else ''}"

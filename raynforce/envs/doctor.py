@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from raynforce.envs.causes import Cause, find_cause
-from raynforce.envs.checkup import HANGS, Checkup, Differs, GiveUp, Rollout
-from raynforce.envs.describe import bits
+from raynforce.envs.checkup import HANGS, Checkup, Differs, Finding, GiveUp, Report
+from raynforce.envs.describe import Args, bits
 from raynforce.envs.lane import REPLAY
 from raynforce.envs.make import close_env, locate, make
 from raynforce.envs.native import NativeVector
 from raynforce.envs.patience import patience
-from raynforce.envs.report import Finding, Report
 from raynforce.envs.vector import VectorEnv, make_vector
 from raynforce.errors import EnvError, RaynforceError, UsageError, summary
-from raynforce.trees import Tree, join, split
+from raynforce.trees import join, split
 
 __all__ = ["Finding", "Report", "check_env"]
 
@@ -29,11 +27,8 @@ _COMES_BACK = "running episodes"
 _LOADED = 23  # mostly not the length of an episode
 
 
-def check_env(env: str, env_args: Mapping[str, Any] | None = None, *, steps: int | None = None) -> Report:
-    """Try the environment: for so many steps, or for `STEPS` and some seconds at most; and save and load it.
-
-    Whatever a bad environment does becomes a finding; only a name that cannot be found is a `UsageError`.
-    """
+def check_env(env: str, env_args: Args = None, *, steps: int | None = None) -> Report:
+    """Try an environment, save and load it; whatever it does becomes a finding, but for a name that is not found."""
     if steps is not None and steps < 1:
         raise UsageError(f"steps is {steps}; it must be 1 or more")
     locate(env)
@@ -54,41 +49,27 @@ def check_env(env: str, env_args: Mapping[str, Any] | None = None, *, steps: int
         report.add("error", "hangs", f"{checkup.doing} was not through in {HANGS:g} seconds")
         return report
     finally:
-        checkup.close()
+        checkup.watch.close()
         close_env(made)  # before the next one is made: some simulators can only be had once
     try:
-        with patience(HANGS, "the doctor"):
-            _check_again(env, env_args, report, rollout, differs, fresh=fresh)
+        with patience(HANGS, "the doctor"):  # of what makes the environment again, if that is affordable
+            if report.ok:
+                affordable = int(_LOADS / max(1e-9, float(np.mean(rollout.step_seconds))))
+                actions = rollout.actions[: max(1, min(affordable, len(rollout.actions) // 10, _LOADED))]
+                _check_resume(env, env_args, report, actions, fresh=fresh, determined=differs is None)
+            if differs is not None:
+                new = (lambda: make(env, env_args)) if fresh else None
+                _say_differs(report, differs, find_cause(new, differs.seed, differs.actions, differs.used))
     except EnvError:
         report.add("error", "hangs", f"made again, to save and load it, it was not through in {HANGS:g} seconds")
     return report
 
 
-def _check_again(
-    env: str,
-    env_args: Mapping[str, Any] | None,
-    report: Report,
-    rollout: Rollout,
-    differs: Differs | None,
-    *,
-    fresh: bool,
-) -> None:
-    """The checks that make the environment again, if that is affordable."""
-    if report.ok:
-        affordable = int(_LOADS / max(1e-9, float(np.mean(rollout.step_seconds))))
-        actions = rollout.actions[: max(1, min(affordable, len(rollout.actions) // 10, _LOADED))]
-        _check_resume(env, env_args, report, actions, fresh=fresh, determined=differs is None)
-    if differs is not None:
-        new = (lambda: make(env, env_args)) if fresh else None
-        _say_differs(report, differs, find_cause(new, differs.seed, differs.actions, differs.used))
-
-
 def _say_differs(report: Report, differs: Differs, cause: Cause | None) -> None:
-    """One finding for what is not the same again: what was seen, why, and what that means for a run."""
     saved = any(finding.title == _COMES_BACK for finding in report.findings)  # by a pair of its own
     if cause is not None and cause.kind == "past":
-        means = "at resume and in evaluation a new environment begins without it"
-        means = "a resume brings it back, in evaluation a new environment begins without it" if saved else means
+        where = "a resume brings it back, in evaluation" if saved else "at resume and in evaluation"
+        means = f"{where} a new environment begins without it"
         report.add("warning", "state is kept across episodes", f"{cause.what}; {differs.what}; {means}", cause.fix)
         return
     title = "reset(seed) is not deterministic" if differs.at_reset else "episodes are not deterministic"
@@ -99,28 +80,25 @@ def _say_differs(report: Report, differs: Differs, cause: Cause | None) -> None:
 
 
 def _check_resume(
-    env: str,
-    env_args: Mapping[str, Any] | None,
-    report: Report,
-    actions: list[Any],
-    *,
-    fresh: bool,
-    determined: bool,
+    env: str, env_args: Args, report: Report, actions: list[Any], *, fresh: bool, determined: bool
 ) -> None:
-    """Play, save, play on; load and play on with the same actions; into a `fresh` env, as a resume does, if asked.
-
-    It is saved in an episode after the first, so that what is kept from one to the next is missed.
-    """
+    """Save in a second episode and play on; load, into a `fresh` env if asked, and play on with the same actions."""
     vector: VectorEnv | None = None
     try:
         vector = make_vector(env, env_args, 1, seed=0)
-        _say_vectorised(vector, report, determined=determined)
+        report.native = isinstance(vector, NativeVector)
+        if report.native:
+            report.add("ok", "vectorised by its own implementation", "all lanes are stepped in one call")
+        else:
+            note = vector.note if determined else ""  # else it is said beside the cause
+            report.add("ok", "vectorised by a loop", note or "single envs are stepped one after the other")
         choices = np.array(actions, vector.spec.action.dtype)[:, None]  # [k, 1, ...]
         vector.reset()
         _end_an_episode(vector, choices)
         for choice in choices:
             vector.step(choice)
-        tree = _through_a_file(vector.state())
+        arrays, rest = split(vector.state())  # as a checkpoint would give it back: arrays apart, the rest as JSON
+        tree = join({path: array.copy() for path, array in arrays.items()}, json.loads(json.dumps(rest)))
         then = [vector.step(choice) for choice in choices]
         if fresh:
             vector.close()
@@ -143,11 +121,9 @@ def _check_resume(
     if notes:
         report.add("warning", "running episodes start over at resume", notes[0])
     elif other is not None:
-        detail = (
-            f"they come back {vector.way_back}, but with the same actions step {other + 1} after loading was not that "
-            "of before"
-        )
+        differs = f"with the same actions step {other + 1} after loading was not that of before"
         fix = "save and load all that step() depends on, also what is kept across episodes; change nothing while saving"
+        detail = f"they come back {vector.way_back}, but {differs}"
         report.add("warning", "running episodes go another way after resume", detail, fix)
     else:
         detail = f"come back {vector.way_back}: {len(now)} steps after loading were the same as before"
@@ -155,24 +131,8 @@ def _check_resume(
 
 
 def _end_an_episode(vector: VectorEnv, choices: np.ndarray) -> None:
-    """Play to the end of an episode, or for a while and reset."""
     for number in range(4 * len(choices)):
         step = vector.step(choices[number % len(choices)])
         if step.terminated[0] or step.truncated[0]:
             return
     vector.reset()
-
-
-def _say_vectorised(vector: VectorEnv, report: Report, *, determined: bool) -> None:
-    report.native = isinstance(vector, NativeVector)
-    if report.native:
-        report.add("ok", "vectorised by its own implementation", "all lanes are stepped in one call")
-    else:
-        note = vector.note if determined else ""  # else it is said beside the cause
-        report.add("ok", "vectorised by a loop", note or "single envs are stepped one after the other")
-
-
-def _through_a_file(tree: Tree) -> Tree:
-    """As a checkpoint would give it back: arrays apart, the rest as JSON."""
-    arrays, rest = split(tree)
-    return join({path: array.copy() for path, array in arrays.items()}, json.loads(json.dumps(rest)))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple
 
@@ -15,32 +19,29 @@ from raynforce.doorbell import Doorbell
 from raynforce.envs.faults import EnvFault
 from raynforce.envs.lane import Lane, Plan
 from raynforce.envs.local import other_spaces
+from raynforce.envs.make import closed_on_error
 from raynforce.envs.rows import Rows
 from raynforce.errors import UsageError
 from raynforce.spaces import EnvSpec
 
-GRACE = 3
-"""Seconds that environments have to close."""
+GRACE = 3  # seconds that environments have to close
+_SPARE = 64  # files, for what else a process opens meanwhile
+_FIX = "use fewer --envs, or raise"
+FEWER = f"{_FIX} the limit (ulimit -u)"
 _STACK = 1 << 20  # bytes for each thread: simulators in C need some
 _stack_size = threading.Lock()
 
 
 class Report(NamedTuple):
-    """What came of something that a lane was asked for."""
-
     lane: int
     what: Literal["spaces", "made", "step", "broke", "answer", "error", "died", "gone"]
     """`spaces`: a process has made its env and waits for shared rows; `gone`: one that was abandoned has ended."""
     value: Any = None
-    """With a new env, `About`; with a step, the numbers in `info` of an episode that it ended; with an answer, what the
-    method returned; with an error, the exception; with a process that died, how."""
-    faults: Sequence[EnvFault] = ()
-    """On the way. The first is what a lane broke by."""
+    """`About` of a new env, `info` of an episode that ended, a method's answer, an exception, how a process died."""
+    faults: Sequence[EnvFault] = ()  # the first is what a lane broke by
 
 
 class About(NamedTuple):
-    """What is to be known of a lane once its environment is made."""
-
     spec: EnvSpec
     note: str
     way_back: str
@@ -50,8 +51,7 @@ class LaneWorker:
     """Makes the lane number `index` of a plan, beginning with `episode`, and calls it."""
 
     lane: Lane | None = None
-    action: np.ndarray
-    """`[1, ...]` for the next step."""
+    action: np.ndarray  # [1, ...] for the next step
 
     def __init__(self, plan: Plan, index: int, episode: int) -> None:
         self.plan, self.index, self.episode = plan, index, episode
@@ -60,7 +60,7 @@ class LaneWorker:
         return self._report("made", self._make)
 
     def step(self) -> Report | None:
-        """None if there is nothing to tell but what is in the row."""
+        """None if the row says it all."""
         lane = self.lane
         assert lane is not None
         begun = time.monotonic()
@@ -91,17 +91,14 @@ class LaneWorker:
 
     def _make(self) -> About:
         lane = Lane(self.plan, self.index)
-        try:
+        with closed_on_error(lane):
             lane.begin_at(self.episode)
-        except BaseException:
-            lane.close()
-            raise
         self.lane, self.action = lane, lane.row.action
         return About(lane.spec, lane.note, lane.way_back)
 
 
 class _Worker(LaneWorker):
-    """A lane in this process. It writes to a row of its own: one that was abandoned may come back at any time."""
+    """A lane in this process; its row is its own, as one that was abandoned may come back at any time."""
 
     report: Report | None = None
 
@@ -120,19 +117,18 @@ class _Worker(LaneWorker):
         row = self.lane.row
         self._live, self._mine = rows.live[self.index], row.live[0]
         self._last, self._my_last = rows.last[self.index], row.last[0]
-        self._terminated, self._truncated = row.terminated, row.truncated
+        self._ended = row.terminated, row.truncated
 
     def publish(self) -> None:
         self._live[...] = self._mine
-        if self._terminated[0] or self._truncated[0]:
+        if self._ended[0][0] or self._ended[1][0]:
             self._last[...] = self._my_last
 
 
 class EnvExecutor:
     """Steps the lanes of a plan one after another in the calling thread; those below do it side by side."""
 
-    rows: Rows
-    """They are there as soon as a lane has made its environment."""
+    rows: Rows  # they are there as soon as a lane has made its environment
 
     def __init__(self, plan: Plan, count: int) -> None:
         self.plan, self.count = plan, count
@@ -146,28 +142,26 @@ class EnvExecutor:
         return self.bell.fileno()
 
     def make(self, lane: int, episode: int) -> None:
-        """Have a lane's environment made by a new worker, in place of what there is; `collect` will tell."""
+        """Have a new worker make a lane's environment; `collect` reports it."""
         worker = self._workers[lane] = _Worker(self, lane, episode)
         worker.do(worker.make)
 
     def step(self, lanes: Sequence[int]) -> None:
-        """Have these lanes step with their rows' actions."""
         for lane in lanes:
             worker = self._workers[lane]
             worker.do(worker.step)
 
     def call(self, lane: int, method: str, args: tuple[Any, ...]) -> None:
-        """Have a method of the `Lane` called; `collect` will tell the answer."""
+        """Call a method of the `Lane`; `collect` reports the answer."""
         worker = self._workers[lane]
         worker.do(worker.call, method, args)
 
     def done(self, worker: _Worker) -> None:
-        """Called by a worker, in its thread, when it has done as it was asked."""
         self._finished.append(worker)
         self.bell.ring()
 
     def collect(self) -> tuple[list[int], list[Report]]:
-        """Lanes whose step went well with nothing else to tell, and all other reports, since this was last asked."""
+        """Lanes whose step went well without a report, and all reports, since the last call."""
         self.bell.clear()
         done: list[int] = []
         reports: list[Report] = []
@@ -188,7 +182,7 @@ class EnvExecutor:
         return done, reports
 
     def abandon(self, lane: int) -> bool:
-        """Give up a worker that hangs; whether a new one can be made now, or `collect` will tell when it is gone."""
+        """Give up a worker that hangs; whether a new one can be made now, or `collect` reports when it is gone."""
         return False
 
     def threads(self) -> list[int]:
@@ -201,23 +195,21 @@ class EnvExecutor:
         self.bell.close()
 
     def _checked(self, report: Report) -> Report:
-        """The report; an error if it is of an environment that is not like the first one, which rows are made for."""
-        if report.what in ("made", "spaces"):
-            spec = report.value.spec
-            if self.spec is None:
-                self.spec, self.rows = spec, self._make_rows(spec)
-            if spec != self.spec:
-                wrong = other_spaces(spec.env, self.plan.first + report.lane, self.plan.first)
-                return Report(report.lane, "error", wrong)
-        return report
+        """The report; an error if its environment is not like the first one, which rows are made for."""
+        if report.what not in ("made", "spaces"):
+            return report
+        spec = report.value.spec
+        if self.spec is None:
+            self.spec, self.rows = spec, self._make_rows(spec)
+        if spec == self.spec:
+            return report
+        return Report(report.lane, "error", other_spaces(spec.env, self.plan.first + report.lane, self.plan.first))
 
     def _make_rows(self, spec: EnvSpec) -> Rows:
         return Rows(spec, self.count)
 
 
 class _Thread(_Worker):
-    """A worker with a thread of its own, in which everything is done that the environment does."""
-
     def __init__(self, executor: EnvExecutor, index: int, episode: int) -> None:
         super().__init__(executor, index, episode)
         self.jobs: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()  # as for `do`; None ends it
@@ -241,7 +233,7 @@ class Threads(EnvExecutor):
                 self._workers[lane] = _Thread(self, lane, episode)
             except RuntimeError as error:
                 started = f"{lane} of {self.count} threads for envs could be started ({error})"
-                raise UsageError(f"{started}: use fewer --envs, or raise the limit (ulimit -u)") from None
+                raise UsageError(f"{started}: {FEWER}") from None
             finally:
                 threading.stack_size(before)
 
@@ -270,3 +262,39 @@ class Threads(EnvExecutor):
         for worker in workers:
             worker.thread.join(max(0.0, until - time.monotonic()))
         self.bell.close()
+
+
+def require_files(count: int, what: str) -> None:
+    """Make sure that `count` more files can be open, by raising our own limit if that is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + len(os.listdir("/proc/self/fd")) + _SPARE
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UsageError(
+            f"{what} need {needed} open files, and {hard} are allowed: {_FIX} the limit (ulimit -n {needed})"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def require_tasks(count: int, what: str) -> None:
+    """Make sure that `count` more threads or processes can be started, as far as that can be known."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft != resource.RLIM_INFINITY and os.geteuid() and count > soft:
+        raise UsageError(f"{what} are more than the {soft} allowed: {FEWER}")
+    left = _left_in_group()
+    if left is not None and count > left:
+        most = f"the {left} that this container may still start"
+        raise UsageError(f"{what} are more than {most}: {_FIX} its limit (pids.max)")
+
+
+def _left_in_group() -> int | None:
+    """How many tasks our control group, version 1 or 2, has room for; None if it has no limit or hides it."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds in ("", "pids"):
+                group = Path("/sys/fs/cgroup", kinds, path.lstrip("/"))
+                most = (group / "pids.max").read_text().strip()
+                return None if most == "max" else int(most) - int((group / "pids.current").read_text())
+    return None

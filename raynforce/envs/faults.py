@@ -11,12 +11,10 @@ import numpy as np
 
 from raynforce.errors import EnvError
 
-BREAKS_IN_A_ROW = 3
-"""How often an environment may break and be made again with no more than `STEPS_BETWEEN` steps in between."""
+BREAKS_IN_A_ROW = 3  # how often an env may be made again with no more than `STEPS_BETWEEN` steps in between
 STEPS_BETWEEN = 10
 TRACE_LENGTH = 4000
-MOST_BYTES = 1 << 20
-"""Of an episode's actions, which travel between processes and are kept: 131,072 steps of one integer, say."""
+MOST_BYTES = 1 << 20  # of an episode's actions that are kept: 131,072 steps of one integer
 
 
 @dataclass(frozen=True)
@@ -25,37 +23,26 @@ class EnvFault:
 
     env: str
     args: Mapping[str, Any]
-    kind: str
-    """`raised`, or `garbage`: a wrong shape, a wrong type, NaN or infinity. Where environments are stepped side by
-    side also `hung`, or `died`: its process has ended."""
-    lane: int | None
-    seed: int | None
-    """Of the episode. An env's own vector implementation has one random stream: there it is None, as the lane is."""
-    step: int
-    """Steps taken in the episode, the failing one included; 0 if its reset broke. Without a lane: of the vector."""
-    cause: str
-    """One line."""
-    trace: str = ""
-    """The traceback inside the environment, if it raised."""
-    actions: np.ndarray | None = None
-    """`[step, ...]` as given to the environment since its reset, the last one included; None if not kept."""
-    too_long: bool = False
-    """Whether they are not kept because they take more than `MOST_BYTES`."""
+    kind: str  # `raised`, `garbage` (wrong shape or type, NaN, infinity), or side by side `hung`, `died`
+    lane: int | None  # None, as the seed, in an env's own vector implementation
+    seed: int | None  # of the episode
+    step: int  # in the episode (without a lane: of the vector), the failing one included; 0 if its reset broke
+    cause: str  # one line
+    trace: str = ""  # the traceback inside the environment, if it raised
+    actions: np.ndarray | None = None  # [step, ...] since its reset, the last one included; None if not kept
+    too_long: bool = False  # whether they are not kept because they take more than `MOST_BYTES`
 
     def facts(self) -> dict[str, Any]:
-        """As JSON, for the history of the run."""
+        """As JSON."""
         facts: dict[str, Any] = {"env": self.env, "args": dict(self.args), "kind": self.kind}
-        if self.lane is not None:
-            facts |= {"lane": self.lane, "seed": self.seed}
+        facts |= {} if self.lane is None else {"lane": self.lane, "seed": self.seed}
         facts |= {"step": self.step, "cause": self.cause, "trace": self.trace}
-        if self.too_long:
-            facts["too_long"] = True
+        facts |= {"too_long": True} if self.too_long else {}
         if self.actions is not None:
             facts |= {"actions": self.actions.tolist(), "dtype": str(self.actions.dtype)}
         return facts
 
     def error(self, kind: type[EnvError] = EnvError, often: str = "") -> EnvError:
-        """The error to raise for it."""
         where = f"in lane {self.lane}{often} (episode seed {self.seed}, step {self.step})"
         error = kind(f"env {self.env!r} broke {where}: {self.cause}")
         error.facts = self.facts()

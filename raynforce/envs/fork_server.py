@@ -35,33 +35,20 @@ cap_threads()  # before numpy is imported: a process that forks must have no oth
 from raynforce.envs.fork_server import main
 main()
 """
-"""What its process runs."""
-
-DONE = struct.Struct("<III")
-"""What a process writes when it is done: its lane, its generation, and whether there is more to read on its socket."""
+DONE = struct.Struct("<III")  # lane, generation, whether there is more to read on its socket
 STEP, CALL, MEMORY = b"s", b"c", b"m"
 _PR_SET_PDEATHSIG = 1
 
 
 class SpawnRequest(NamedTuple):
-    """For a process for a lane; its socket follows."""
-
     lane: int
     generation: int
     plan: Plan
     episode: int
-    given: bytes
-    """The environment itself, where it is not from a module."""
-
-
-class Child(NamedTuple):
-    pid: int
-    lane: int
-    generation: int
+    given: bytes  # the environment itself, where it is not from a module
 
 
 def main() -> None:
-    """Serve until the other side hangs up."""
     gc.freeze()  # what is imported by now is shared by all of them, as long as it is not written to
     line = socket.socket(fileno=int(sys.argv[1]))
     line.set_inheritable(False)
@@ -74,7 +61,7 @@ class ForkServer:
     def __init__(self, line: socket.socket) -> None:
         self._line, self._requests = line, Connection(os.dup(line.fileno()))
         self._libc, self._pid = ctypes.CDLL(None), os.getpid()
-        self._children: dict[int, Child] = {}  # by pidfd
+        self._children: dict[int, tuple[int, int, int]] = {}  # pid, lane, generation, by pidfd
         self._pipe = receive_fd(line)
         self._events = poll()
         self._events.register(line, POLLIN)
@@ -112,12 +99,11 @@ class ForkServer:
             if not pid:
                 self._run_child(request, line)
             fd = os.pidfd_open(pid)
-            self._children[fd] = Child(pid, request.lane, request.generation)
+            self._children[fd] = pid, request.lane, request.generation
             self._events.register(fd, POLLIN)
         os.close(line)
 
     def _reap(self, fd: int) -> None:
-        """Tell of a child that has ended."""
         self._events.unregister(fd)
         os.close(fd)
         pid, lane, generation = self._children.pop(fd)
@@ -143,8 +129,6 @@ class ForkServer:
 
 
 class EnvProcess(LaneWorker):
-    """A lane in a process of its own: it does as it is asked, until the other side hangs up."""
-
     def __init__(self, request: SpawnRequest, line: socket.socket, pipe: int) -> None:
         super().__init__(request.plan, request.lane, request.episode)
         self._given, self._line, self._pipe = request.given, line, pipe
@@ -173,7 +157,6 @@ class EnvProcess(LaneWorker):
         return super()._make()
 
     def _map(self, lane: Lane) -> None:
-        """Use memory that others can read too."""
         memory, size = receive_fd(self._line), row_bytes(lane.spec)
         rows = memoryview(mmap.mmap(memory, 0))
         os.close(memory)
@@ -181,15 +164,13 @@ class EnvProcess(LaneWorker):
         self.action = lane.row.action
 
     def _tell(self, report: Report | None) -> None:
-        if report is None:
-            os.write(self._pipe, self._done)
-            return
-        os.write(self._pipe, self._more)
-        self._answers.send(report if report.what != "error" else report._replace(value=_portable(report.value)))
+        os.write(self._pipe, self._done if report is None else self._more)
+        if report is not None:
+            self._answers.send(report if report.what != "error" else report._replace(value=_portable(report.value)))
 
 
 def receive_fd(line: socket.socket) -> int:
-    """A descriptor that comes with a byte of its own; programs that are started do not get it."""
+    """A descriptor that comes with a byte of its own; not inherited."""
     byte, fds, _, _ = socket.recv_fds(line, 1, 1)
     if not byte:
         raise EOFError

@@ -20,22 +20,18 @@ MOST = 255  # frames in a stack
 
 def stacked(env: str, frames: int = 4, args: Mapping[str, Any] | None = None, render_mode: str | None = None) -> Env:
     """The environment `env` (an id or `module:factory`, made with `args`) with its newest `frames` images stacked."""
-    from raynforce.envs.make import close_env, make  # which asks this module what is stacked
+    from raynforce.envs.make import closed_on_error, make  # which asks this module what is stacked
 
     made = make(env, {**(args or {}), **({"render_mode": render_mode} if render_mode else {})})
-    try:
+    with closed_on_error(made):
         return FrameStack(made, frames)
-    except BaseException:
-        close_env(made)
-        raise
 
 
 class FrameStack(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Every image of an observation becomes the newest `frames` of it, `[frames * channels, height, width]`.
+    """Every image of an observation becomes its newest `frames`, `[frames * channels, height, width]`, the newest last.
 
     An image is a uint8 `Box` of `[H, W]`, `[H, W, C]` or `[C, H, W]` with 1, 3 or 4 channels, alone or in a `Dict`; all
-    else of an observation stays as it is. The newest frame is the last. Before an episode's first frame there are
-    repeats of it. Running episodes can be saved through it.
+    else stays as it is. An episode begins with repeats of its first frame. Running episodes can be saved through it.
     """
 
     def __init__(self, env: Env, frames: int = 4) -> None:
@@ -43,14 +39,13 @@ class FrameStack(gymnasium.Wrapper[Any, Any, Any, Any]):
         if type(frames) is not int or not 1 <= frames <= MOST:
             raise UsageError(f"frame stack: frames = {frames} is not allowed; it is a whole number from 1 to {MOST}")
         self.frames = frames
-        self.stacks: dict[str, np.ndarray] = {}
-        """What is shown now, by path; not written to again."""
+        self.stacks: dict[str, np.ndarray] = {}  # what is shown now, by path; not written to again
         self.paths: list[str] = []
         self.observation_space = self._stacked("obs", env.observation_space)
         if not self.paths:
+            image = "an image is a uint8 Box of HxW, HxWxC or CxHxW with 1, 3 or 4 channels"
             raise UsageError(
-                f"frame stack: the observation has no image but is {short(env.observation_space)}; an image is a uint8 "
-                "Box of HxW, HxWxC or CxHxW with 1, 3 or 4 channels"
+                f"frame stack: the observation has no image but is {short(env.observation_space)}; {image}"
             )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -84,11 +79,7 @@ class FrameStack(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def stacks_of(env: Env) -> dict[str, int]:
-    """How many frames the stacked leaves of an environment's observations have, by path.
-
-    It is known of `FrameStack` and gymnasium's `FrameStackObservation`. Something around them may have changed what
-    they give: what has another shape now is no stack, for the rest it is no promise.
-    """
+    """Frames of each leaf that `FrameStack` or `FrameStackObservation` stacks, if no wrapper changed its shape."""
     seen = _boxes(env.observation_space)
     for layer in layers(env):
         given = _boxes(layer.observation_space)
@@ -103,7 +94,6 @@ def stacks_of(env: Env) -> dict[str, int]:
 
 
 def layers(env: Env) -> Iterator[Any]:
-    """Its wrappers from the outermost on, and what they are around."""
     layer: Any = env
     while isinstance(layer, gymnasium.Wrapper):
         yield layer
@@ -112,7 +102,6 @@ def layers(env: Env) -> Iterator[Any]:
 
 
 def _boxes(space: spaces.Space[Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes of all boxes in an observation space, by path."""
     return {path: leaf.shape for path, leaf in leaf_spaces("", space) if isinstance(leaf, spaces.Box)}
 
 

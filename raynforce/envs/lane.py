@@ -15,7 +15,7 @@ from raynforce.envs.faults import MOST_BYTES, EnvFault, count_break, trace_of
 from raynforce.envs.make import close_env, make_described
 from raynforce.envs.rows import Rows
 from raynforce.envs.snapshots import NoTree, Pair, difference, keepers, pair_of
-from raynforce.envs.vector import FINITE, derive_seed, finite, first_of_attempt
+from raynforce.envs.vector import FINITE, NOT_AT_ALL, derive_seed, finite, first_of_attempt
 from raynforce.errors import ContractError, EnvError, UsageError, summary
 from raynforce.infos import Info, numbers
 from raynforce.trees import Tree
@@ -33,8 +33,6 @@ class Broke(Exception):
 
 
 class Lost(NamedTuple):
-    """Why a running episode could not be restored."""
-
     reason: str
     example: str = ""
 
@@ -52,30 +50,23 @@ class Plan(NamedTuple):
 
 @dataclass
 class Shared:
-    """What lanes that are stepped together have in common."""
-
-    proven: bool = False
-    """Whether a step of any of them went well."""
-    saved: bool = False
-    """Whether any of them could be saved."""
+    proven: bool = False  # whether a step of any of them went well
+    saved: bool = False  # whether any of them could be saved
     faults: list[EnvFault] = field(default_factory=list)
 
     def take_faults(self) -> list[EnvFault]:
-        faults = self.faults[:]
-        self.faults.clear()
+        faults, self.faults = self.faults, []
         return faults
 
 
 class Lane:
-    """One environment and its running episode. What its steps give is written into its row; they allocate nothing.
+    """One environment and its running episode. Steps write into its row and allocate nothing.
 
-    Episode seeds derive from (seed, sampler, number, episode). With `record`, the running episode is saved by the
-    environment's `save_state` and restored by its `load_state`; where there is no such pair, its actions are kept, so
-    that `restore` can replay them. Without `record` it starts a new episode.
+    Episode seeds derive from (seed, sampler, number, episode). With `record`, the running episode is saved and restored
+    by the env's `save_state` and `load_state`, or by replaying its actions where there is no such pair.
 
-    An env that raises, or returns what is no observation or reward, is closed; a new one takes its place and begins
-    the next episode. `shared.faults` tells of it. It is an `EnvError` if that happens too often in a row, and a
-    `ContractError` if it returns such a thing twice in a row before any step went well.
+    An env that raises or returns garbage is closed, and a new one begins the next episode; `shared.faults` has it. Too
+    often in a row is an `EnvError`; garbage twice in a row before any step went well is a `ContractError`.
     """
 
     def __init__(self, plan: Plan, index: int = 0, shared: Shared | None = None) -> None:
@@ -97,17 +88,17 @@ class Lane:
         self._actions: np.ndarray | None = None  # [T, ...], of the running episode: the first `_steps`
         if replays:
             self.keep_actions()
-        self.way_back = f"through {self._pair}" if self.saves else REPLAY if replays else "not at all: they begin anew"
+        self.way_back = REPLAY if replays else NOT_AT_ALL
+        if self._pair and self.saves:
+            self.way_back = f"through {self._pair.name}"
         self._keeps = next(iter(keepers(self.env)), None) if replays else None
         self.note = ""
         if self._keeps:
-            what, fix = self._keeps
-            self.note = f"running episodes of env {plan.env!r} start over at resume: {what}; {fix}"
+            self.note = f"running episodes of env {plan.env!r} start over at resume: {'; '.join(self._keeps)}"
         elif replays and reason:
             self.note = f"running episodes of env {plan.env!r} come back {self.way_back}, {reason}"
 
     def keep_actions(self) -> None:
-        """Save the actions of the running episode, not the env's own state."""
         self.saves, self._actions = False, np.empty((64, *self.spec.action.shape), self.spec.action.dtype)
 
     def write_to(self, row: Rows) -> None:
@@ -125,7 +116,7 @@ class Lane:
         self._floats = [(path, place.reshape(-1)) for path, place in both if place.dtype.kind == "f"]  # flat views
 
     def begin_at(self, episode: int) -> None:
-        """Begin with this episode; one that is not the first is in the place of an env that has worked."""
+        """Begin with this episode; if it is not the first, it replaces an env that has worked."""
         if episode:
             self.shared.proven, self._episode = True, episode - 1
         self.reset()
@@ -185,7 +176,7 @@ class Lane:
         return False
 
     def take_info(self) -> Info | None:
-        """The numbers in `info` of an episode that has ended since this was last asked, if there are any."""
+        """The numbers in `info` of an episode that ended since the last call."""
         info, self._info = self._info, None
         return info
 
@@ -195,7 +186,6 @@ class Lane:
     # -- one call of the environment ----------------------------------------------------------------------
 
     def _begin(self, episode: int) -> None:
-        """Start an episode."""
         self._note_start(episode)
         self._unsaved = None
         try:
@@ -213,7 +203,6 @@ class Lane:
         self._return = 0.0
 
     def _advance(self, action: Any) -> tuple[float, bool, bool, Any]:
-        """Step the env; returns reward, terminated, truncated, info."""
         try:
             result: Any = self.env.step(action)
         except (Exception, SystemExit) as error:
@@ -225,7 +214,6 @@ class Lane:
         return float(reward), bool(terminated), bool(truncated), info
 
     def _put(self, raw: Any) -> None:
-        """Write an observation into the row, if it fits."""
         if type(raw) is np.ndarray and (raw.shape, raw.dtype) == self._common:  # the common case, without detours
             self._places[0][...] = raw
             return
@@ -246,7 +234,6 @@ class Lane:
                 raise Broke("garbage", f"the observation {misfit(value, leaf)}")
 
     def _require_finite(self, reward: float) -> None:
-        """Refuse NaN and infinity."""
         if not math.isfinite(reward):
             raise Broke("garbage", f"reward = {reward}; {FINITE}")
         for path, flat in self._floats:
@@ -256,7 +243,7 @@ class Lane:
     # -- an environment that breaks -----------------------------------------------------------------------
 
     def _restart(self, broken: Broke) -> None:
-        """Put a new env in the place of one that broke, and begin the next episode in it."""
+        """Replace an env that broke, and begin the next episode."""
         while True:
             self._note_break(broken)
             close_env(self.env)
@@ -278,7 +265,6 @@ class Lane:
         self._pair, _ = pair_of(self.env)
 
     def _note_break(self, broken: Broke) -> None:
-        """Add to the faults; an error if it breaks too often."""
         fault, kind = self._fault(broken), self._error_kind(broken)
         if kind is ContractError and self._breaks:
             raise fault.error(kind) from broken.__cause__
@@ -290,20 +276,11 @@ class Lane:
         return ContractError if broken.kind == "garbage" and not self.shared.proven else EnvError
 
     def _fault(self, broken: Broke) -> EnvFault:
-        past = None if self._actions is None else self._actions[: self._steps]
+        past = None if self._actions is None else self._actions[: self._steps].copy()
         too_long = past is not None and past.nbytes > MOST_BYTES
-        return EnvFault(
-            env=self.plan.env,
-            args=self.plan.args,
-            kind=broken.kind,
-            lane=self.number,
-            seed=self._episode_seed(),
-            step=self._steps,
-            cause=broken.what,
-            trace=trace_of(broken.__cause__),
-            actions=None if past is None or too_long else past.copy(),
-            too_long=too_long,
-        )
+        where = self.number, self._episode_seed(), self._steps
+        trace, actions = trace_of(broken.__cause__), None if too_long else past
+        return EnvFault(self.plan.env, self.plan.args, broken.kind, *where, broken.what, trace, actions, too_long)
 
     def _episode_seed(self) -> int:
         return derive_seed(self._seed, self.plan.sampler, self.number, self._episode)
@@ -312,16 +289,11 @@ class Lane:
 
     def state(self) -> Tree:
         """All that is needed to go on from here, in the form of a vector of one lane."""
-        tree: Tree = {
-            "kind": "local",
-            "episodes": np.array([self._episode]),
-            "steps": np.array([self._steps]),
-            "returns": np.array([self._return]),
-            "proven": self.shared.proven,
-            "breaks": np.array([self._breaks]),
-            "unbroken": np.array([self._unbroken]),
-            "obs": {str(i): array.copy() for i, array in enumerate(self.row.obs.values())},  # a path's '/' would nest
-        }
+        counts = {"episodes": self._episode, "steps": self._steps, "returns": self._return}
+        counts |= {"breaks": self._breaks, "unbroken": self._unbroken}
+        tree: Tree = {"kind": "local", "proven": self.shared.proven}
+        tree |= {name: np.array([count]) for name, count in counts.items()}
+        tree["obs"] = {str(i): array.copy() for i, array in enumerate(self.row.obs.values())}  # a path's '/' would nest
         if self.saves:
             tree["saved"] = self._save()
         elif self._actions is not None:
@@ -329,15 +301,16 @@ class Lane:
         return tree
 
     def _save(self) -> Tree:
-        """The env's own state under "0"; nothing if it breaks: then it is made again in its next step."""
-        if self._unsaved is None:
-            try:
-                return {"0": self._saved_state()}
-            except Broke as broken:
-                if not self.shared.saved:
-                    raise self._fault(broken).error(self._error_kind(broken)) from broken.__cause__
-                self._unsaved = broken
-        return {}
+        """The env's own state under "0"; nothing if it breaks: then its next step makes it again."""
+        if self._unsaved is not None:
+            return {}
+        try:
+            return {"0": self._saved_state()}
+        except Broke as broken:
+            if not self.shared.saved:
+                raise self._fault(broken).error(self._error_kind(broken)) from broken.__cause__
+            self._unsaved = broken
+            return {}
 
     def _saved_state(self) -> Tree:
         pair = self._pair
@@ -387,8 +360,8 @@ class Lane:
         except (Exception, SystemExit) as error:
             raise Broke("raised", f"{pair.loader} raised {summary(error)}") from error
         if where := difference(state, self._saved_state()):
-            reason = f"what its {pair.loader} was given is not what its {pair.saver} gives afterwards"
-            return Lost(reason, f"{where!r} differs")
+            given = f"what its {pair.loader} was given is not what its {pair.saver} gives afterwards"
+            return Lost(given, f"{where!r} differs")
         self.row.steps[0] = self._steps = int(tree["steps"][0])
         self._return = float(tree["returns"][0])
         for i, place in enumerate(self._places):
@@ -413,15 +386,9 @@ class Lane:
         for i, (leaf, now) in enumerate(zip(self._leaves, self._places, strict=True)):
             then = np.asarray(tree["obs"][str(i)])[0, ...]
             if bits(now) != bits(then):
-                return Lost(reason, f"after {len(past)} steps {_difference(leaf.path, now, then)}")
-        if "returns" in tree and self._return != tree["returns"][0]:
-            return Lost(
-                reason, f"after {len(past)} steps the return is {self._return:.9g}, not {tree['returns'][0]:.9g}"
-            )
+                first = int(np.argmax(now.reshape(-1) != then.reshape(-1)))
+                differs = f"{leaf.path}[{first}] is {now.reshape(-1)[first]}, not {then.reshape(-1)[first]}"
+                return Lost(reason, f"after {len(past)} steps {differs}")
+        if "returns" in tree and self._return != (then := tree["returns"][0]):
+            return Lost(reason, f"after {len(past)} steps the return is {self._return:.9g}, not {then:.9g}")
         return None
-
-
-def _difference(path: str, now: np.ndarray, then: np.ndarray) -> str:
-    """The first element that differs, in numbers."""
-    index = int(np.argmax(now.reshape(-1) != then.reshape(-1)))
-    return f"{path}[{index}] is {now.reshape(-1)[index]}, not {then.reshape(-1)[index]}"

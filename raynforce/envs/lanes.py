@@ -1,4 +1,4 @@
-"""Single environments that are stepped side by side, each at its own pace."""
+"""Single environments that are stepped side by side: each at its own pace, or together as one vector environment."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raynforce import settings
-from raynforce.envs.executors import About, EnvExecutor, Report, Threads
+from raynforce.envs.executors import About, EnvExecutor, Report, Threads, require_files, require_tasks
 from raynforce.envs.faults import EnvFault, count_break
 from raynforce.envs.lane import Plan
-from raynforce.envs.limits import require_files, require_tasks
+from raynforce.envs.local import LaneVector
+from raynforce.envs.make import closed_on_error
 from raynforce.envs.processes import Processes
 from raynforce.envs.vector import Parallel, derive_seed, first_of_attempt
 from raynforce.errors import EnvError, UsageError, summary
@@ -27,27 +28,22 @@ class Broken(NamedTuple):
     """A lane whose step did not happen: its environment broke, and a new one has begun another episode."""
 
     lane: int
-    code: str
-    """As `EnvFault.kind`: `raised`, `garbage`, `hung` or `died`."""
+    code: str  # as `EnvFault.kind`: `raised`, `garbage`, `hung` or `died`
     text: str
-    facts: Mapping[str, Any]
-    """Those of `EnvFault`."""
+    facts: Mapping[str, Any]  # those of `EnvFault`
 
 
 class Lanes:
     """Single environments that are stepped side by side, each at its own pace.
 
-    `parallel` says how: `no` steps them one after another in the calling thread, `threads` has a thread for each (for
-    environments that wait for something), `processes` a process for each (for those that compute, or must not be in
-    a thread). Each lane that was asked to step is answered once, by `collect`: as done, or as `Broken`.
+    `parallel`: `no` steps them one after another in the calling thread, `threads` has a thread for each (for envs that
+    wait), `processes` a process (for those that compute, or must not be in a thread). `collect` answers each lane that
+    was asked to step once: as done, or as `Broken`.
 
-    An environment that raises or returns nonsense is made again where it is (see `Lane`). One that takes longer than
-    `hang_seconds` for a step, or for being made again, is abandoned (a thread) or killed (a process) once `overdue` is
-    asked; one whose process ends is noticed by `collect`. A new one takes the place and goes on with the lane's next
-    episode. It is an `EnvError` if that happens `BREAKS_IN_A_ROW` times in a row.
-
-    Lane i has the number `first` + i in faults and seeds, which derive from (seed, sampler, number, episode).
-    After an error was raised it can only be closed.
+    An env that raises or returns garbage is made again where it is (see `Lane`). One that hangs longer than
+    `hang_seconds` is abandoned (thread) or killed (process) by `overdue`; a process that ends is noticed by `collect`.
+    The lane's next episode begins in a new env; `BREAKS_IN_A_ROW` in a row is an `EnvError`, after which it can only be
+    closed. Lane i has the number `first` + i in faults and seeds.
     """
 
     def __init__(
@@ -78,23 +74,22 @@ class Lanes:
         self.executor = _executor(parallel, Plan(env, dict(args or {}), seed, sampler, first, record), count)
         self._poll = select.poll()
         self._poll.register(self.executor.fileno(), select.POLLIN)
-        try:
-            about = self._start(first_of_attempt(attempt) if attempt else 0)
-        except BaseException:
-            self.close()
-            raise
+        with closed_on_error(self):
+            for lane in range(count):
+                self.executor.make(lane, first_of_attempt(attempt) if attempt else 0)
+            about: About = next(iter(self._gather("made", " could not be made").values()))
         self.spec, self.note, self.way_back = about
+        self.threads = self.executor.threads
         rows = self.rows = self.executor.rows
         self.obs, self.final = rows.obs, rows.final  # [N, ...]
         self.reward, self.seconds = rows.reward, rows.seconds  # [N]
         self.terminated, self.truncated = rows.terminated, rows.truncated  # [N]
 
     def fileno(self) -> int:
-        """Readable while there is something to `collect`."""
         return self.executor.fileno()
 
     def step(self, lanes: np.ndarray, actions: np.ndarray) -> None:
-        """Have these lanes step, `[K]`, with these actions, `[K, ...]`, ready for the environment. Returns at once."""
+        """Step these lanes, `[K]`, with actions `[K, ...]` that are ready for the environment. Returns at once."""
         self.rows.action[lanes] = actions
         asked: list[int] = lanes.tolist()
         now, since = time.monotonic(), self._since
@@ -106,11 +101,13 @@ class Lanes:
         self.executor.step(asked)
 
     def collect(self) -> tuple[np.ndarray, list[Broken]]:
-        """Lanes that are done with a step since this was last asked, `[K]` in order, and those that broke."""
+        """Lanes that are done with a step since the last call, `[K]` in order, and those that broke."""
         done, reports = self.executor.collect()
         broken = [found for report in reports if (found := self._handle(report, done)) is not None]
-        if self._unreported:
-            broken += self._replacements()
+        if self._unreported:  # those that are there again, and were asked to step
+            back = [lane for lane in self._unreported if lane not in self._making and self._since[lane] < math.inf]
+            self.reward[back], self.terminated[back], self.truncated[back] = 0.0, False, False
+            broken += [self._unreported.pop(lane) for lane in back]
         since, stepped = self._since, self._stepped
         for lane in done:
             since[lane] = math.inf
@@ -120,18 +117,15 @@ class Lanes:
         return np.array(done, np.int64), broken
 
     def overdue(self, now: float) -> list[Broken]:
-        """Replace the lanes that hang, by the time `now` (monotonic); `collect` will tell of them when they are back.
-
-        Returns nothing while results are pending: one whose result is not collected yet does not hang.
-        """
-        found: list[Broken] = []
+        """Replace the lanes that hang at `now` (monotonic), unless results are pending; `collect` returns them."""
         if now < self._look or self._parallel == "no":
-            return found
+            return []
         late = [lane for lane, since in enumerate(self._since) if now - since > self.hang_seconds]
         if not late:
             self._look = min(now, *self._since) + self.hang_seconds
         if not late or self._poll.poll(0):
-            return found
+            return []
+        found = []
         for lane in late:
             again = lane in self._unreported
             text = f"{'a new one' if again else 'it'} did not come back within {self.hang_seconds:g} s"
@@ -143,25 +137,19 @@ class Lanes:
                 self._replace(lane)
         return found
 
-    def threads(self) -> list[int]:
-        """Native ids of the threads that environments are stepped in; none if it is the calling one."""
-        return self.executor.threads()
-
     def busy_since(self) -> np.ndarray:
         """When each lane was asked to step, `[N]` in monotonic seconds; infinite where it is idle."""
         return np.array(self._since)
 
     def take_faults(self) -> list[EnvFault]:
-        """All environments that broke since this was last asked, also those that broke between two episodes."""
+        """All environments that broke since the last call, also between two episodes."""
         faults, self._faults = self._faults, []
         return faults
 
     def take_info(self) -> Mapping[int, Info]:
-        """By lane the numbers in `info` of episodes that have ended, of the steps that were last collected."""
-        if not self._info:
-            return NOTHING
+        """By lane the numbers in `info` of episodes that ended in the steps that were last collected."""
         info, self._info = self._info, {}
-        return info
+        return info or NOTHING
 
     def reset(self, seed: int | None = None) -> None:
         """Begin the next episode in all lanes, while they are idle; with `seed`, their first ones by it."""
@@ -173,45 +161,31 @@ class Lanes:
         """Call a method of each `Lane` where it lives, while all are idle."""
         for lane in range(self.count):
             self.executor.call(lane, method, args[lane])
-        answers: dict[int, Any] = {}
-        while len(answers) < self.count:
-            self.wait()
-            for report in self.executor.collect()[1]:
-                if report.what == "answer":
-                    answers[report.lane] = report.value
-                    self._faults += report.faults
-                elif report.what == "died":
-                    raise EnvError(f"env {self.spec.env!r}: {report.value}")
-                else:
-                    self._handle(report, [])
+        answers = self._gather("answer", "")
         return [answers[lane] for lane in range(self.count)]
 
+    def _gather(self, what: str, died: str) -> dict[int, Any]:
+        """What all lanes report, in the order of arrival."""
+        found: dict[int, Any] = {}
+        while len(found) < self.count:
+            self.wait()
+            for report in self.executor.collect()[1]:
+                if report.what == what:
+                    found[report.lane] = report.value
+                    self._faults += report.faults
+                elif report.what == "died":
+                    raise EnvError(f"env {self.executor.plan.env!r}{died}: {report.value}")
+                else:
+                    self._handle(report, [])
+        return found
+
     def wait(self, seconds: float | None = None) -> None:
-        """Until there is something to `collect`."""
         self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000)
 
     def close(self) -> None:
         self.executor.close()
 
-    def _start(self, episode: int) -> About:
-        """Make all environments."""
-        for lane in range(self.count):
-            self.executor.make(lane, episode)
-        made: list[About] = []
-        while len(made) < self.count:
-            self.wait()
-            for report in self.executor.collect()[1]:
-                if report.what == "error":
-                    self._require_fit(summary(report.value))
-                    raise report.value
-                if report.what == "died":
-                    raise EnvError(f"env {self.executor.plan.env!r} could not be made: {report.value}")
-                made.append(report.value)
-                self._faults += report.faults
-        return made[0]
-
     def _handle(self, report: Report, done: list[int]) -> Broken | None:
-        """Act on a report other than of a plain step."""
         lane, what, value, faults = report
         self._faults += faults
         if what in ("step", "broke"):
@@ -235,12 +209,6 @@ class Lanes:
             self._replace(lane)
         return None
 
-    def _replacements(self) -> list[Broken]:
-        """Replaced lanes that are there again, and were asked to step."""
-        back = [lane for lane in self._unreported if lane not in self._making and self._since[lane] < math.inf]
-        self.reward[back], self.terminated[back], self.truncated[back] = 0.0, False, False
-        return [self._unreported.pop(lane) for lane in back]
-
     def _lose(self, lane: int, code: str, text: str) -> None:
         """Note the fault of an environment that has to be replaced."""
         plan, rows = self.executor.plan, self.rows
@@ -254,17 +222,13 @@ class Lanes:
         self._stepped[lane] = 0
 
     def _replace(self, lane: int) -> None:
-        self.rows.episode[lane] += 1
-        self.rows.steps[lane] = 0
+        self.rows.episode[lane], self.rows.steps[lane] = self.rows.episode[lane] + 1, 0
         self.executor.make(lane, int(self.rows.episode[lane]))
 
     def _require_fit(self, text: str) -> None:
-        """Tell a user whose environment complains of not being in the main thread what to do."""
         if self._parallel == "threads" and any(words in text for words in _UNFIT):
-            raise UsageError(
-                f"env {self.executor.plan.env!r} cannot run in a thread ({text}): give each a process, "
-                "--set sampling.parallel=processes (raynforce eval: --parallel processes)"
-            )
+            fix = "give each a process, --set sampling.parallel=processes (raynforce eval: --parallel processes)"
+            raise UsageError(f"env {self.executor.plan.env!r} cannot run in a thread ({text}): {fix}")
 
 
 def _executor(parallel: Parallel, plan: Plan, count: int) -> EnvExecutor:
@@ -276,3 +240,65 @@ def _executor(parallel: Parallel, plan: Plan, count: int) -> EnvExecutor:
             require_files(count, what)
     kinds: dict[Parallel, type[EnvExecutor]] = {"no": EnvExecutor, "threads": Threads, "processes": Processes}
     return kinds[parallel](plan, count)
+
+
+class ParallelVector(LaneVector):
+    """As `LocalVector`, side by side. An env that hangs or whose process ends is replaced."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        super().__init__(lanes.spec, lanes.count, lanes.note, lanes.way_back)
+        self._lanes, self._rows = lanes, lanes.rows
+        self._all = np.arange(lanes.count)
+        self._watch = None if lanes.hang_seconds == math.inf else lanes.hang_seconds / 10  # seconds between two looks
+        self.ask, self.take_info, self.reward = lanes.step, lanes.take_info, lanes.reward
+
+    def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
+        while not self.idle.all():  # an evaluation at each lane's own pace may have been given up
+            self.answers(math.inf)
+        if not self._obs and seed is None:
+            return self._show()  # the lanes began with their first episodes
+        self._lanes.reset(seed)
+        self._lanes.take_info()  # of episodes that were given up
+        return self._show()
+
+    def take_faults(self) -> list[EnvFault]:
+        return sorted(self._lanes.take_faults(), key=lambda fault: fault.lane or 0)
+
+    def close(self) -> None:
+        self._lanes.close()
+
+    def _call(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return self._lanes.call(method, args)
+
+    def _step_lanes(self, action: np.ndarray) -> tuple[Sequence[int], Sequence[int], Mapping[int, Info]]:
+        self._lanes.step(self._all, action)
+        broke: list[int] = []
+        left = self.num_envs
+        while left:
+            done, broken = self.answers(math.inf)
+            broke += broken.tolist()
+            left -= len(done) + len(broken)
+        return np.flatnonzero(self.ended).tolist(), broke, self._lanes.take_info()
+
+    # -- each lane at its own pace: first come, first served ----------------------------------------------
+
+    @property
+    def idle(self) -> np.ndarray:
+        return np.isinf(self._lanes.busy_since())
+
+    def rows(self) -> dict[str, np.ndarray]:
+        """What the policy sees next, `[B, ...]`; of lanes that are at a step, something in between."""
+        return self._lanes.obs
+
+    @property
+    def ended(self) -> np.ndarray:
+        return self._lanes.terminated | self._lanes.truncated
+
+    def answers(self, until: float) -> tuple[np.ndarray, np.ndarray]:
+        """Wait for some lanes, until a time on the monotonic clock: those that have stepped, and those that broke."""
+        left = until - time.monotonic()
+        self._lanes.wait(None if left == math.inf and self._watch is None else min(left, self._watch or left))
+        done, broken = self._lanes.collect()
+        if self._watch is not None:
+            self._lanes.overdue(time.monotonic())
+        return done, np.array([lane for lane, *_ in broken], np.int64)

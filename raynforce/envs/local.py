@@ -1,4 +1,4 @@
-"""Single environments as one vector environment: stepped in a loop here, side by side in `parallel.py`."""
+"""Single environments as one vector environment: stepped in a loop here, side by side in `lanes.py`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from raynforce.envs.faults import EnvFault
 from raynforce.envs.lane import Lane, Lost, Plan, Shared
+from raynforce.envs.make import closed_on_error
 from raynforce.envs.rows import Rows
 from raynforce.envs.vector import Step, VectorEnv
 from raynforce.errors import UsageError
@@ -20,10 +21,7 @@ _BY_LANE = ("episodes", "steps", "returns", "breaks", "unbroken")
 
 
 class LaneVector(VectorEnv):
-    """Single environments, each a `Lane`, which is reset in the step in which its episode ends.
-
-    However they are stepped, equal seeds give the same episodes, and what one has saved, another can load.
-    """
+    """Single environments, each reset in the step that ends its episode; equal seeds give equal episodes in all."""
 
     _rows: Rows
 
@@ -69,10 +67,11 @@ class LaneVector(VectorEnv):
         self._saved_obs(tree, "local")
         self.take_faults()
         found: list[Lost | None] = self._call("restore", [(part,) for part in _split(tree, self.num_envs)])
-        self.restarted = [lane for lane, lost in enumerate(found) if lost]
+        self.restarted = []
         examples: dict[str, list[str]] = {}  # by reason
         for lane, lost in enumerate(found):
             if lost:
+                self.restarted.append(lane)
                 examples.setdefault(lost.reason, []).append(lost.example and f" (lane {lane}: {lost.example})")
         self._show()
         start_over = f"of {self.num_envs} running episodes of env {self.spec.env!r} start over"
@@ -80,7 +79,7 @@ class LaneVector(VectorEnv):
 
 
 class LocalVector(LaneVector):
-    """Lanes that are stepped one after another in a plain loop. One that breaks is made again (see `Lane`)."""
+    """Lanes that are stepped one after another."""
 
     def __init__(
         self,
@@ -97,14 +96,11 @@ class LocalVector(LaneVector):
         plan = Plan(env, dict(env_args or {}), seed, sampler, 0, record)
         self._shared = Shared()
         self._lanes: list[Any] = []
-        try:
+        with closed_on_error(self):
             for index in range(num_envs):
                 self._lanes.append(lane(plan, index, self._shared))
                 if self._lanes[index].spec != self._lanes[0].spec:
                     raise other_spaces(env, index, 0)
-        except BaseException:
-            self.close()
-            raise
         first = next((made for made in self._lanes if not made.saves), self._lanes[0])
         if record and not first.saves:  # a factory may make envs of several classes: one way for all
             for made in self._lanes:
@@ -126,9 +122,8 @@ class LocalVector(LaneVector):
         return [getattr(lane, method)(*given) for lane, given in zip(self._lanes, args, strict=True)]
 
     def _step_lanes(self, action: np.ndarray) -> tuple[Sequence[int], Sequence[int], Mapping[int, Info]]:
-        broke = [
-            lane for lane, (step, one) in enumerate(zip(self._steps, self._ready(action), strict=True)) if step(one)
-        ]
+        steps = enumerate(zip(self._steps, self._ready(action), strict=True))
+        broke = [lane for lane, (step, one) in steps if step(one)]
         done = (self._rows.terminated | self._rows.truncated).tobytes()
         if b"\1" not in done:
             return (), broke, NOTHING
@@ -142,7 +137,6 @@ def other_spaces(env: str, lane: int, first: int) -> UsageError:
 
 
 def _join(trees: Sequence[Tree]) -> Tree:
-    """The state of all lanes out of those of each."""
     first = trees[0]
     whole: Tree = {"kind": first["kind"], "proven": any(tree["proven"] for tree in trees)}
     whole |= {key: np.concatenate([tree[key] for tree in trees]) for key in _BY_LANE}
@@ -155,7 +149,6 @@ def _join(trees: Sequence[Tree]) -> Tree:
 
 
 def _split(tree: Tree, lanes: int) -> list[Tree]:
-    """The states of each lane out of that of all."""
     ends = np.cumsum(tree["steps"])
     parts = []
     for lane in range(lanes):

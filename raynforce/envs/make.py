@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -41,19 +41,26 @@ def make(env: str, env_args: Mapping[str, Any] | None = None) -> Env:
 
 
 def make_described(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[Env, EnvSpec]:
-    """Make it, and describe what it takes and gives; one whose spaces are refused is closed again."""
+    """Make it and describe it."""
     made = make(env, env_args)
-    try:
+    with closed_on_error(made):
         return made, describe(env, made.observation_space, made.action_space, env_args, stacks_of(made))
+
+
+@contextlib.contextmanager
+def closed_on_error(made: Any) -> Iterator[None]:
+    """Close what was made if something is raised in here."""
+    try:
+        yield
     except BaseException:
         close_env(made)
         raise
 
 
-def close_env(env: Env | gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
-    """Close an environment that is not needed any more: nothing is lost if it cannot even do that."""
+def close_env(env: Any) -> None:
+    """Close an environment; what that raises is ignored."""
     with contextlib.suppress(Exception, SystemExit):
-        env.close()  # type: ignore[no-untyped-call]
+        env.close()
 
 
 def locate(env: str) -> str | Callable[..., Any]:
@@ -83,12 +90,10 @@ def _registered(env: str) -> str:
             importlib.import_module("ale_py")  # registers the Atari games
     if env in gymnasium.registry:
         return env
-    latest = _latest(env)
-    if latest is not None:
+    if latest := _latest(env):
         return latest
     base, version, _ = env.rpartition("-v")
-    latest = _latest(base) if version else None
-    if latest is not None:
+    if version and (latest := _latest(base)):
         raise UsageError(f"env {env!r} is not registered: there is no such version (did you mean {latest!r}?)")
     if env.startswith("ALE/"):
         raise UsageError(f"env {env!r} is not registered: Atari games need {_EXTRAS['ale']}")
@@ -112,9 +117,8 @@ def _from_id(env: str, name: str, args: dict[str, Any]) -> Env:
     except TypeError as error:
         # gymnasium wraps the constructor's own complaint, which says it best.
         inner = error.__context__ if isinstance(error.__context__, TypeError) else error
-        if "argument" in str(inner):
-            raise UsageError(f"env {env!r} does not take env_args {args}: {summary(inner)}") from error
-        raise UsageError(f"env {env!r} could not be made: {summary(inner)}") from error
+        what = f"does not take env_args {args}" if "argument" in str(inner) else "could not be made"
+        raise UsageError(f"env {env!r} {what}: {summary(inner)}") from error
     except Exception as error:
         raise UsageError(f"env {env!r} could not be made: {summary(error)}") from error
 

@@ -10,15 +10,16 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from raynforce.envs.describe import describe, flatten_obs
+from raynforce.envs.describe import Args, describe, flatten_obs
 from raynforce.envs.faults import EnvFault, trace_of
 from raynforce.envs.make import close_env, locate, make
 from raynforce.envs.snapshots import path_of, snapshot_of
-from raynforce.envs.vector import Step, VectorEnv, derive_seed, first_of_attempt
+from raynforce.envs.vector import NOT_AT_ALL, Step, VectorEnv, derive_seed, first_of_attempt
 from raynforce.errors import ContractError, EnvError, UsageError, summary
 from raynforce.infos import NOTHING, Info, numbers
 from raynforce.trees import Tree
 
+Arrays = dict[str, np.ndarray]
 GymVector = gymnasium.vector.VectorEnv[Any, Any, Any]
 
 
@@ -44,24 +45,13 @@ def registered_vector(
 
 
 class NativeVector(VectorEnv):
-    """A gymnasium `VectorEnv` of any autoreset mode. Its one random stream is seeded from (seed, sampler).
+    """A gymnasium `VectorEnv` of any autoreset mode; one random stream, and whatever breaks is an `EnvError`."""
 
-    Its lanes cannot be restarted one by one: whatever breaks is an `EnvError`.
-    """
-
-    def __init__(
-        self,
-        env: str,
-        vector: GymVector,
-        *,
-        seed: int,
-        sampler: int = 0,
-        env_args: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, env: str, vector: GymVector, *, seed: int, sampler: int = 0, env_args: Args = None) -> None:
         spec = describe(env, vector.single_observation_space, vector.single_action_space, env_args)
         self._snapshot = snapshot_of(vector)
         by = f"through the snapshot registered for {path_of(vector)}"
-        super().__init__(spec, vector.num_envs, "", by if self._snapshot is not None else "not at all: they begin anew")
+        super().__init__(spec, vector.num_envs, "", by if self._snapshot is not None else NOT_AT_ALL)
         self._vector, self._seed, self._sampler = vector, seed, sampler
         self._proven = False  # whether a step has gone well
         self._mode = AutoresetMode(vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
@@ -72,7 +62,7 @@ class NativeVector(VectorEnv):
         self._ended = np.zeros(self.num_envs, np.bool_)  # NEXT_STEP: lanes whose next step only resets
         self._resetting = False
 
-    def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
+    def reset(self, seed: int | None = None) -> Arrays:
         if seed is not None:
             self._seed, self._resets = seed, 0
         stream = derive_seed(self._seed, self._sampler, self._resets)
@@ -86,7 +76,7 @@ class NativeVector(VectorEnv):
         self._resetting = False
         return self._obs
 
-    def start_fresh(self, attempt: int) -> dict[str, np.ndarray]:
+    def start_fresh(self, attempt: int) -> Arrays:
         self._resets = first_of_attempt(attempt)
         self._proven = True  # in the first run
         return self.reset()
@@ -131,13 +121,8 @@ class NativeVector(VectorEnv):
 
     def state(self) -> Tree:
         obs = self.current().values()
-        tree: Tree = {
-            "kind": "native",
-            "resets": self._resets,
-            "steps": self._steps,
-            "ended": self._ended,  # [B]
-            "obs": {str(i): array for i, array in enumerate(obs)},  # by number: a path's '/' would nest
-        }
+        tree: Tree = {"kind": "native", "resets": self._resets, "steps": self._steps, "ended": self._ended}
+        tree["obs"] = {str(i): array for i, array in enumerate(obs)}  # by number: a path's '/' would nest
         if self._snapshot is not None:
             tree["env"] = self._snapshot.save(self._vector)
         return tree
@@ -162,11 +147,8 @@ class NativeVector(VectorEnv):
     def close(self) -> None:
         close_env(self._vector)
 
-    def _copied(self, raw: Any) -> dict[str, np.ndarray]:
-        """Copy a batched observation, because the env may write the next one into the same memory.
-
-        In C order: a policy rounds otherwise on a transposed array, and after a resume it would be given another one.
-        """
+    def _copied(self, raw: Any) -> Arrays:
+        """Copy a batched observation: the env may reuse its memory. In C order: a policy rounds otherwise."""
         try:
             values = flatten_obs(raw, self.spec.obs)
         except UsageError as error:
@@ -181,9 +163,7 @@ class NativeVector(VectorEnv):
                 raise self._broken(f"the observation {path!r} has shape {array.shape}; expected {shape}")
         return obs
 
-    def _finish(
-        self, obs: dict[str, np.ndarray], ended: np.ndarray, lanes: np.ndarray, infos: Mapping[str, Any]
-    ) -> dict[str, np.ndarray]:
+    def _finish(self, obs: Arrays, ended: np.ndarray, lanes: np.ndarray, infos: Mapping[str, Any]) -> Arrays:
         """The true last observations `[K, ...]` of the lanes that ended; `obs` then shows their next episodes."""
         if self._mode is AutoresetMode.DISABLED:
             final = {path: array[lanes] for path, array in obs.items()}
@@ -213,12 +193,7 @@ class NativeVector(VectorEnv):
         return final
 
     def _told(self, infos: Any, lanes: np.ndarray) -> Mapping[int, Info]:
-        """By lane the numbers in `infos` of episodes that have ended.
-
-        `infos` has an array `[B]` for each key, and under `_key` whose values are there. Where lanes are reset in the
-        same step, that is what begins the next episodes: the ended ones have the same under `final_info`, or, as older
-        versions of gymnasium had it, `[B]` dicts.
-        """
+        """By lane the numbers in `infos` (arrays `[B]` with masks `_key`, or `[B]` dicts) of episodes that ended."""
         found: dict[int, Info] = {}
         with contextlib.suppress(Exception):  # they may be anything, which is no reason to stop
             last = infos.get("final_info", {}) if self._mode is AutoresetMode.SAME_STEP else infos
@@ -228,17 +203,15 @@ class NativeVector(VectorEnv):
         return found
 
     def _broken(self, what: str, raised: BaseException | None = None) -> EnvError:
-        """The error to raise: for what it `raised`, or for garbage."""
         kind = "garbage" if raised is None else "raised"
-        fault = EnvFault(self.spec.env, self.spec.args, kind, None, None, self._steps, what, trace_of(raised))
         cls = ContractError if raised is None and not self._proven else EnvError
         error = cls(f"env {self.spec.env!r} (its own vector implementation, step {self._steps}) broke: {what}")
+        fault = EnvFault(self.spec.env, self.spec.args, kind, None, None, self._steps, what, trace_of(raised))
         error.facts = fault.facts()
         return error
 
 
 def _of_lane(infos: Mapping[str, Any], lane: int) -> dict[str, Any]:
-    """What is there of one lane."""
     masks = {f"_{name}" for name in infos}
     mine = {name: c[lane] for name, c in infos.items() if name not in masks and isinstance(c, np.ndarray) and c.ndim}
     return {name: value for name, value in mine.items() if f"_{name}" not in infos or infos[f"_{name}"][lane]}

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from raynforce.envs.executors import GRACE, EnvExecutor, Report
+from raynforce.envs.executors import FEWER, GRACE, EnvExecutor, Report
 from raynforce.envs.fork_server import CALL, DONE, MEMORY, START, STEP, SpawnRequest
 from raynforce.envs.lane import Plan
+from raynforce.envs.make import closed_on_error
 from raynforce.envs.rows import Rows, row_bytes
 from raynforce.errors import EnvError, UsageError, how_it_ended
 from raynforce.given import pack
@@ -101,7 +102,7 @@ class Processes(EnvExecutor):
         self._open.close()
 
     def _answered(self) -> list[tuple[int, int]]:
-        """Lanes that have done as they were asked, and whether there is more to read from them."""
+        """Lanes that are done, and whether there is more to read from them."""
         try:
             told = np.frombuffer(os.read(self._pipe, _AT_ONCE * DONE.size), "<u4").reshape(-1, 3)
         except BlockingIOError:
@@ -110,7 +111,6 @@ class Processes(EnvExecutor):
         return told[known][:, ::2].tolist()
 
     def _read(self, lane: int) -> Report | None:
-        """What else a lane has to tell."""
         try:
             with self._connection(lane) as connection:
                 report: Report = connection.recv()
@@ -125,7 +125,6 @@ class Processes(EnvExecutor):
         return None
 
     def _deaths(self) -> list[Report]:
-        """Lanes whose processes have ended, or could not be started."""
         found = []
         while self._requests.poll():
             with self._server_lives():
@@ -134,8 +133,7 @@ class Processes(EnvExecutor):
                 continue
             if isinstance(how, str):
                 started = f"not all of {self.count} processes for envs can be started ({how})"
-                error = UsageError(f"{started}: use fewer --envs, or raise the limit (ulimit -u)")
-                found.append(Report(lane, "error", error))
+                found.append(Report(lane, "error", UsageError(f"{started}: {FEWER}")))
             elif lane in self._ending:
                 self._ending.remove(lane)
                 found.append(Report(lane, "gone", None))
@@ -172,13 +170,9 @@ class Processes(EnvExecutor):
 
 
 def _start_server() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A fork server and the line to it. It is of our process group, and ends with us."""
+    """A fork server of our process group, which ends with us, and the line to it."""
     ours, theirs = socket.socketpair()
     start = START.format(path=[os.path.abspath(path) for path in sys.path])
-    with theirs:
-        try:
-            command = [sys.executable, "-P", "-u", "-c", start, str(theirs.fileno())]
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)), ours
-        except BaseException:
-            ours.close()
-            raise
+    with theirs, closed_on_error(ours):
+        command = [sys.executable, "-P", "-u", "-c", start, str(theirs.fileno())]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)), ours

@@ -33,7 +33,6 @@ class Rows:
         self.action = self._column(spec.action.dtype, spec.action.shape)
 
     def one(self, lane: int) -> Rows:
-        """The row of one lane, in the same memory."""
         return Rows(self._spec, 1, self._memory[lane * self._stride : (lane + 1) * self._stride])
 
     def _column(self, dtype: str, shape: tuple[int, ...] = ()) -> np.ndarray:
@@ -45,7 +44,6 @@ class Rows:
 
 
 def row_bytes(spec: EnvSpec) -> int:
-    """How much memory a lane takes."""
     arrays = [(leaf.dtype, leaf.shape) for leaf in (*spec.obs, *spec.obs)] + [(spec.action.dtype, spec.action.shape)]
     sizes = [_aligned(math.prod(shape) * np.dtype(dtype).itemsize, 16) for dtype, shape in arrays]
     return _aligned(_LINE + sum(sizes), _LINE)

@@ -14,10 +14,9 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from raynforce.envs.faults import EnvFault, count_break
-from raynforce.envs.lanes import Broken, Lanes
+from raynforce.envs.lanes import Broken, Lanes, ParallelVector
 from raynforce.envs.launching import PREFIX, Simulator, is_simulator
 from raynforce.envs.make import locate
-from raynforce.envs.parallel import ParallelVector
 from raynforce.envs.rows import Rows
 from raynforce.envs.vector import EnvArgs, derive_seed, first_of_attempt
 from raynforce.errors import EnvError, UsageError

@@ -23,10 +23,7 @@ def slowed(env: str = "CartPole-v1", milliseconds: float = 5.0, args: Mapping[st
 
 
 class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Each step waits first, from no time at all to twice `milliseconds`: as for a simulator in another process.
-
-    The episodes are those of the environment inside, and running ones can be saved through it.
-    """
+    """Each step waits first, from 0 to twice `milliseconds`; running episodes of the env inside can be saved."""
 
     def __init__(self, env: Env, milliseconds: float = 5.0) -> None:
         super().__init__(env)

@@ -31,27 +31,19 @@ KNOWN = (
     wrappers.ResizeObservation,
 )
 """Wrappers that may be outside of what has the pair, because nothing of theirs is lost."""
-KEPT: dict[type, tuple[str, str]] = {
-    wrappers.NormalizeObservation: (
-        "NormalizeObservation keeps running statistics",
-        "drop the wrapper and use --set network.normalize_obs=true, which is saved with the policy",
-    ),
-    wrappers.NormalizeReward: (
-        "NormalizeReward keeps running statistics",
-        "scale the reward by a constant instead, or give the wrapper save_state and load_state",
-    ),
-}
-"""Wrappers whose state outlives an episode: what they keep, and what to do about it."""
+_NORMALIZE = "drop the wrapper and use --set network.normalize_obs=true, which is saved with the policy"
+_SCALE = "scale the reward by a constant instead, or give the wrapper save_state and load_state"
+# Wrappers that keep running statistics across episodes, and what to do about it.
+KEPT: dict[type, str] = {wrappers.NormalizeObservation: _NORMALIZE, wrappers.NormalizeReward: _SCALE}
 ALLOWED = "allowed are nested dicts and lists of numpy arrays of numbers, and of None, bool, int, float and str"
 _JSON = (type(None), bool, int, float, str)
 _DTYPES = {np.dtype(x) for x in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")}
 
 
 class Snapshot(Protocol):
-    """Saves and restores the whole state of one environment class.
+    """Saves and restores the whole state of one environment class as a tree of dicts, numpy arrays and JSON values.
 
-    A tree is nested dicts of numpy arrays and JSON values. For a vector environment class it includes the random
-    stream; for a single one `np_random` is saved and restored beside it.
+    For a vector environment that includes the random stream; for a single one `np_random` is saved beside it.
     """
 
     def save(self, env: Any) -> Tree: ...
@@ -60,8 +52,6 @@ class Snapshot(Protocol):
 
 
 class CartPoleSnapshot:
-    """The state of gymnasium's `CartPoleVectorEnv`."""
-
     arrays = ("state", "steps", "prev_done")  # [4, B], [B], [B]
 
     def save(self, env: Any) -> Tree:
@@ -76,8 +66,6 @@ class CartPoleSnapshot:
 
 
 class _Own:
-    """The pair of methods that an environment or wrapper brings along."""
-
     def save(self, env: Any) -> Tree:
         return env.save_state()
 
@@ -85,9 +73,7 @@ class _Own:
         env.load_state(tree)
 
 
-SNAPSHOTS: dict[str, Snapshot] = {
-    "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": CartPoleSnapshot(),
-}
+SNAPSHOTS: dict[str, Snapshot] = {"gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": CartPoleSnapshot()}
 """Snapshot adapters by class path, `module:Class`."""
 
 
@@ -112,27 +98,18 @@ def path_of(env: object) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pair:
     """What saves and loads the running episode of one environment."""
 
     env: Env
-    layer: Any
-    """The environment itself or the wrapper around it that has the pair."""
+    layer: Any  # the environment itself or the wrapper around it that has the pair
     snapshot: Snapshot
 
-    @property
-    def saver(self) -> str:
-        return "save_state" if isinstance(self.snapshot, _Own) else "save of its snapshot"
-
-    @property
-    def loader(self) -> str:
-        return "load_state" if isinstance(self.snapshot, _Own) else "load of its snapshot"
-
-    def __str__(self) -> str:
-        path = path_of(self.layer)
-        own = isinstance(self.snapshot, _Own)
-        return f"save_state and load_state of {path}" if own else f"the snapshot registered for {path}"
+    def __post_init__(self) -> None:
+        own, path = isinstance(self.snapshot, _Own), path_of(self.layer)
+        self.saver, self.loader = (f"{name}_state" if own else f"{name} of its snapshot" for name in ("save", "load"))
+        self.name = f"save_state and load_state of {path}" if own else f"the snapshot registered for {path}"
 
     def save(self) -> Tree:
         """The state, with the random stream of the environment, the counts of time limits, and stacked frames."""
@@ -174,10 +151,7 @@ class Pair:
 
 
 def pair_of(env: Env) -> tuple[Pair | None, str]:
-    """The outermost pair of an environment; or None, and why one that is there cannot be used.
-
-    A wrapper outside of the pair, unless it is one of `KNOWN`, may have a state of its own that would be lost.
-    """
+    """The outermost pair; or None, and why it is not used: a wrapper around it that is not `KNOWN` may have state."""
     stranger = half = ""
     for layer in layers(env):
         snapshot = snapshot_of(layer)
@@ -185,22 +159,22 @@ def pair_of(env: Env) -> tuple[Pair | None, str]:
         if snapshot is None and len(own) == 2:
             snapshot = _Own()
         if snapshot is None:
-            half = half or (
-                f"{path_of(layer)} has {own[0]} alone; save_state and load_state belong together" if own else ""
-            )
+            if own and not half:
+                half = f"{path_of(layer)} has {own[0]} alone; save_state and load_state belong together"
             stranger = stranger or ("" if type(layer) in KNOWN else path_of(layer))
             continue
         pair = Pair(env, layer, snapshot)
         if not stranger:
             return pair, ""
         fix = "give it save_state and load_state, or register a snapshot for it"
-        return None, f"not through {pair}, as the wrapper {stranger} around it may have a state of its own: {fix}"
+        return None, f"not through {pair.name}, as the wrapper {stranger} around it may have a state of its own: {fix}"
     return None, half
 
 
 def keepers(env: Env) -> tuple[tuple[str, str], ...]:
     """The wrappers of an environment that are known to keep something across episodes: what, and what to do."""
-    return tuple(about for layer in layers(env) for kind, about in KEPT.items() if isinstance(layer, kind))
+    found = [(kind, fix) for layer in layers(env) for kind, fix in KEPT.items() if isinstance(layer, kind)]
+    return tuple((f"{kind.__name__} keeps running statistics", fix) for kind, fix in found)
 
 
 class NoTree(Exception):
@@ -210,7 +184,7 @@ class NoTree(Exception):
 def pack(tree: Any) -> Tree:
     """A user's tree as one of ours, with arrays by number: whatever its keys are, they mean nothing to a checkpoint."""
     if type(tree) is not dict:
-        raise NoTree(f"{_kind(tree)} instead of a dict{_advice(tree)}")
+        raise NoTree(f"a {type(tree).__name__} instead of a dict{_advice(tree)}")
     arrays: list[np.ndarray] = []
     places: list[tuple[list[Any], bool]] = []
     try:
@@ -233,7 +207,7 @@ def unpack(packed: Tree) -> Tree:
 
 
 def _rest(value: Any, path: list[Any], arrays: list[np.ndarray], places: list[tuple[list[Any], bool]]) -> Any:
-    """The JSON of a tree, with None where there are arrays; those are put into `arrays`, and `places` says where."""
+    """The JSON of a tree, with None in place of its arrays, which go to `arrays`; `places` says where."""
     if type(value) is dict:
         for key in value:
             if type(key) is not str:
@@ -250,11 +224,7 @@ def _rest(value: Any, path: list[Any], arrays: list[np.ndarray], places: list[tu
             places.append((path, isinstance(value, np.generic)))
             return None
         raise NoTree(f"an array of {value.dtype}{_at(path)}")
-    raise NoTree(f"{_kind(value)}{_at(path)}{_advice(value)}")
-
-
-def _kind(value: object) -> str:
-    return f"a {type(value).__name__}"
+    raise NoTree(f"a {type(value).__name__}{_at(path)}{_advice(value)}")
 
 
 def _at(path: list[Any]) -> str:

@@ -8,9 +8,13 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+Info = dict[str, Any]
+
 
 class _Match(gymnasium.Env[Any, Any]):
     """Each step shows something new and pays `score(action)` for matching it; ends after `length` steps."""
+
+    truncates = False  # whether these end it by truncation
 
     def __init__(self, length: int = 1) -> None:
         self.length = length
@@ -21,15 +25,16 @@ class _Match(gymnasium.Env[Any, Any]):
     def score(self, action: Any) -> float:
         raise NotImplementedError
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         super().reset(seed=seed)
         self.steps, self.shown = 0, self.draw()
         return self.shown, {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         reward = self.score(action)
         self.steps, self.shown = self.steps + 1, self.draw()
-        return self.shown, reward, self.steps >= self.length, False, {}
+        over = self.steps >= self.length
+        return self.shown, reward, over and not self.truncates, over and self.truncates, {}
 
 
 class Identity(_Match):
@@ -99,7 +104,7 @@ class DictIdentity(_Match):
         self.action_space = spaces.Discrete(n)
         self.n = n
 
-    def draw(self) -> dict[str, Any]:
+    def draw(self) -> Info:
         noise = self.np_random.uniform(-1.0, 1.0, 3).astype(np.float32)
         return {"noise": noise, "target": int(self.np_random.integers(self.n))}
 
@@ -108,53 +113,46 @@ class DictIdentity(_Match):
 
 
 class Corridor(gymnasium.Env[int, int]):
-    """Walk right (action 1) `n` steps: -0.01 a step, 1 at the goal; the best return is `1 - 0.01 * (n - 1)`.
-
-    Reaching the goal terminates; `10 * n` steps without reaching it truncate.
-    """
+    """Walk right (1) `n` steps: -0.01 each, 1 at the goal, at best `1 - 0.01 * (n - 1)`; truncated after `10 * n`."""
 
     def __init__(self, n: int = 8) -> None:
         self.observation_space, self.action_space = spaces.Discrete(n + 1), spaces.Discrete(2)
         self.n = n
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[int, Info]:
         super().reset(seed=seed)
         self.place = self.steps = 0
         return self.place, {}
 
-    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[int, float, bool, bool, Info]:
         self.steps += 1
         self.place = max(0, self.place + (1 if action == 1 else -1))
         there = self.place == self.n
         return self.place, 1.0 if there else -0.01, there, not there and self.steps >= 10 * self.n, {}
 
 
-class Endless(gymnasium.Env[np.ndarray, int]):
+class Endless(_Match):
     """1 for each step whatever is done, cut off after `length` steps but never over: its value is `1 / (1 - gamma)`."""
 
+    truncates = True
+
     def __init__(self, length: int = 10) -> None:
+        super().__init__(length)
         self.observation_space, self.action_space = spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2)
-        self.length = length
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.ones(1, np.float32), {}
+    def draw(self) -> np.ndarray:
+        return np.ones(1, np.float32)
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        return np.ones(1, np.float32), 1.0, False, self.steps >= self.length, {}
+    def score(self, action: int) -> float:
+        return 1.0
 
 
 class Catch(gymnasium.Env[np.ndarray, int]):
-    """A ball falls diagonally through an image, a row a step; hold the net where it will be: 1 for each catch.
+    """A ball falls diagonally through an image, a row a step; hold the net left (0) or right (1) of it: 1 for a catch.
 
-    It goes to the left or to the right throughout an episode, and from one edge to the other. The net is below the ball
-    to the left (action 0) or to the right (1). An image alone does not tell which way the ball goes: whatever is done
-    on what it shows, the mean return is `length / 2`, as it is at random. Two tell: then it is `length - 0.5`, because
-    the first net is a guess. An image is uint8 `[length + 1, width, 1]`, 255 where the ball is.
+    One image does not show which way the ball goes, so on one the mean return is `length / 2`, as at random; on two it
+    is `length - 0.5`, because the first net is a guess. An image is uint8 `[length + 1, width, 1]`, 255 where the ball
+    is.
     """
 
     def __init__(self, length: int = 8, width: int = 8) -> None:
@@ -164,16 +162,14 @@ class Catch(gymnasium.Env[np.ndarray, int]):
         self.action_space = spaces.Discrete(2)
         self.length, self.width = length, width
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         self.steps = 0
         self.column, way = (int(x) for x in self.np_random.integers((self.width, 2)))
         self.drift = 1 if way else -1
         return self._image(), {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, Info]:
         self.steps += 1
         self.column = (self.column + self.drift) % self.width
         caught = (1 if action == 1 else -1) == self.drift

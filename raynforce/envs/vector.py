@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from raynforce.envs.describe import Args
 from raynforce.envs.faults import EnvFault
 from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import close_env, make_described
@@ -20,25 +21,19 @@ from raynforce.trees import Tree
 
 Parallel = Literal["no", "threads", "processes"]
 FINITE = "observations and rewards must be finite numbers"
+NOT_AT_ALL = "not at all: they begin anew"  # how running episodes come back
 
 
 class Step(NamedTuple):
     """What one step of all lanes gave. The arrays are not written to again by the environment."""
 
-    obs: dict[str, np.ndarray]
-    """`[B, ...]` what the policy sees next."""
-    reward: np.ndarray
-    """`[B]` float32."""
-    terminated: np.ndarray
-    """`[B]` bool."""
-    truncated: np.ndarray
-    """`[B]` bool."""
-    valid: np.ndarray
-    """`[B]` bool, False where this step only reset the lane, or broke it."""
-    final_lanes: np.ndarray
-    """`[K]` int64 lanes whose episode ended and whose `obs` already shows the next one."""
-    final_obs: dict[str, np.ndarray]
-    """`[K, ...]` the true last observations of those lanes."""
+    obs: dict[str, np.ndarray]  # [B, ...] what the policy sees next
+    reward: np.ndarray  # [B] float32
+    terminated: np.ndarray  # [B] bool
+    truncated: np.ndarray  # [B] bool
+    valid: np.ndarray  # [B] bool, False where this step only reset the lane, or broke it
+    final_lanes: np.ndarray  # [K] int64 lanes whose episode ended and whose `obs` already shows the next one
+    final_obs: dict[str, np.ndarray]  # [K, ...] the true last observations of those lanes
     cut: np.ndarray
     """`[K]` int64 lanes whose env broke in this step: their `obs` already shows the next episode, in a new env."""
     info: Mapping[int, Info] = NOTHING
@@ -50,12 +45,9 @@ class VectorEnv(ABC):
 
     num_envs: int
     spec: EnvSpec
-    note: str
-    """Why the environment's own vector implementation, or its own way to save episodes, is not used; or empty."""
-    way_back: str
-    """How running episodes come back at resume, in words that follow "they come back"."""
-    restarted: list[int]
-    """Lanes whose episodes the last `load` could not restore, and began new ones in."""
+    note: str  # why the environment's own vector implementation, or its own way to save episodes, is not used; or empty
+    way_back: str  # how running episodes come back at resume, in words that follow "they come back"
+    restarted: list[int]  # lanes whose episodes the last `load` could not restore, and began new ones in
 
     def __init__(self, spec: EnvSpec, num_envs: int, note: str, way_back: str) -> None:
         self.spec, self.num_envs, self.note, self.way_back = spec, num_envs, note, way_back
@@ -84,7 +76,6 @@ class VectorEnv(ABC):
         """The environments that broke and were made again since this was last asked."""
 
     def current(self) -> dict[str, np.ndarray]:
-        """The observations that the policy sees now, `[B, ...]`."""
         if not self._obs:
             raise UsageError(f"env {self.spec.env!r} has no running episodes yet; call reset() or load() first")
         return self._obs
@@ -101,13 +92,11 @@ class VectorEnv(ABC):
     def close(self) -> None: ...
 
     def _require_actions(self, action: np.ndarray) -> None:
-        """There are running episodes, and an action for each."""
         self.current()
         if action.shape != self._action_shape:
             raise UsageError(f"the actions have shape {action.shape}; expected {self._action_shape}")
 
     def _saved_obs(self, tree: Tree, kind: str) -> list[np.ndarray]:
-        """The saved observations, once the saved state is known to fit."""
         name = self.spec.env
         if tree.get("kind") != kind:
             raise CheckpointError(f"env {name!r} was saved by another vector implementation; resume with the same one")
@@ -120,8 +109,6 @@ class VectorEnv(ABC):
 
 @dataclass(frozen=True)
 class EnvArgs:
-    """Which environments a sampler or evaluator makes."""
-
     env: str
     num_envs: int
     seed: int
@@ -144,15 +131,13 @@ def make_vector(
 ) -> VectorEnv:
     """Make `num_envs` environments: the env's own vector implementation if it serves, otherwise a loop.
 
-    With `parallel` they are single ones in any case, stepped side by side in threads or processes; a step that takes
-    longer than `hang_seconds` is then given up.
-    Exact resume needs a snapshot of the implementation's state (`raynforce.register_snapshot`); the loop needs none,
-    because without one it replays the actions of the running episodes, unless `record` is off.
+    With `parallel` they are single ones in any case; a step longer than `hang_seconds` is then given up. Exact resume
+    needs a snapshot of the vector implementation; the loop replays the running episodes' actions, unless `record` is
+    off.
     """
-    from raynforce.envs.lanes import Lanes  # all implement this module's contract, so they import it
+    from raynforce.envs.lanes import Lanes, ParallelVector  # all implement this module's contract, so they import it
     from raynforce.envs.local import LocalVector
     from raynforce.envs.native import NativeVector, registered_vector
-    from raynforce.envs.parallel import ParallelVector
     from raynforce.envs.simulators import Simulators, SimulatorVector
 
     if num_envs < 1:
@@ -174,16 +159,13 @@ def make_vector(
 
 
 def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
-    """What an environment takes and gives, found by making one and closing it again."""
     made, spec = make_described(env, env_args)
     close_env(made)
     return spec
 
 
-def require_finite(
-    env: str, columns: Mapping[str, np.ndarray], axes: tuple[str, ...], args: Mapping[str, Any] | None = None
-) -> None:
-    """Refuse NaN and infinity in observations and rewards; `axes` names the leading dimensions for the message."""
+def require_finite(env: str, columns: Mapping[str, np.ndarray], axes: tuple[str, ...], args: Args = None) -> None:
+    """Refuse NaN and infinity; `axes` names the leading dimensions for the message."""
     for path, column in columns.items():
         if column.dtype.kind == "f" and not finite(column):
             place = np.argwhere(~np.isfinite(column))[0]
@@ -195,7 +177,7 @@ def require_finite(
 
 
 def finite(array: np.ndarray) -> bool:
-    """Whether there is neither NaN nor infinity in it; several times as fast as `isfinite(array).all()`."""
+    """Several times as fast as `isfinite(array).all()`."""
     return int(np.count_nonzero(np.isfinite(array))) == array.size
 
 

@@ -1,8 +1,7 @@
 """Episodes to look at: in a window, or as films.
 
-Films are written by PyAV (the extra `video`): it is kept up, brings its encoder along, and writes mp4 files that every
-browser plays, frame by frame in this process. Gymnasium's `RecordVideo` holds a whole episode in memory, and needs
-moviepy, which does not go with current versions of Pillow.
+Films are written by PyAV (the extra `video`), which brings its encoder along and writes mp4 files frame by frame.
+Gymnasium's `RecordVideo` holds a whole episode in memory, and needs moviepy, which does not go with current Pillow.
 """
 
 from __future__ import annotations
@@ -11,32 +10,29 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from raynforce.envs.describe import Args
 from raynforce.envs.lane import Lane
 from raynforce.envs.local import LocalVector
 from raynforce.envs.make import close_env, locate, make
 from raynforce.errors import UsageError, summary
 
 Mode = Literal["human", "rgb_array"]
-MOST_FRAMES = 10_000
-"""Of one film: some minutes. Longer episodes are played to their end, and their films end here."""
+MOST_FRAMES = 10_000  # of one film: some minutes. Longer episodes are played to their end, and their films end here
 FRAMES_A_SECOND = 30  # where the environment does not say
 
 
 class Watched(LocalVector):
-    """One environment that shows itself: in a window, or on films, one for each episode."""
+    """One environment in a window, or filmed into the folder `films`."""
 
-    def __init__(
-        self, env: str, args: Mapping[str, Any] | None, *, seed: int, sampler: int, films: str | Path | None = None
-    ) -> None:
-        """`films` is the folder for films; without one there is a window."""
-        self.films: Films | None = None
+    films: Films | None = None
+
+    def __init__(self, env: str, args: Args, *, seed: int, sampler: int, films: str | Path | None = None) -> None:
         args = _showing(env, dict(args or {}), "human" if films is None else "rgb_array")
         super().__init__(env, args, 1, seed=seed, sampler=sampler, record=False, lane=_FilmedLane)
         if films is not None:
@@ -50,8 +46,6 @@ class Watched(LocalVector):
 
 
 class _FilmedLane(Lane):
-    """Adds a frame to the film for each reset and step, if there are films."""
-
     films: Films | None = None
 
     def _begin(self, episode: int) -> None:
@@ -68,7 +62,6 @@ class _FilmedLane(Lane):
         return result
 
     def _frame(self) -> np.ndarray:
-        """What the environment looks like now, `[height, width, 3]` uint8."""
         cannot = f"env {self.plan.env!r} cannot be filmed: render"
         try:
             frame: Any = self.env.render()
@@ -81,7 +74,7 @@ class _FilmedLane(Lane):
 
 
 def _showing(env: str, args: dict[str, Any], mode: Mode) -> dict[str, Any]:
-    """The arguments with which the environment shows itself in this way; a `UsageError` if it does not."""
+    """The arguments with which the environment shows itself in this way."""
     option = "--render (render=True)" if mode == "human" else "--video (video=DIR)"
     places = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
     if mode == "human" and sys.platform == "linux" and not any(os.environ.get(name) for name in places):
@@ -118,12 +111,13 @@ class Films:
     """A folder with a film for each episode: `episode-1.mp4`, …, after those that are there already."""
 
     def __init__(self, folder: Path, rate: float) -> None:
-        self.paths: list[Path] = []
-        """Those that are done."""
-        self._av = _library()
+        self.paths: list[Path] = []  # those that are done
         self._folder, self._rate = folder, Fraction(rate).limit_denominator(1000)
         try:
+            self._av = importlib.import_module("av")
             folder.mkdir(parents=True, exist_ok=True)
+        except ImportError:
+            raise UsageError('films need PyAV, which is not installed: pip install "raynforce[video]"') from None
         except OSError as error:
             raise UsageError(f"video = {str(folder)!r} cannot be made: {error.strerror}") from error
         names = [path.stem.removeprefix("episode-") for path in folder.glob("episode-*.mp4")]
@@ -132,7 +126,6 @@ class Films:
         self._path: Path | None = None  # of the film that is being written
         self._file: Any = None
         self._stream: Any = None
-        self._frames = 0
 
     def begin(self, frame: np.ndarray) -> None:
         """An episode begins. If the one before has not ended, it broke, and is not worth a film."""
@@ -140,7 +133,6 @@ class Films:
         self._first = frame  # there is no film before there is a step: the last episode that begins is not played
 
     def add(self, frame: np.ndarray) -> None:
-        """`[height, width, 3]` uint8."""
         if self._path is None:
             self._open(self._folder / f"episode-{self._number + 1}.mp4")
             if self._first is not None:
@@ -161,13 +153,11 @@ class Films:
             self._write(self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24"))
 
     def end(self) -> None:
-        """The episode has ended: its film is done."""
         if path := self._finish():
             self.paths.append(path)
             self._number += 1
 
     def close(self) -> None:
-        """Delete a film that was begun."""
         if path := self._finish():
             path.unlink(missing_ok=True)
 
@@ -183,7 +173,6 @@ class Films:
             self._file.mux(packet)
 
     def _finish(self) -> Path | None:
-        """Close the file that is being written, if there is one."""
         path, self._path = self._path, None
         if path is not None:
             if self._stream is not None:
@@ -191,10 +180,3 @@ class Films:
             self._file.close()
             self._stream = None
         return path
-
-
-def _library() -> Any:
-    try:
-        return importlib.import_module("av")
-    except ImportError:
-        raise UsageError('films need PyAV, which is not installed: pip install "raynforce[video]"') from None

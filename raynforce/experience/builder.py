@@ -1,7 +1,6 @@
 """What fragments are built of: columns, episodes in flight, true last observations.
 
-A sampler, whose lanes step together, writes whole rows; the policy server, whose lanes go their own pace, writes by
-lane. One way of writing for both would cost samplers an index per row, so each has its own. All else is here.
+Samplers write whole rows, the policy server by lane: one way for both would cost samplers an index per row.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raynforce.experience.fragment import INFO, Fragment
+from raynforce.experience.fragment import INFO, Arrays, Fragment
 from raynforce.infos import NOTHING, Info, values
 from raynforce.spaces import ActionSpec, ObsLeaf
 
-Arrays = dict[str, np.ndarray]
+Columns = Mapping[str, np.ndarray]
 MASK = "action_mask"
 STATE = "state0/"
 
@@ -33,12 +32,9 @@ def allocate(
 
 
 class Ended(NamedTuple):
-    """An episode that came to its end."""
-
     total: float
     length: int
-    info: Info = NOTHING
-    """Numbers in `info` where it ended."""
+    info: Info = NOTHING  # numbers in `info` where it ended
 
 
 class InFlight:
@@ -49,20 +45,12 @@ class InFlight:
         self.lengths = np.zeros(lanes, np.int64)
 
     def restart(self, lanes: Sequence[int] | slice | int = slice(None)) -> None:
-        """New episodes begin, and those in flight are not counted."""
         self.returns[lanes], self.lengths[lanes] = 0, 0
 
     def add(
-        self,
-        columns: Arrays,
-        ends: Iterable[tuple[int, int, Info | None]],
-        lanes: np.ndarray | slice = slice(None),
+        self, columns: Arrays, ends: Iterable[tuple[int, int, Info | None]], lanes: np.ndarray | slice = slice(None)
     ) -> list[Ended]:
-        """Add the rows of these lanes, and the column `first` to theirs; returns the episodes that ended, in order.
-
-        `ends` are row, column and what the episode told, those of a lane in order of time. None tells nothing: it was
-        cut, and is not counted.
-        """
+        """Add rows and the column `first`; returns what ended. `ends` are row, column, `info` (None: cut) by time."""
         valid = columns["valid"]
         first = np.empty_like(valid)
         first[0] = self.lengths[lanes] == 0
@@ -89,13 +77,7 @@ def final_columns(columns: Arrays, index: Sequence[np.ndarray], last: Sequence[M
 
 
 def finish(
-    columns: Arrays,
-    episodes: Sequence[Ended],
-    *,
-    version: int,
-    sampler: int,
-    sequence: int,
-    state0: Mapping[str, np.ndarray] = NOTHING,
+    columns: Arrays, episodes: Sequence[Ended], *, version: int, sampler: int, sequence: int, state0: Columns = NOTHING
 ) -> Fragment:
     """The fragment of these columns; `state0` `[B, ...]` is the recurrent state that its first row was chosen with."""
     columns["episode/return"] = np.array([each.total for each in episodes], np.float32)

@@ -21,10 +21,7 @@ DAMAGED = "the checkpoint is damaged: resume from an older one"
 
 
 class CompressedFrames:
-    """`slots` byte frames of one shape, each compressed alone, so that any of them can be read, or written over.
-
-    A slot that was never written reads as zeros, as in `np.zeros((slots, *shape), np.uint8)`.
-    """
+    """`slots` byte frames of one shape, each compressed alone; one that was never written reads as zeros."""
 
     def __init__(self, slots: int, shape: Sequence[int]) -> None:
         self.shape = (slots, *shape)
@@ -34,7 +31,6 @@ class CompressedFrames:
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken now; it grows and shrinks with what is written."""
         return self._used + self._packed.nbytes
 
     def put(self, slots: np.ndarray | slice, frames: np.ndarray) -> None:
@@ -58,7 +54,6 @@ class CompressedFrames:
         return found.reshape(*index.shape, *self.shape[1:])
 
     def clear(self, slots: np.ndarray | slice) -> None:
-        """Let these slots be as if they had never been written."""
         self._used -= _bytes(self._packed[slots])
         self._packed[slots] = NOTHING
 
@@ -103,8 +98,7 @@ class CompressedFrames:
         return found
 
 
-Stored: TypeAlias = np.ndarray | CompressedFrames
-"""Frames by slot, `[slots, ...]`, which may be compressed; `take` gives either's."""
+Stored: TypeAlias = np.ndarray | CompressedFrames  # frames by slot, `[slots, ...]`; `take` gives either's
 
 
 def copy(source: Stored, places: np.ndarray | slice, target: Stored, slots: np.ndarray | slice) -> None:
@@ -112,10 +106,7 @@ def copy(source: Stored, places: np.ndarray | slice, target: Stored, slots: np.n
     if isinstance(source, CompressedFrames) and isinstance(target, CompressedFrames):
         target.move(slots, source, places)
         return
-    if isinstance(source, CompressedFrames):
-        found = source.take(np.arange(source.shape[0])[places])
-    else:
-        found = source[places]
+    found = source.take(np.arange(source.shape[0])[places]) if isinstance(source, CompressedFrames) else source[places]
     if isinstance(target, CompressedFrames):
         target.put(slots, found)
     else:

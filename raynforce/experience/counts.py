@@ -14,8 +14,6 @@ RECENT = 100  # episodes that means are of
 
 
 class Counts:
-    """Steps and episodes, and how the last episodes went."""
-
     def __init__(self) -> None:
         self.steps = 0
         self.episodes = 0
@@ -26,7 +24,6 @@ class Counts:
 
     @property
     def return_mean(self) -> float | None:
-        """Of the last episodes."""
         return sum(self._returns) / len(self._returns) if self._returns else None
 
     @property
@@ -35,11 +32,9 @@ class Counts:
 
     @property
     def info_means(self) -> dict[str, float]:
-        """Of the numbers in `info` where an episode ended, by name."""
         return {name: sum(recent) / len(recent) for name, recent in self._info.items() if recent}
 
     def add(self, record: Record) -> None:
-        """Count a fragment that was learned from."""
         self.steps += record.steps
         self.episodes += len(record.returns)
         if len(record.returns):
@@ -61,7 +56,6 @@ class Counts:
         return tree | ({"info": infos.to_tree(told)} if told else {})
 
     def load(self, tree: Tree) -> None:
-        """Undo `state`; older checkpoints lack some of it."""
         self.steps, self.episodes, self.best_return = tree["steps"], tree["episodes"], tree.get("best_return")
         self._returns = deque(tree["recent"].tolist(), maxlen=RECENT)
         self._lengths = deque(np.asarray(tree.get("lengths", ())).tolist(), maxlen=RECENT)

@@ -11,6 +11,7 @@ from raynforce.experience.record import Record
 from raynforce.trees import Tree
 
 INFO = "episode/info/"
+Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -36,27 +37,22 @@ class Fragment:
     row `t + 1` of that lane is not valid. No episode goes on through a row that is not valid.
 
     An env that breaks cuts its episode: the row of the step that broke it is not valid, and the row before is
-    `truncated`. If it broke in row 0, the row before is in the fragment before, already gone; then row 0 itself is
-    `truncated`, with `obs[0, b]` in `final/obs`. A cut episode is not among `episode/return`.
+    `truncated`; if it broke in row 0, row 0 itself, with `obs[0, b]` in `final/obs`. A cut episode is not among
+    `episode/return`.
 
     Where every environment goes its own pace, `version` `[T, B]` int64 tells which policy version chose each action
-    (the fragment's own is the oldest of them) and `lane` `[B]` int64 whose steps they are, of all environments; one
-    may come more than once, in the order of time. A lane that has fewer than T steps is truncated, as if it ended
-    there, and the rows after that are not valid.
+    (the fragment's own is the oldest of them) and `lane` `[B]` int64 whose steps they are; one may come more than once,
+    in the order of time. A lane with fewer than T steps is truncated, and the rows after that are not valid.
 
-    Columns that an algorithm may ask for: `logp` `[T, B]`, the behaviour log-probability; `priority` `[T, B]`
-    float32, the absolute one-step error by the acting network, 0 where not valid.
-
-    Columns that are there if there is something to tell: `state0/NAME` `[B, ...]`, the recurrent state that row 0 was
-    chosen with; `action_mask` `[T+1, B, n]` bool, which of the n choices are allowed at each observation.
+    Columns that an algorithm may ask for: `logp` `[T, B]`, the behaviour log-probability; `priority` `[T, B]` float32,
+    the absolute one-step error by the acting network, 0 where not valid. Columns that may be there: `state0/NAME`
+    `[B, ...]`, the recurrent state of row 0; `action_mask` `[T+1, B, n]` bool, the choices allowed at each observation.
     """
 
     columns: Mapping[str, np.ndarray]
-    version: int
-    """Number of the policy version that chose the actions."""
+    version: int  # number of the policy version that chose the actions
     sampler: int
-    sequence: int
-    """Counts this sampler's fragments from 0, without gaps."""
+    sequence: int  # counts this sampler's fragments from 0, without gaps
 
     def __getitem__(self, path: str) -> np.ndarray:
         return self.columns[path]
@@ -71,7 +67,6 @@ class Fragment:
 
     @property
     def steps(self) -> int:
-        """Environment steps in it: valid rows."""
         return int(np.count_nonzero(self.columns["valid"]))
 
     @property
@@ -80,7 +75,6 @@ class Fragment:
 
     @property
     def record(self) -> Record:
-        """What is counted of it."""
         episodes = self.columns["episode/return"], self.columns["episode/length"]
         return Record(self.sampler, self.sequence, self.steps, *episodes, self.info())
 
@@ -95,19 +89,19 @@ class Fragment:
         columns = {path: tree["columns"][str(i)] for i, path in enumerate(tree["paths"])}
         return Fragment(columns, tree["version"], tree["sampler"], tree["sequence"])
 
-    def obs(self) -> dict[str, np.ndarray]:
+    def obs(self) -> Arrays:
         """The observation columns, each `[T+1, B, ...]`."""
         return {k: v for k, v in self.columns.items() if k == "obs" or k.startswith("obs/")}
 
-    def seen(self, paths: Iterable[str]) -> dict[str, np.ndarray]:
+    def seen(self, paths: Iterable[str]) -> Arrays:
         """The observations that environment steps were taken from, each `[N, ...]`."""
         keep = self.columns["valid"]
         return {path: self.columns[path][:-1][keep] for path in paths}
 
-    def info(self) -> dict[str, np.ndarray]:
+    def info(self) -> Arrays:
         """Numbers in `info` of the episodes that ended, each `[E]`, by their own names."""
         return {k[len(INFO) :]: v for k, v in self.columns.items() if k.startswith(INFO)}
 
-    def final_obs(self) -> dict[str, np.ndarray]:
+    def final_obs(self) -> Arrays:
         """True last observations under the observations' own paths, each `[K, ...]`."""
         return {k: self.columns[f"final/{k}"] for k in self.obs()}

@@ -2,55 +2,48 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from raynforce.experience.fragment import Fragment
 
 
-def gae(
-    reward: np.ndarray,
-    value: np.ndarray,
-    terminated: np.ndarray,
-    truncated: np.ndarray,
-    final_value: np.ndarray,
-    gamma: float,
-    gae_lambda: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Generalised advantage estimation (Schulman et al. 2016); returns `(advantage, returns)`, both `[T, B]` float32.
+class Steps(NamedTuple):
+    """What advantages are made of, each `[T, B]`, but for `value`."""
 
-    `value` is `[T+1, B]`, the values of the fragment's observations. `final_value` `[T, B]` is the value of
-    the true last observation where an episode ended, and is not looked at elsewhere (see `final_values`).
-    A terminated step is worth its reward alone; a truncated one is bootstrapped with `final_value`; both end
-    the chain of lambda. Rows that are not valid get numbers too: mask them with the fragment's `valid`.
-    """
-    value = np.asarray(value, np.float32)
-    next_value = np.where(truncated, final_value, value[1:])  # [T, B]
-    next_value = np.where(terminated, 0.0, next_value)
-    advantage = (reward + np.float32(gamma) * next_value - value[:-1]).astype(np.float32)  # the TD errors, so far
-    chain = ~(terminated | truncated) * np.float32(gamma * gae_lambda)  # [T, B]
+    reward: np.ndarray
+    value: np.ndarray  # [T+1, B]
+    terminated: np.ndarray
+    truncated: np.ndarray
+    final_value: np.ndarray  # read where an episode ended (see `final_values`)
+
+    def errors(self, gamma: float) -> np.ndarray:
+        """TD errors: a terminated step is worth its reward, a truncated one is bootstrapped with `final_value`."""
+        value = np.asarray(self.value, np.float32)
+        following = np.where(self.terminated, 0.0, np.where(self.truncated, self.final_value, value[1:]))
+        return (self.reward + np.float32(gamma) * following - value[:-1]).astype(np.float32)
+
+
+def gae(steps: Steps, gamma: float, gae_lambda: float) -> tuple[np.ndarray, np.ndarray]:
+    """GAE (Schulman et al. 2016): `(advantage, returns)`, both `[T, B]` float32, also of rows that are not valid."""
+    advantage = steps.errors(gamma)  # so far
+    chain = ~(steps.terminated | steps.truncated) * np.float32(gamma * gae_lambda)  # [T, B]
     for t in range(len(advantage) - 2, -1, -1):
         chain[t] *= advantage[t + 1]
         advantage[t] += chain[t]
-    return advantage, advantage + value[:-1]
+    return advantage, advantage + np.asarray(steps.value[:-1], np.float32)
 
 
 def final_values(fragment: Fragment, value: np.ndarray, final_value: np.ndarray) -> np.ndarray:
-    """The value of the true last observation at every episode end, `[T, B]` float32, as `gae` wants it.
-
-    `value` `[T+1, B]` belongs to the fragment's observations, `final_value` `[K]` to `final/obs`. An end that
-    is not listed in `final/index` has its true last observation in the next row.
-    """
+    """The value of the true last observation at every end, `[T, B]`; those of `final/obs` are `final_value` `[K]`."""
     values = np.array(value[1:], np.float32, order="C")  # a copy
     values.reshape(-1)[fragment["final/index"]] = final_value
     return values
 
 
 def discounted(reward: np.ndarray, done: np.ndarray, gamma: float, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The discounted return each lane's episode has collected so far, as reward scaling needs it.
-
-    `reward` and `done` are `[T, B]`, `carry` `[B]` is what the fragment before this one left over (zeros at
-    first). Returns `(so_far [T, B], carry [B])` in float64; the sum starts again after a `done`.
-    """
+    """Each lane's discounted return so far, `[T, B]`, and what to `carry` `[B]` to the next fragment; float64."""
     so_far = np.empty(reward.shape, np.float64)
     carry = np.array(carry, np.float64)  # a copy: the caller's is left alone
     alive = ~done  # [T, B]

@@ -9,8 +9,9 @@ import numpy as np
 
 from raynforce.experience.fragment import Fragment
 
-EDGES = (0, 1, 2, 3, 5, 9, 17, 33)
-"""Where the bins of the histogram begin."""
+EDGES = (0, 1, 2, 3, 5, 9, 17, 33)  # where the bins of the histogram begin
+_NAMES = [f"lag/is_{a}" if b == a + 1 else f"lag/from_{a}_to_{b - 1}" for a, b in pairwise(EDGES)]
+_NAMES.append(f"lag/from_{EDGES[-1]}")
 
 
 def lags(number: int, fragments: Sequence[Fragment]) -> np.ndarray:
@@ -31,10 +32,5 @@ def lag_metrics(number: int, fragments: Sequence[Fragment]) -> dict[str, float]:
     found = {"lag/mean": float(ages.mean()), "lag/max": float(ages.max())}
     if ages.any():
         counts = np.histogram(ages, [*EDGES, np.inf])[0] / len(ages)
-        found |= dict(zip(_names(), counts.tolist(), strict=True))
+        found |= dict(zip(_NAMES, counts.tolist(), strict=True))
     return found
-
-
-def _names() -> list[str]:
-    names = [f"lag/is_{a}" if b == a + 1 else f"lag/from_{a}_to_{b - 1}" for a, b in pairwise(EDGES)]
-    return [*names, f"lag/from_{EDGES[-1]}"]

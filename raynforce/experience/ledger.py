@@ -14,46 +14,38 @@ class LedgerError(RaynforceError):
 
 
 class Ledger:
-    """Counts environment steps of completed fragments: produced = trained + dropped + in flight, at every report.
+    """Environment steps of completed fragments: produced = trained + dropped + in flight, at every report.
 
-    Samplers say what they produced, the learner says what it trained on, and the topology says what it dropped and what
-    it still holds: three books that are kept apart and compared by `check`.
+    Three books, of samplers, learner and topology, that `check` compares.
     """
 
     def __init__(self) -> None:
         self.produced = 0
         self.trained = 0
-        self.dropped = 0
-        """Sampled, and given up because it had become too old."""
-        self.lost = 0
-        """Steps at most of fragments that were never completed, because what they were lost with was not redone."""
+        self.dropped = 0  # sampled, and given up because it had become too old
+        self.lost = 0  # at most, of fragments that were never completed and not redone
         self._flying: dict[Key, int] = {}
 
     @property
     def in_flight(self) -> int:
-        """Steps of fragments that are complete and not learned from yet."""
         return sum(self._flying.values())
 
     @property
     def flying(self) -> list[Key]:
-        """Names of the fragments that are in flight."""
         return list(self._flying)
 
     def produce(self, record: Record) -> None:
-        """A sampler has completed a fragment."""
         if record.key in self._flying:
             raise LedgerError(f"the ledger has fragment {_name(record.key)} twice")
         self._flying[record.key] = record.steps
         self.produced += record.steps
 
     def train(self, records: Sequence[Record]) -> None:
-        """The learner has learned from these fragments."""
         for record in records:
             self._land(record)
             self.trained += record.steps
 
     def drop(self, record: Record) -> None:
-        """A fragment was given up."""
         self._land(record)
         self.dropped += record.steps
 
@@ -66,16 +58,14 @@ class Ledger:
         self.lost += steps
 
     def check(self, held: Iterable[Key]) -> None:
-        """Raise unless everything balances, where `held` are the fragments that the topology has in its hands."""
+        """Raise unless everything balances; `held` are the fragments that the topology has."""
         there = sorted(held)
         if there != sorted(self._flying):
             extra = ", ".join(map(_name, sorted(set(there) ^ set(self._flying)))) or "some twice"
             raise LedgerError(f"the ledger and the run hold different fragments: {extra}")
         if self.produced != self.trained + self.dropped + self.in_flight:
-            raise LedgerError(
-                f"the ledger does not balance: {self.produced} steps produced, {self.trained} trained, "
-                f"{self.dropped} dropped, {self.in_flight} in flight"
-            )
+            used = f"{self.trained} trained, {self.dropped} dropped, {self.in_flight} in flight"
+            raise LedgerError(f"the ledger does not balance: {self.produced} steps produced, {used}")
 
     def _land(self, record: Record) -> None:
         key, steps = record.key, record.steps
@@ -85,12 +75,8 @@ class Ledger:
             raise LedgerError(f"{steps} steps of fragment {_name(key)} were used, {why}")
 
     def metrics(self) -> dict[str, float]:
-        return {
-            "health/produced_steps": float(self.produced),
-            "health/dropped_steps": float(self.dropped),
-            "health/lost_steps": float(self.lost),
-            "health/in_flight_steps": float(self.in_flight),
-        }
+        steps = ("produced", "dropped", "lost", "in_flight")
+        return {f"health/{name}_steps": float(getattr(self, name)) for name in steps}
 
     def state(self) -> Tree:
         """What is in flight is saved with the fragments themselves."""

@@ -18,16 +18,12 @@ class Limiter:
     def __init__(self, ratio: float, batch: int, starts: int, slack: float) -> None:
         """`slack`, which is raised to two batches if it is less, has to allow for one fragment at least."""
         if not 0 < ratio < math.inf:
-            raise UsageError(
-                f"algorithm.samples_per_insert = {ratio} is not allowed: it is above 0 and finite; "
-                "16 with a batch of 64 is an update every 4 steps"
-            )
+            hint = "it is above 0 and finite; 16 with a batch of 64 is an update every 4 steps"
+            raise UsageError(f"algorithm.samples_per_insert = {ratio} is not allowed: {hint}")
         self.ratio, self.batch, self.starts = ratio, batch, starts
         self.slack = max(slack, 2 * batch)
-        self.inserted = 0
-        """Environment steps."""
-        self.sampled = 0
-        """Transitions; one that was sampled twice counts twice."""
+        self.inserted = 0  # environment steps
+        self.sampled = 0  # transitions; one that was sampled twice counts twice
 
     def insert(self, steps: int) -> None:
         self.inserted += steps
@@ -36,7 +32,6 @@ class Limiter:
         self.sampled += transitions
 
     def updates(self) -> int:
-        """How many updates may be made now, of a batch each."""
         return max(0, (self._allowed(self.inserted) - self.sampled) // self.batch)
 
     def room(self, coming: int = 0) -> bool:
@@ -51,7 +46,6 @@ class Limiter:
 
     @property
     def measured(self) -> float | None:
-        """Samples per insert until now; None before there is anything to sample."""
         return self.sampled / (self.inserted - self.starts) if self.inserted > self.starts else None
 
     def state(self) -> Tree:

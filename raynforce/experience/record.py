@@ -9,23 +9,16 @@ import numpy as np
 
 from raynforce.infos import NOTHING, Values
 
-Key = tuple[int, int]
-"""Sampler and sequence number: a fragment's name."""
+Key = tuple[int, int]  # sampler and sequence number: a fragment's name
 
 
 class Record(NamedTuple):
-    """Accompanies a fragment to the driver, the learner and the ledger."""
-
     sampler: int
     sequence: int
-    steps: int
-    """Environment steps in it: valid rows."""
-    returns: np.ndarray = np.zeros(0, np.float32)
-    """Returns `[E]` of the episodes that ended in it."""
-    lengths: np.ndarray = np.zeros(0, np.int64)
-    """Their lengths `[E]`."""
-    info: Values = NOTHING
-    """Numbers in `info` at their ends."""
+    steps: int  # environment steps in it: valid rows
+    returns: np.ndarray = np.zeros(0, np.float32)  # returns `[E]` of the episodes that ended in it
+    lengths: np.ndarray = np.zeros(0, np.int64)  # their lengths `[E]`
+    info: Values = NOTHING  # numbers in `info` at their ends
 
     @property
     def key(self) -> Key:
@@ -36,22 +29,13 @@ class Receipt(NamedTuple):
     """What the driver is told of a fragment, which itself goes to the learner."""
 
     record: Record
-    seconds: Mapping[str, float]
-    """Where its time went: `env`, `policy`, `other`, and a worker's `gradients`; they add up to the whole call."""
-    faults: Sequence[Mapping[str, Any]] = ()
-    """Environments that broke and were restarted on the way: `EnvFault.facts()` of each."""
-    size: int = 0
-    """Bytes of the fragment, or of a worker's gradients."""
-    memory: int = 0
-    """Bytes that the sampler's process has in memory."""
-    kept: int = 0
-    """Transitions in the sampler's own replay buffer, if it has one."""
+    seconds: Mapping[str, float]  # of the whole call: `env`, `policy`, `other`, and a worker's `gradients`
+    faults: Sequence[Mapping[str, Any]] = ()  # `EnvFault.facts()` of environments that broke and were restarted
+    size: int = 0  # bytes of the fragment, or of a worker's gradients
+    memory: int = 0  # bytes that the sampler's process has in memory
+    kept: int = 0  # transitions in the sampler's own replay buffer, if it has one
     envs: Mapping[str, float] = {}
-    """Where the time of all environments went, in seconds, if they go their own pace: `busy` stepping, and what they
-    waited for: `policy`, `wire`, `learner`, `restart`."""
-    served: Sequence[int] = ()
-    """Env hosts whose environments took steps since the last one."""
-    silent: Sequence[int] = ()
-    """Env hosts that do not answer any more."""
-    flying: int = 0
-    """Environment steps that are still to become part of a fragment."""
+    """Seconds of environments that go their own pace: `busy`, or waiting for `policy`, `wire`, `learner`, `restart`."""
+    served: Sequence[int] = ()  # env hosts whose environments took steps since the last one
+    silent: Sequence[int] = ()  # env hosts that do not answer any more
+    flying: int = 0  # environment steps that are still to become part of a fragment

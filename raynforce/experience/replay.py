@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from raynforce.errors import UsageError
-from raynforce.experience.fragment import Fragment
+from raynforce.experience.fragment import Arrays, Fragment
 from raynforce.experience.restoring import restore
 from raynforce.experience.ring import Ring
 from raynforce.experience.saved_replay import SavedReplay
@@ -17,22 +17,17 @@ from raynforce.memory import require_memory
 from raynforce.spaces import ActionSpec, ObsLeaf
 from raynforce.trees import Tree
 
-EPSILON = 1e-6
-"""Added to every absolute TD error, so that no transition is out of reach."""
+EPSILON = 1e-6  # added to every absolute TD error, so that no transition is out of reach
 REDRAWS = 8
 
 
 class Replay:
     """Transitions of `samplers` x `lanes` lanes, at most about `capacity` of them, sampled with n-step returns.
 
-    Time runs down the rows, a column is a lane; every sampler has its own write head. The row at a head
-    holds the newest observation alone, so `capacity - samplers * lanes` transitions fit. A transition can be
-    sampled once its n-step window is complete: `n_step` steps long, or shorter where the episode ended.
-
-    Of an observation that is a stack of frames a row holds the newest frame; samples have the whole stack. With
-    `compress` images are kept compressed, which changes nothing but memory and time.
-
-    `len(replay)` counts the transitions that can be sampled now, `replay.resident` all valid ones it holds.
+    Time runs down the rows, a column is a lane; every sampler has its own write head. The row at a head holds the
+    newest observation alone, so `capacity - samplers * lanes` transitions fit. A transition can be sampled once its
+    n-step window is complete, or its episode ended: `len(replay)` counts those. Of a stack of frames a row holds the
+    newest; samples have the whole stack. With `compress` images are kept compressed.
     """
 
     def __init__(
@@ -56,11 +51,9 @@ class Replay:
         if n_step < 1:
             raise UsageError(f"replay: n_step {n_step} is not allowed; it is at least 1")
         if layout.rows < n_step + 2:
-            raise UsageError(
-                f"replay: a capacity of {capacity} gives each of {layout.width} lanes {layout.rows} rows, {n_step}-step"
-                f" returns need {n_step + 2}; raise algorithm.buffer_size to at least {(n_step + 2) * layout.width} "
-                "or lower --envs"
-            )
+            gives = f"a capacity of {capacity} gives each of {layout.width} lanes {layout.rows} rows"
+            fix = f"raise algorithm.buffer_size to at least {(n_step + 2) * layout.width} or lower --envs"
+            raise UsageError(f"replay: {gives}, {n_step}-step returns need {n_step + 2}; {fix}")
         if compress:
             require_images(obs)
         sizes = {"capacity": capacity, "lanes": lanes, "samplers": samplers}
@@ -79,10 +72,8 @@ class Replay:
         self._num_ready = 0
         self._drawn = 0  # transitions, since `metrics` was asked
         self._drawn_age = 0  # their ages together
-        self.late = 0
-        """Priorities that came for transitions which were overwritten by then, and were left out."""
-        self.missing = 0
-        """Places of the ring that the checkpoint it was loaded from had lost."""
+        self.late = 0  # priorities that came for transitions which were overwritten by then, and were left out
+        self.missing = 0  # places of the ring that the checkpoint it was loaded from had lost
         self._gammas = gamma ** np.arange(n_step + 1)
 
     def __len__(self) -> int:
@@ -96,21 +87,12 @@ class Replay:
     @property
     def nbytes(self) -> int:
         """Bytes reserved, which the operating system hands out as rows fill; of compressed images, bytes taken."""
-        tree = self._tree.nbytes if self._tree else 0
-        return self._ring.nbytes + tree
+        return self._ring.nbytes + (self._tree.nbytes if self._tree else 0)
 
     def metrics(self) -> dict[str, float]:
-        """Its size, and the mean age of what was sampled since the last call.
-
-        The age of a transition is how many steps its own sampler's environments have made since.
-        """
-        size = len(self)
-        found = {
-            "replay/size": float(size),
-            "replay/capacity": float(self.capacity),
-            "replay/fill": size / self.capacity,
-            "replay/mb": self.nbytes / 1e6,
-        }
+        """Its size, and the mean age of what was sampled since the last call, in steps of the same sampler."""
+        found = {"replay/size": float(len(self)), "replay/capacity": float(self.capacity)}
+        found |= {"replay/fill": len(self) / self.capacity, "replay/mb": self.nbytes / 1e6}
         if self._drawn:
             found["replay/age"] = self._drawn_age / self._drawn
             self._drawn = self._drawn_age = 0
@@ -121,14 +103,9 @@ class Replay:
     # Insert
 
     def insert(self, fragment: Fragment) -> int:
-        """Copy a fragment in, over the oldest steps of its sampler; returns how many valid transitions it added.
+        """Copy a fragment in (see `Ring.append`); returns how many valid transitions it added.
 
-        A sampler's fragments join into one stream of time. Where a sequence number is missing the step before
-        the gap becomes a truncation, so that no window reaches across. So does the step before a lane's first row
-        that is not valid, or that shows another observation than the one before has led to.
-
-        In a prioritised buffer transitions begin with the TD errors in the fragment's column `priority` `[T, B]`.
-        Where that is missing, or no finite number, they begin with the largest priority seen.
+        Priorities begin with the TD errors in its column `priority` `[T, B]`, or else with the largest seen.
         """
         ring, sampler = self._ring, fragment.sampler
         before, first, head, steps = ring.append(fragment)
@@ -151,7 +128,6 @@ class Replay:
         return rows
 
     def _raised(self, error: np.ndarray) -> np.ndarray:
-        """The priorities that belong to TD errors."""
         raised = (np.abs(np.asarray(error, np.float64)) + EPSILON) ** self.alpha
         with np.errstate(over="ignore"):  # infinity is refused by the tree
             return raised.astype(np.float32).astype(np.float64)  # as it is saved
@@ -165,14 +141,11 @@ class Replay:
         if self._tree and begin is not None:
             priority = ready * np.where(begin > 0.0, begin, self._max_priority)  # [n, B]
             kept = before[:written]
-            priority[:written][kept] = self._tree.get(slots[:written][kept])
+            priority[:written][kept] = self._tree.leaves.take(slots[:written][kept])
             self._tree.set(slots.reshape(-1), priority.reshape(-1))
 
     def _complete(self, slots: np.ndarray) -> np.ndarray:
-        """Which steps have a complete window, in a sampler's newest rows `[n, B]`, the last one being at the head.
-
-        It is complete when `n_step` steps stand before the head, or when an episode ends before it.
-        """
+        """Which of a sampler's newest rows `[n, B]`, up to the head, have `n_step` steps or an end before the head."""
         complete: np.ndarray = np.logical_or.accumulate(self._ring.end.take(slots)[::-1])[::-1]
         complete[: max(0, len(slots) - self.n_step)] = True
         complete &= self._ring.valid.take(slots)
@@ -185,9 +158,7 @@ class Replay:
         """What its transitions count together in a draw: the sum of their priorities, or their number if uniform."""
         return self._tree.total if self._tree else float(self._num_ready)
 
-    def sample(
-        self, batch_size: int, rng: np.random.Generator, beta: float = 0.4, batches: int = 1
-    ) -> dict[str, np.ndarray]:
+    def sample(self, batch_size: int, rng: np.random.Generator, beta: float = 0.4, batches: int = 1) -> Arrays:
         """Draw transitions with replacement: uniformly, or in proportion to their priorities.
 
         Several `batches` come one after the other: of a uniform buffer the same as with a call for each.
@@ -205,32 +176,25 @@ class Replay:
         batch = self.draw(np.full(batches, batch_size), rng)
         return batch | {"weight": importance_weights(batch.pop("priority"), beta)}
 
-    def draw(self, counts: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Draw for several minibatches, `counts[k]` transitions for the k-th, one after the other.
-
-        The columns are those of `sample`, but for `priority` `[n]` float64 in place of `weight`: what each counts in
-        `mass`. A minibatch whose transitions come from several buffers is weighted as a whole (`sharding`).
-        """
+    def draw(self, counts: np.ndarray, rng: np.random.Generator) -> Arrays:
+        """Draw `counts[k]` transitions for the k-th minibatch: as `sample`, but `priority` `[n]` for `weight`."""
         n = int(counts.sum())
         if n and not self._num_ready:
-            raise UsageError(
-                f"replay: none of the {self._ring.num_valid} transitions stored can be sampled yet; "
-                f"insert at least {self.n_step} steps first (algorithm.learning_starts)"
-            )
+            none = f"replay: none of the {self._ring.num_valid} transitions stored can be sampled yet"
+            raise UsageError(f"{none}; insert at least {self.n_step} steps first (algorithm.learning_starts)")
         if not n:
             slots = np.zeros(0, np.int64)
         elif self._tree:
             slots = self._draw_prioritized(self._tree, counts, rng)
         else:
             slots = np.concatenate([self._draw_uniform(count, rng) for count in counts.tolist() if count])
-        priority = self._tree.get(slots) if self._tree else np.ones(len(slots))
+        priority = self._tree.leaves.take(slots) if self._tree else np.ones(len(slots))
         index, age = self._ring.names(slots)
         self._drawn += n
         self._drawn_age += int(age.sum()) * self.lanes
         return self._gather(slots) | {"priority": priority, "index": index}
 
-    def _gather(self, slots: np.ndarray) -> dict[str, np.ndarray]:
-        """The transitions at these positions."""
+    def _gather(self, slots: np.ndarray) -> Arrays:
         ring = self._ring
         reward, last, steps = self._returns(slots)
         following = (last + ring.width) % self.capacity
@@ -240,7 +204,7 @@ class Replay:
         batch |= {"reward": reward, "discount": discount.astype(np.float32)}
         batch |= {f"next_{path}": there for path, (_, there) in seen.items()}
         if ring.finals.used:
-            final_slot = ring.final_slot.take(last)
+            final_slot = ring.finals.slot.take(last)
             (ends,) = (final_slot >= 0).nonzero()
             if len(ends):
                 for path, final in ring.finals.arrays.items():
@@ -277,19 +241,14 @@ class Replay:
         for gamma in self._gammas[1:-1].tolist():
             goes_on = ~ring.end.take(last)  # where it does not, `last` stays where it is
             following = (last + ring.width) % self.capacity
-            more = np.where(
-                goes_on, rewards.take(following), 0.0
-            )  # no product: what lies behind an end may be infinity
+            more = np.where(goes_on, rewards.take(following), 0.0)  # no product: behind an end may be infinity
             total += np.multiply(gamma, more, dtype=np.float64)
             last = np.where(goes_on, following, last)
             steps += goes_on
         return total.astype(np.float32), last, steps
 
     def update_priorities(self, index: np.ndarray, priority: np.ndarray) -> None:
-        """Set the priorities of sampled transitions from their TD errors; a uniform buffer has none to set.
-
-        Those of transitions that have been overwritten since are left out, and counted in `late`.
-        """
+        """Set priorities from TD errors, if the buffer has any; those of overwritten transitions count as `late`."""
         if not self._tree:
             return
         raised, (slots, there) = self._raised(priority), self._ring.named(index)
@@ -304,14 +263,10 @@ class Replay:
     # State
 
     def state(self, known: Collection[str] = ()) -> Tree:
-        """All that later samples depend on; only the rows that have been filled, in segments, empty if known.
+        """All that later samples depend on: filled rows in segments, empty if known, and priorities.
 
-        Priorities, which change all the time, stand apart from them. A transition that cannot be sampled yet is there
-        with the one that it will begin with.
-
-        The arrays are views, but for compressed images: a second copy of a large buffer may not fit into memory. What a
-        role returns is copied (inline, by `keep`) or serialised (process, ray) by the runtime before the role's next
-        call; so must it be by whoever calls this otherwise.
+        Arrays are views, but for compressed images: whoever calls this copies them before the next call, as runtimes
+        do.
         """
         counts = {"late": self.late, "drawn": [self._drawn, self._drawn_age]}
         tree = {**self._ring.state(known), "max_priority": self._max_priority, **counts}
@@ -331,9 +286,9 @@ class Replay:
     def load(self, tree: Tree) -> None:
         """Become the buffer that `state` was taken from. `n_step`, `gamma` and priorities may differ.
 
-        Rows whose segment is missing are not valid; `missing` counts them. Of a buffer with another capacity, or
-        other samplers or lanes, the newest transitions that fit are kept. Where their streams have to be cut, they
-        end as by truncation: with the true next observation, from which values are bootstrapped.
+        Rows whose segment is missing are not valid; `missing` counts them. With another capacity, samplers or lanes,
+        the newest transitions that fit are kept; where streams are cut, they end as by truncation, with the true next
+        observation.
         """
         ring = self._ring
         saved = SavedReplay(tree, ring.columns, ring.obs, ring.stacked)
@@ -352,6 +307,5 @@ class Replay:
             self._tree.rebuild(priority * self._ready)
 
     def _near(self, sampler: int) -> np.ndarray:
-        """Positions of the rows whose windows may be open, and of the row at the head, `[n_step, B]` or fewer."""
         head = self._ring.head[sampler]
         return self._ring.slots(sampler, max(0, head - self.n_step + 1), head + 1)

@@ -16,35 +16,25 @@ from raynforce.trees import Tree
 class ReplaySpec:
     """How an algorithm learns from replay, as data: topologies go by this, whatever its class."""
 
-    buffer_size: int
-    """Transitions kept in replay."""
-    learning_starts: int
-    """Environment steps gathered before the first update."""
-    batch_size: int
-    """Transitions per update."""
-    samples_per_insert: float
-    """How often each transition is learned from on average."""
-    divisible: bool = False
-    """Whether the buffer is a `Replay` with these settings, and `loss` learns from the columns of `Replay.sample`: then
-    shards can have it. An algorithm that makes a buffer of its own leaves this as it is."""
-    n_step: int = 1
-    """Steps of real reward before bootstrapping."""
+    buffer_size: int  # transitions kept in replay
+    learning_starts: int  # environment steps gathered before the first update
+    batch_size: int  # transitions per update
+    samples_per_insert: float  # how often each transition is learned from on average
+    divisible: bool = False  # its buffer is a `Replay` with these settings, not one of its own: shards can have it
+    n_step: int = 1  # steps of real reward before bootstrapping
     gamma: float = 0.99
-    prioritized: bool = False
-    """Sample transitions in proportion to their error instead of uniformly."""
-    priority_alpha: float = 0.6
-    """How strongly error counts in sampling."""
+    prioritized: bool = False  # sample transitions in proportion to their error instead of uniformly
+    priority_alpha: float = 0.6  # how strongly error counts in sampling
 
 
 def make_limiter(config: Config, spec: ReplaySpec) -> Limiter:
-    """What holds the ratio of samples to inserts."""
     sampling = config.sampling
     ahead = 2 * sampling.samplers * sampling.envs * sampling.fragment * spec.samples_per_insert
     return Limiter(spec.samples_per_insert, spec.batch_size, spec.learning_starts, slack=ahead)
 
 
 def make_replay(config: Config, spec: ReplaySpec, env: EnvSpec, shard: int | None = None) -> Replay:
-    """The whole buffer, or the part of it that one shard has."""
+    """The whole buffer, or a shard's part."""
     return Replay(
         env.obs,
         env.action,
@@ -58,7 +48,6 @@ def make_replay(config: Config, spec: ReplaySpec, env: EnvSpec, shard: int | Non
 
 
 def replay_bytes(config: Config, spec: ReplaySpec, env: EnvSpec, shard: int | None = None) -> int:
-    """What `make_replay` will take of the memory."""
     shape, compress = _shape(config, spec, shard), config.replay.compress
     return estimate_bytes(env.obs, env.action, **shape, prioritized=spec.prioritized, compress=compress)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,14 +23,10 @@ LEAST_SEGMENT = 4096  # transitions
 class Appended(NamedTuple):
     """Where a fragment went, in rows counted since its sampler's beginning."""
 
-    before: int
-    """The head before it came."""
-    first: int
-    """Its first row: the head, or the row after it where a fragment is missing."""
-    head: int
-    """The row of its newest observation."""
-    steps: int
-    """Valid ones."""
+    before: int  # the head before it came
+    first: int  # its first row: the head, or the row after it where a fragment is missing
+    head: int  # the row of its newest observation
+    steps: int  # valid ones
 
 
 class Ring:
@@ -50,34 +46,23 @@ class Ring:
         self.obs_paths = [leaf.path for leaf in obs]
         columns = [*self.columns, *derived_columns(obs)]
         self.frames = {c.path: CompressedFrames(layout.capacity, c.shape) for c in columns if compress and c.is_image}
-        # np.zeros takes pages only when they are written.
-        self._arrays = {
-            column.path: np.zeros((layout.rows, layout.width, *column.shape), column.dtype)
-            for column in columns
-            if column.path not in self.frames
-        }
+        shape, plain = (layout.rows, layout.width), [c for c in columns if c.path not in self.frames]
+        self._arrays = {c.path: np.zeros((*shape, *c.shape), c.dtype) for c in plain}  # pages are taken when written
         self.flat = {path: array.reshape(layout.capacity, *array.shape[2:]) for path, array in self._arrays.items()}
         self.stored: dict[str, Stored] = {**self.flat, **self.frames}
         self.terminated, self.end, self.valid = (self.flat[k] for k in ("terminated", "end", "valid"))  # [slots]
-        self.final_slot = self.flat["final_slot"]  # -1: the next row holds the true next observation
-        self.final_slot[:] = -1
-        self.finals = Pool(self.obs, memory_fraction, "final observations")
-        self.stacks = None
+        # Of steps whose next row does not hold the true next observation.
+        self.finals = Pool(self.obs, self.flat["final_slot"], memory_fraction, "final observations")
         stacked = [leaf for leaf in obs if leaf.stack > 1]
         self.stacked = whole_columns(stacked)
-        if stacked:
-            own = self.flat["depth"], self.flat["whole_slot"]
-            self.stacks = Stacks(stacked, self.stored, *own, layout, memory_fraction)
+        self.stacks = Stacks(stacked, self.stored, self.flat, layout, memory_fraction) if stacked else None
 
-        self.head = [0] * layout.samplers
-        """Rows each sampler has ever written; modulo `rows`, where it writes next."""
+        self.head = [0] * layout.samplers  # rows each sampler has ever written; modulo `rows`, where it writes next
         self.sequence = [-1] * layout.samplers
         self.num_valid = 0
         self.segment_rows = max(-(-LEAST_SEGMENT // layout.width), -(-layout.rows // MOST_SEGMENTS))
-        self.stamp = 0
-        """Counts fragments."""
-        self.stamps = np.zeros(-(-layout.rows // self.segment_rows), np.int64)
-        """Of each segment's last change."""
+        self.stamp = 0  # counts fragments
+        self.stamps = np.zeros(-(-layout.rows // self.segment_rows), np.int64)  # of each segment's last change
 
     def __getitem__(self, path: str) -> np.ndarray:
         return self._arrays[path]
@@ -93,7 +78,6 @@ class Ring:
         return rows[:, None] * self.width + np.arange(sampler * self.lanes, (sampler + 1) * self.lanes)
 
     def lanes_of(self, sampler: int) -> slice:
-        """The columns of a sampler."""
         return slice(sampler * self.lanes, (sampler + 1) * self.lanes)
 
     # A step's name is its row, counted since its sampler's beginning, times the ring's width, plus its column. Modulo
@@ -115,7 +99,6 @@ class Ring:
         return np.array(self.head)[slots % self.width // self.lanes] * self.width - 1
 
     def observed(self, path: str, index: np.ndarray) -> np.ndarray:
-        """The observations at these positions, `[n, ...]`."""
         if self.stacks and path in self.stacks.frames:
             return self.stacks.get(path, index)
         return self.stored[path].take(index, axis=0)
@@ -132,8 +115,8 @@ class Ring:
     def append(self, fragment: Fragment) -> Appended:
         """Copy a fragment in, over the oldest steps of its sampler.
 
-        Where a sequence number is missing the step before the gap becomes an end. So does the step before a lane's
-        first row that is not valid, or that shows another observation than the one before has led to.
+        The step before a gap in the sequence becomes an end; so does one whose next row is not valid, or shows
+        something else.
         """
         self._check(fragment)
         sampler, final_index = fragment.sampler, fragment["final/index"]
@@ -164,15 +147,13 @@ class Ring:
     def _check(self, fragment: Fragment) -> None:
         length, lanes = fragment.length, fragment.lanes
         if not (0 <= fragment.sampler < self.layout.samplers and lanes == self.lanes):
+            fits = f"this buffer was made for samplers 0 to {self.layout.samplers - 1} with {self.lanes} lanes each"
             raise UsageError(
-                f"replay: a fragment of sampler {fragment.sampler} with {lanes} lanes does not fit; "
-                f"this buffer was made for samplers 0 to {self.layout.samplers - 1} with {self.lanes} lanes each"
+                f"replay: a fragment of sampler {fragment.sampler} with {lanes} lanes does not fit; {fits}"
             )
         if length >= self.rows:
-            raise UsageError(
-                f"replay: a fragment of {length} steps does not fit into {self.rows} rows per lane; raise "
-                f"algorithm.buffer_size to at least {(length + 1) * self.width} or lower --envs"
-            )
+            fix = f"raise algorithm.buffer_size to at least {(length + 1) * self.width} or lower --envs"
+            raise UsageError(f"replay: a fragment of {length} steps does not fit into {self.rows} rows per lane; {fix}")
         for column in (*self.obs, *self.columns[len(self.obs) :]):
             if column.path in ("end", "depth"):
                 continue
@@ -180,21 +161,14 @@ class Ring:
             expected = (rows, lanes, *column.shape)
             found = fragment.columns[column.path].shape if column.path in fragment.columns else "none"
             if found != expected:
-                raise UsageError(
-                    f"replay: fragment column {column.path!r} has shape {found}, expected {expected}; "
-                    "make the buffer from the environment's own spec"
-                )
-        if "priority" in fragment.columns and fragment["priority"].shape != (length, lanes):
-            raise UsageError(
-                f"replay: fragment column 'priority' has shape {fragment['priority'].shape}, expected "
-                f"{(length, lanes)}; give one TD error for every step, or none at all"
-            )
+                shapes = f"replay: fragment column {column.path!r} has shape {found}, expected {expected}"
+                raise UsageError(f"{shapes}; make the buffer from the environment's own spec")
+        if "priority" in fragment.columns and (found := fragment["priority"].shape) != (length, lanes):
+            shapes = f"replay: fragment column 'priority' has shape {found}, expected {(length, lanes)}"
+            raise UsageError(f"{shapes}; give one TD error for every step, or none at all")
 
     def _make_room(self, fragment: Fragment, head: int, gap: bool) -> tuple[Plan | None, np.ndarray]:
-        """Let no stack of frames depend on the rows that a fragment will overwrite.
-
-        Returns how its own stacks are to be stored, and the rows that have changed.
-        """
+        """Let no stack of frames depend on rows that will be overwritten; returns the plan and the rows changed."""
         if self.stacks is None:
             return None, np.zeros(0, np.int64)
         sampler, first = fragment.sampler, head + gap
@@ -204,7 +178,7 @@ class Ring:
         losing = self.stacks.losing(self.slots(sampler, oldest, min(oldest + self.stacks.most, first)))
         self.stacks.pool.reserve(len(losing) + int(np.count_nonzero(plan.whole)))
         if len(losing):
-            self.stacks.hold(losing, {path: self.stacks.get(path, losing) for path in self.stacks.frames})
+            self.stacks.pool.put(losing, {path: self.stacks.get(path, losing) for path in self.stacks.frames})
         return plan, losing // self.width
 
     def _elsewhere(self, fragment: Fragment, first: int) -> np.ndarray:
@@ -225,22 +199,16 @@ class Ring:
         broken = offset + np.flatnonzero(~fragment["valid"][0])  # the row at the head is their last observation
         self["end"][before, broken] = True
         if len(elsewhere):  # the row at the head will be another episode's
-            lanes, slots = offset + elsewhere, self.finals.acquire(len(elsewhere))
+            lanes = offset + elsewhere
             self["end"][before, lanes] = True
-            self["final_slot"][before, lanes] = slots
             newest = first % self.rows * self.width + lanes
-            for path, final in self.finals.arrays.items():
-                final[slots] = self.observed(path, newest)
+            self.finals.put(before * self.width + lanes, {path: self.observed(path, newest) for path in self.obs_paths})
         return len(broken) + len(elsewhere) > 0
 
     def _write(self, fragment: Fragment, first: int, slots: np.ndarray, final_index: np.ndarray) -> int:
         """Store a fragment from row `first` on; `slots` `[T+1, B]` are its flat positions."""
         self.num_valid -= int(np.count_nonzero(self.valid.take(slots)))
-        if self.finals.used:
-            old = self.final_slot.take(slots)
-            self.finals.release(old[old >= 0])
-            self.final_slot[slots] = -1
-
+        self.finals.drop(slots)
         lanes = self.lanes_of(fragment.sampler)
         for path in (*self.obs_paths, "action", "reward", "terminated"):
             source = self._newest(fragment, path)
@@ -256,10 +224,7 @@ class Ring:
         self.end[slots], self.valid[slots] = ended, valid
 
         if len(final_index):
-            taken = self.finals.acquire(len(final_index))
-            self.final_slot[slots.reshape(-1)[final_index]] = taken
-            for path, final in fragment.final_obs().items():
-                self.finals.arrays[path][taken] = final
+            self.finals.put(slots.reshape(-1)[final_index], fragment.final_obs())
         added = int(np.count_nonzero(valid))
         self.num_valid += added
         return added
@@ -282,34 +247,23 @@ class Ring:
     # Save
 
     def state(self, known: Collection[str] = ()) -> Tree:
-        """The rows that have been filled, in segments, with the samplers' cursors; all but images compressed are views.
+        """Filled rows in segments, and the samplers' cursors; views, but for compressed images.
 
-        A segment's name is its first row and the stamp of its last change: while the name stays, so does what is in it.
-        One whose name is known to be saved is empty.
+        A segment's name is its first row and the stamp of its last change; one whose name is known is empty.
         """
         filled = self.filled
-        names = {
-            first: f"{first}-{stamp}"
-            for first, stamp in zip(range(0, filled, self.segment_rows), self.stamps.tolist(), strict=False)
-        }
-        return {
-            "layout": self.layout._asdict(),
-            "head": list(self.head),
-            "sequence": list(self.sequence),
-            "stamp": self.stamp,
-            SEGMENTS: {
-                name: {} if name in known else self._segment(first, min(filled, first + self.segment_rows))
-                for first, name in names.items()
-            },
-        }
+        segments: Tree = {}
+        for first, stamp in zip(range(0, filled, self.segment_rows), self.stamps.tolist(), strict=False):
+            name, stop = f"{first}-{stamp}", min(filled, first + self.segment_rows)
+            segments[name] = {} if name in known else self._segment(first, stop)
+        cursors = {"head": list(self.head), "sequence": list(self.sequence), "stamp": self.stamp}
+        return {"layout": self.layout._asdict(), **cursors, SEGMENTS: segments}
 
     @property
     def filled(self) -> int:
-        """Rows in use, the newest observation's included."""
         return self.layout.filled(self.head)
 
     def touch(self, rows: np.ndarray) -> None:
-        """Put the newest stamp on the segments of these rows."""
         self.stamps[rows % self.rows // self.segment_rows] = self.stamp
 
     def _segment(self, first: int, stop: int) -> Tree:
@@ -317,30 +271,14 @@ class Ring:
         for path, frames in self.frames.items():
             saved = frames.saved(first * self.width, stop * self.width)
             arrays |= {f"{path}/{name}": part for name, part in saved.items()}
-        slots = self.final_slot[first * self.width : stop * self.width]
-        (ends,) = (slots >= 0).nonzero()
-        arrays["final_index"] = ends
-        for path, final in self.finals.arrays.items():
-            arrays[f"final/{path}"] = final[slots[ends]]
+        arrays |= self.finals.saved("final", first * self.width, stop * self.width)
         if self.stacks:
-            slots = self.stacks.slot[first * self.width : stop * self.width]
-            (whole,) = (slots >= 0).nonzero()
-            arrays["whole_index"] = whole
-            for path, stacks in self.stacks.pool.arrays.items():
-                arrays[f"whole/{path}"] = stacks[slots[whole]]
+            arrays |= self.stacks.pool.saved("whole", first * self.width, stop * self.width)
         return join(arrays, {})
 
     def clear(self, rows: np.ndarray) -> None:
-        """Let these rows, `[rows]` bool, be as if they had never been written."""
         for column in self.columns:
             if column.path in self.frames:
                 self.frames[column.path].clear(rows.repeat(self.width))
             else:
                 self[column.path][rows] = 0
-
-    def put_finals(self, slots: np.ndarray, finals: Mapping[str, np.ndarray]) -> None:
-        """Store the true next observations of the steps at these positions."""
-        taken = self.finals.acquire(len(slots))
-        self.final_slot[slots] = taken
-        for path, final in finals.items():
-            self.finals.arrays[path][taken] = final

@@ -10,6 +10,7 @@ import numpy as np
 
 from raynforce.errors import CheckpointError
 from raynforce.experience.compressed import CompressedFrames, Stored
+from raynforce.experience.fragment import Arrays
 from raynforce.experience.storage import Column, Layout
 from raynforce.trees import SEGMENTS, Tree
 
@@ -24,25 +25,18 @@ class Segment(NamedTuple):
     first: int
     stop: int
     stamp: int
-    columns: dict[str, np.ndarray]
-    """`[rows, width, ...]` each."""
-    frames: dict[str, CompressedFrames]
-    """Columns that are compressed, `[rows * width, ...]` each."""
-    final_index: np.ndarray
-    """`[K]` positions within the segment, in order, of steps with a true final observation."""
-    finals: dict[str, np.ndarray]
-    """`[K, ...]` each."""
-    whole_index: np.ndarray
-    """`[W]` positions within the segment, in order, of stacks of frames that are stored whole."""
-    wholes: dict[str, np.ndarray]
-    """`[W, ...]` each."""
+    columns: Arrays  # [rows, width, ...] each
+    frames: dict[str, CompressedFrames]  # columns that are compressed, `[rows * width, ...]` each
+    final_index: np.ndarray  # [K] positions within the segment, in order, of steps with a true final observation
+    finals: Arrays  # [K, ...] each
+    whole_index: np.ndarray  # [W] positions within the segment, in order, of stacks of frames that are stored whole
+    wholes: Arrays  # [W, ...] each
 
     def flat(self, path: str) -> np.ndarray:
         array = self.columns[path]
         return array.reshape(-1, *array.shape[2:])
 
     def stored(self, path: str) -> Stored:
-        """Any column, `[rows * width, ...]`."""
         return self.frames[path] if path in self.frames else self.flat(path)
 
 
@@ -62,16 +56,14 @@ class SavedReplay:
         self.layout = Layout(*(_count(f"layout.{name}", layout.get(name), 1) for name in Layout._fields))
         if self.layout.capacity >= LARGEST:
             raise _unexpected("layout", layout, f"fewer than {LARGEST} transitions")
-        self.head = _counts("head", tree.get("head"), 0, self.layout.samplers)
-        """Rows that each sampler has ever written."""
+        self.head = _counts("head", tree.get("head"), 0, self.layout.samplers)  # rows ever written by each sampler
         self.sequence = _counts("sequence", tree.get("sequence"), -1, self.layout.samplers)
         self.stamp = _count("stamp", tree.get("stamp"), 0)
         self.max_priority = _priority(tree.get("max_priority"))
         self.late = _count("late", tree.get("late", 0), 0)
         self.drawn = _counts("drawn", tree.get("drawn", [0, 0]), 0, 2)
         self.filled = self.layout.filled(self.head)
-        self.priority = self._priorities(tree["priority"]) if "priority" in tree else None
-        """`[filled * width]` float32, or None."""
+        self.priority = self._priorities(tree["priority"]) if "priority" in tree else None  # [filled * width] float32
         pieces = tree.get(SEGMENTS)
         if not isinstance(pieces, dict):
             raise _unexpected(SEGMENTS, pieces, "a tree")
@@ -80,13 +72,13 @@ class SavedReplay:
         stop = 0
         for segment in self.segments:
             if not stop <= segment.first < segment.stop <= self.filled:
+                rows, last = f"the rows {segment.first} to {segment.stop - 1}", self.filled - 1
                 raise CheckpointError(
-                    f"replay: a segment has the rows {segment.first} to {segment.stop - 1}, expected some between "
-                    f"{stop} and {self.filled - 1}; {DAMAGED}"
+                    f"replay: a segment has {rows}, expected some between {stop} and {last}; {DAMAGED}"
                 )
             stop = segment.stop
+        # Places of the ring that should be there and are in none of the segments.
         self.missing = (self.filled - sum(s.stop - s.first for s in self.segments)) * self.layout.width
-        """Places of the ring that should be there and are in none of the segments."""
 
     def _priorities(self, found: Any) -> np.ndarray:
         shape = (self.filled * self.layout.width,)
@@ -117,10 +109,7 @@ class SavedReplay:
         return Segment(first, first + rows, stamp, arrays, frames, *finals, *wholes)
 
     def pick(self, slots: np.ndarray) -> Iterator[tuple[Segment, np.ndarray, np.ndarray]]:
-        """Where these positions of the ring are found: a segment, which of them it has, and their places in it.
-
-        The places of one segment come in rising order; positions that are in no segment do not come.
-        """
+        """Segments that have some of these ring positions: which of them, and their places in it, in rising order."""
         order = slots.argsort(kind="stable")
         ordered, width = slots[order], self.layout.width
         for segment in self.segments:
@@ -237,9 +226,7 @@ def _priority(value: Any) -> float:
     return rounded
 
 
-def _beside(
-    piece: Any, name: str, kind: str, places: int, columns: Sequence[Column]
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _beside(piece: Any, name: str, kind: str, places: int, columns: Sequence[Column]) -> tuple[np.ndarray, Arrays]:
     """The observations that stand beside the rows of a segment, and at which of its places."""
     index = _find(piece, f"{kind}_index")
     if not isinstance(index, np.ndarray) or index.ndim != 1 or index.dtype != np.int64:
@@ -253,9 +240,8 @@ def _beside(
 def _frames(piece: Any, name: str, column: Column, places: int) -> CompressedFrames:
     frames = CompressedFrames.from_saved(_find(piece, column.path), column.shape)
     if frames.shape[0] != places:
-        raise CheckpointError(
-            f"replay: '{name}/{column.path}' has {frames.shape[0]} compressed frames, expected {places}; {DAMAGED}"
-        )
+        found = f"'{name}/{column.path}' has {frames.shape[0]} compressed frames"
+        raise CheckpointError(f"replay: {found}, expected {places}; {DAMAGED}")
     frames.take(np.zeros(1, np.int64))  # those of another size are found here, and not when they are sampled
     return frames
 
@@ -270,8 +256,6 @@ def _array(piece: Any, name: str, path: str, shape: tuple[int, ...], dtype: str)
     found = _find(piece, path)
     if not isinstance(found, np.ndarray) or found.shape != shape or found.dtype != dtype:
         what = "nothing" if found is None else _described(found)
-        raise CheckpointError(
-            f"replay: expected '{name}/{path}' of {shape} {dtype}, found {what}; the checkpoint belongs to another "
-            "environment or buffer, or is damaged"
-        )
+        why = "the checkpoint belongs to another environment or buffer, or is damaged"
+        raise CheckpointError(f"replay: expected '{name}/{path}' of {shape} {dtype}, found {what}; {why}")
     return found.view(np.uint8) != 0 if dtype == "bool" else found  # a file may hold other bytes than 0 and 1

@@ -7,34 +7,24 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from raynforce.errors import UsageError
+from raynforce.experience.fragment import Arrays
 from raynforce.experience.sumtree import importance_weights
 
 
 def portions(masses: Sequence[float] | np.ndarray, batch: int, updates: int, rng: np.random.Generator) -> np.ndarray:
-    """How many of each minibatch's transitions every shard is to draw, `[updates, shards]`.
-
-    Chosen at random by what shards hold (`Replay.mass`), so that any transition is as likely as in one buffer.
-    """
+    """How many transitions each shard draws for each minibatch, `[updates, shards]`, at random by `Replay.mass`."""
     mass = np.asarray(masses, np.float64)
     (filled,) = (mass > 0.0).nonzero()  # rounding could give a shard of none what is left of the others
     if not len(filled):
-        raise UsageError(
-            f"replay: none of the {len(mass)} shards has a transition to sample yet; wait for more steps "
-            "(algorithm.learning_starts)"
-        )
+        fix = "wait for more steps (algorithm.learning_starts)"
+        raise UsageError(f"replay: none of the {len(mass)} shards has a transition to sample yet; {fix}")
     counts = np.zeros((updates, len(mass)), np.int64)
     counts[:, filled] = rng.multinomial(batch, mass[filled] / mass.sum(), size=updates)
     return counts
 
 
-def minibatches(
-    draws: Sequence[Mapping[str, np.ndarray] | None], counts: np.ndarray, beta: float
-) -> Iterator[dict[str, np.ndarray]]:
-    """Join what each shard has drawn (`Replay.draw(counts[:, shard])`) to minibatches, in the form of `Replay.sample`.
-
-    A column `shard` `[n]` int64 says beside `index` where a transition is from. A shard that was lost is None: then
-    minibatches are made of the others, and one that nothing is left of does not come.
-    """
+def minibatches(draws: Sequence[Arrays | None], counts: np.ndarray, beta: float) -> Iterator[Arrays]:
+    """Join the draws of all shards (None: lost) to minibatches as of `Replay.sample`, with a column `shard` `[n]`."""
     stops = counts.cumsum(axis=0)
     for start, stop in zip(stops - counts, stops, strict=True):
         pieces = {

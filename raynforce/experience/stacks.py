@@ -8,63 +8,50 @@ from typing import NamedTuple
 import numpy as np
 
 from raynforce.experience.compressed import Stored
-from raynforce.experience.fragment import Fragment
+from raynforce.experience.fragment import Arrays, Fragment
 from raynforce.experience.storage import Layout, Pool, whole_columns
 from raynforce.spaces import ObsLeaf
 
 
 class Plan(NamedTuple):
-    """How the stacks of a fragment are stored."""
-
-    depth: np.ndarray
-    """`[T+1, B]` uint8, how many rows above belong to a stack; older frames are repeats of the oldest one of these."""
-    whole: np.ndarray
-    """`[T+1, B]` bool, the stacks that the rows above do not give."""
+    depth: np.ndarray  # [T+1, B] uint8, rows above that belong to a stack; older frames repeat the oldest of these
+    whole: np.ndarray  # [T+1, B] bool, the stacks that the rows above do not give
 
 
 class Stacks:
-    """The observations of a ring that are stacks of frames. A row has its newest frame alone.
+    """Observations of a ring that are stacks of frames; a row has its newest frame alone.
 
-    Nothing is taken on trust: a stack that differs in any bit from what the rows above give is stored whole. So are the
-    oldest ones of a lane, when the rows above them are overwritten.
+    A stack that the rows above do not give to the bit is stored whole; so are a lane's oldest.
     """
 
     def __init__(
         self,
         leaves: Sequence[ObsLeaf],
         stored: Mapping[str, Stored],
-        depth: np.ndarray,
-        slot: np.ndarray,
+        flat: Arrays,
         layout: Layout,
         memory_fraction: float,
     ) -> None:
-        """`stored` has the ring's columns, `[slots, ...]` each; `depth` and `slot` are its own, `[slots]`."""
+        """`stored` has the ring's columns, `[slots, ...]` each, `flat` those that are never compressed."""
         self.frames = {leaf.path: leaf.stack for leaf in leaves}
-        self.most = max(self.frames.values()) - 1
-        """Rows above a stack's own that it can reach."""
-        self.depth, self.slot = depth, slot
-        self.slot[:] = -1
-        self.pool = Pool(whole_columns(leaves), memory_fraction, "whole stacks")
+        self.most = max(self.frames.values()) - 1  # rows above a stack's own that it can reach
+        self.depth = flat["depth"]
+        self.pool = Pool(whole_columns(leaves), flat["whole_slot"], memory_fraction, "whole stacks")
         self._stored, self._width, self._capacity = stored, layout.width, layout.capacity
 
     def get(self, path: str, index: np.ndarray) -> np.ndarray:
-        """The stacks at these positions, `[n, ...]`."""
         frames = self.frames[path]
         back = np.minimum(np.arange(frames - 1, -1, -1), self.depth.take(index)[:, None])  # [n, frames]
         found = self._stored[path].take((index[:, None] - back * self._width) % self._capacity, axis=0)
         stacks: np.ndarray = found.reshape(len(index), frames * found.shape[2], *found.shape[3:])
         if self.pool.used:
-            slot = self.slot.take(index)
+            slot = self.pool.slot.take(index)
             (whole,) = (slot >= 0).nonzero()
             stacks[whole] = self.pool.arrays[path][slot[whole]]
         return stacks
 
     def plan(self, fragment: Fragment, joins: np.ndarray | None, above: int) -> Plan:
-        """How a fragment will be stored.
-
-        `joins` are the positions, one for each lane, of the row that its first one replaces, if it goes on from there.
-        `above` is how many rows there will be above its first one.
-        """
+        """How a fragment will be stored below `above` rows; `joins` are the positions of the row it goes on from."""
         words = [_words(fragment[path], frames) for path, frames in self.frames.items()]  # [T+1, B, frames, words]
         rows, lanes = words[0].shape[:2]
         goes_on, dirty = np.ones((rows, lanes), bool), np.zeros((rows, lanes), bool)
@@ -77,7 +64,7 @@ class Stacks:
         else:
             for stack, (path, frames) in zip(words, self.frames.items(), strict=True):
                 goes_on[0] &= (stack[0] == _words(self.get(path, joins)[None], frames)[0]).all(axis=(1, 2))
-            depth_above, dirty_above = self.depth.take(joins).astype(np.int64), self.slot.take(joins) >= 0
+            depth_above, dirty_above = self.depth.take(joins).astype(np.int64), self.pool.slot.take(joins) >= 0
         begins = (~goes_on).nonzero()
         for stack in words:
             here = stack[begins]
@@ -91,32 +78,15 @@ class Stacks:
 
     def write(self, plan: Plan, fragment: Fragment, slots: np.ndarray) -> None:
         """Store all but the frames of a fragment; `slots` `[T+1, B]` are its positions."""
-        self.release(slots)
+        self.pool.drop(slots)
         self.depth[slots] = plan.depth
         if plan.whole.any():
-            self.hold(slots[plan.whole], {path: fragment[path][plan.whole] for path in self.frames})
+            self.pool.put(slots[plan.whole], {path: fragment[path][plan.whole] for path in self.frames})
 
     def losing(self, slots: np.ndarray) -> np.ndarray:
         """Which positions have to be stored whole if `slots` `[n, B]` become the oldest rows."""
         reaches: np.ndarray = self.depth.take(slots) > np.arange(len(slots))[:, None]
-        return slots[reaches & (self.slot.take(slots) < 0)]
-
-    def hold(self, slots: np.ndarray, stacks: Mapping[str, np.ndarray]) -> None:
-        """Store the stacks at these positions whole."""
-        taken = self.pool.acquire(len(slots))
-        self.slot[slots] = taken
-        for path in self.frames:
-            self.pool.arrays[path][taken] = stacks[path]
-
-    def release(self, slots: np.ndarray) -> None:
-        if self.pool.used:
-            old = self.slot.take(slots)
-            self.pool.release(old[old >= 0])
-            self.slot[slots] = -1
-
-    def clear(self) -> None:
-        self.pool.clear()
-        self.slot[:] = -1
+        return slots[reaches & (self.pool.slot.take(slots) < 0)]
 
 
 def _words(stacks: np.ndarray, frames: int) -> np.ndarray:

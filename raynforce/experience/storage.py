@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,7 +48,6 @@ class Column:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one element."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
@@ -58,12 +57,10 @@ class Column:
 
 
 def whole_columns(obs: Sequence[ObsLeaf]) -> list[Column]:
-    """Observations as they are seen."""
     return [Column(leaf.path, leaf.shape, leaf.dtype) for leaf in obs]
 
 
 def observation_bytes(obs: Sequence[ObsLeaf]) -> int:
-    """Bytes of one observation as it is seen."""
     return sum(column.nbytes for column in whole_columns(obs))
 
 
@@ -76,22 +73,21 @@ def columns_of(obs: Sequence[ObsLeaf], action: ActionSpec) -> list[Column]:
         Column("terminated", (), "bool"),
         Column("end", (), "bool"),  # the episode, or what is known of it, ends with this step
         Column("valid", (), "bool"),
-        *([Column("depth", (), "uint8")] if is_stacked(obs) else []),  # rows above that a stack of frames goes on in
+        *([Column("depth", (), "uint8")] if _is_stacked(obs) else []),  # rows above that a stack of frames goes on in
     ]
 
 
 def derived_columns(obs: Sequence[ObsLeaf]) -> list[Column]:
     """What follows: whether a step can be sampled, where its true next observation is, and stacks stored whole."""
-    derived = [Column("ready", (), "bool"), Column("final_slot", (), "int32")]
-    return [*derived, Column("whole_slot", (), "int32")] if is_stacked(obs) else derived
+    whole = [Column("whole_slot", (), "int32")] if _is_stacked(obs) else []
+    return [Column("ready", (), "bool"), Column("final_slot", (), "int32"), *whole]
 
 
-def is_stacked(obs: Sequence[ObsLeaf]) -> bool:
+def _is_stacked(obs: Sequence[ObsLeaf]) -> bool:
     return any(leaf.stack > 1 for leaf in obs)
 
 
 def _frame(leaf: ObsLeaf) -> tuple[int, ...]:
-    """The shape of one frame, or of what is not stacked."""
     return leaf.shape if leaf.stack == 1 else (leaf.shape[0] // leaf.stack, *leaf.shape[1:])
 
 
@@ -105,10 +101,7 @@ def estimate_bytes(
     prioritized: bool = False,
     compress: bool = False,
 ) -> int:
-    """Bytes of a full `Replay` with these arguments, true final observations and stacks stored whole left out.
-
-    What compressed images take is a guess, a third: those of games take less, photographs and noise more.
-    """
+    """Bytes of a full `Replay` without final observations and whole stacks; compressed images count as a third."""
     width = samplers * lanes
     slots = capacity // width * width
     columns = [*columns_of(obs, action), *derived_columns(obs)]
@@ -121,27 +114,23 @@ def has_images(obs: Sequence[ObsLeaf]) -> bool:
 
 
 def require_images(obs: Sequence[ObsLeaf]) -> None:
-    """Refuse to compress what has nothing to be compressed."""
     if not has_images(obs):
         found = ", ".join(f"{leaf.path!r} is {leaf.shape} {leaf.dtype}" for leaf in obs)
-        raise UsageError(
-            f"replay.compress = true compresses images, which are uint8 of two dimensions or more, and {found}: "
-            "leave it out"
-        )
+        images = "images, which are uint8 of two dimensions or more"
+        raise UsageError(f"replay.compress = true compresses {images}, and {found}: leave it out")
 
 
 class Pool:
-    """Observations beside the ring, by slot.
+    """Observations of some of the ring's positions: true last ones of episodes, or whole stacks of frames."""
 
-    They are the true last ones of episodes whose next row already shows the next episode, or stacks of frames.
-    """
-
-    def __init__(self, columns: Sequence[Column], memory_fraction: float, what: str):
+    def __init__(self, columns: Sequence[Column], slot: np.ndarray, memory_fraction: float, what: str):
+        """`slot` `[positions]` is the ring's own column."""
         self._memory_fraction, self._what = memory_fraction, what
         self._bytes_each = sum(column.nbytes for column in columns)
         self.arrays = {column.path: np.zeros((0, *column.shape), column.dtype) for column in columns}  # [slots, ...]
-        self._free = np.zeros(0, np.int32)  # a stack: the first `_num_free` are free slots
-        self._num_free = 0
+        self.slot = slot  # where in `arrays` a position's observation is; -1: nowhere
+        self._free, self._num_free = np.zeros(0, np.int32), 0  # a stack: the first `_num_free` are free slots
+        self.clear()
 
     @property
     def used(self) -> int:
@@ -167,16 +156,29 @@ class Pool:
         free[self._num_free : self._num_free + new - old] = np.arange(old, new)
         self._free, self._num_free = free, self._num_free + new - old
 
+    def put(self, positions: np.ndarray, found: Mapping[str, np.ndarray]) -> None:
+        self.reserve(len(positions))
+        self._num_free -= len(positions)
+        taken = self._free[self._num_free : self._num_free + len(positions)].copy()
+        self.slot[positions] = taken
+        for path, array in self.arrays.items():
+            array[taken] = found[path]
+
+    def drop(self, positions: np.ndarray) -> None:
+        if self.used:
+            old = self.slot.take(positions)
+            old = old[old >= 0]
+            self._free[self._num_free : self._num_free + len(old)] = old
+            self._num_free += len(old)
+            self.slot[positions] = -1
+
     def clear(self) -> None:
-        """Let every slot be free."""
         self._num_free = len(self._free)
         self._free[:] = np.arange(self._num_free)
+        self.slot[:] = -1
 
-    def acquire(self, count: int) -> np.ndarray:
-        self.reserve(count)
-        self._num_free -= count
-        return self._free[self._num_free : self._num_free + count].copy()
-
-    def release(self, slots: np.ndarray) -> None:
-        self._free[self._num_free : self._num_free + len(slots)] = slots
-        self._num_free += len(slots)
+    def saved(self, name: str, start: int, stop: int) -> dict[str, np.ndarray]:
+        """What it has of the positions from `start` to before `stop`, and of which."""
+        slots = self.slot[start:stop]
+        (index,) = (slots >= 0).nonzero()
+        return {f"{name}_index": index} | {f"{name}/{path}": array[slots[index]] for path, array in self.arrays.items()}

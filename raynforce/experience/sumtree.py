@@ -15,7 +15,6 @@ TOP = 4096
 
 
 def tree_bytes(capacity: int) -> int:
-    """Bytes that `SumTree(capacity)` will hold."""
     return sum(8 * size for size in _level_sizes(capacity))
 
 
@@ -29,10 +28,7 @@ def _level_sizes(capacity: int) -> list[int]:
 
 
 def importance_weights(priority: np.ndarray, beta: float) -> np.ndarray:
-    """What undoes, for `beta` 1, that a minibatch was drawn in proportion to priorities: `[n]` float32, at most 1.
-
-    `(N * P) ** -beta` divided by the largest in the minibatch: N and the sum of all priorities cancel.
-    """
+    """`(N * P) ** -beta` over the largest in the minibatch, `[n]` float32: N and the sum of priorities cancel."""
     return ((priority / priority.min(initial=np.inf)) ** -beta).astype(np.float32)
 
 
@@ -42,30 +38,21 @@ class SumTree:
     def __init__(self, capacity: int):
         self.capacity = capacity
         self._levels = [np.zeros(size) for size in _level_sizes(capacity)]  # leaves first, the top last
-        self._leaves = self._levels[0][:capacity]
+        self.leaves = self._levels[0][:capacity]  # the tree's whole state; change it through `set` or `rebuild`
         self._children = [level.reshape(-1, FANOUT) for level in self._levels[:-1]]  # [parents, FANOUT] views
 
     @property
     def total(self) -> float:
-        """Sum of all priorities."""
         return float(self._levels[-1].sum())
-
-    @property
-    def leaves(self) -> np.ndarray:
-        """The priorities, `[capacity]`: the tree's whole state. A view; change it through `set` or `rebuild`."""
-        return self._leaves
 
     @property
     def nbytes(self) -> int:
         return sum(level.nbytes for level in self._levels)
 
-    def get(self, index: np.ndarray) -> np.ndarray:
-        return self._leaves.take(index)
-
     def set(self, index: np.ndarray, priority: np.ndarray) -> None:
         """Set the priorities of some leaves; of an index given twice the last one counts."""
         self._check(priority)
-        self._leaves[index] = priority
+        self.leaves[index] = priority
         node = index
         for children, parents in zip(self._children, self._levels[1:], strict=True):
             node = node // FANOUT
@@ -74,10 +61,7 @@ class SumTree:
             parents[node] = children.take(node, axis=0).sum(axis=1)  # summed anew, so errors never pile up
 
     def sample(self, mass: np.ndarray) -> np.ndarray:
-        """For each `mass` in `[0, total)` the leaf it falls in when the priorities lie end to end, int64.
-
-        A leaf of priority zero is never returned, whatever the rounding.
-        """
+        """For each `mass` in `[0, total)` the leaf it falls in; never one of priority zero, whatever the rounding."""
         top = self._levels[-1]
         edge = top.cumsum()  # right edges of the nodes
         if not edge[-1] > 0.0:
@@ -100,9 +84,8 @@ class SumTree:
         return node
 
     def rebuild(self, leaves: np.ndarray) -> None:
-        """Replace all priorities, `[capacity]`."""
         self._check(leaves)
-        self._leaves[:] = leaves
+        self.leaves[:] = leaves
         for children, parents in zip(self._children, self._levels[1:], strict=True):
             parents[: len(children)] = children.sum(axis=1)
 

@@ -7,47 +7,38 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raynforce.experience.builder import Arrays, Ended, InFlight, allocate, final_columns, finish
-from raynforce.experience.fragment import Fragment
+from raynforce.experience.builder import Ended, InFlight, allocate, final_columns, finish
+from raynforce.experience.fragment import Arrays, Fragment
 from raynforce.infos import NOTHING, Info
 from raynforce.spaces import ActionSpec, ObsLeaf
 
 
 class End(NamedTuple):
-    """Where an episode ended."""
-
     row: int
-    last: Arrays
-    """Its true last observation, `[1, ...]`."""
-    info: Info | None = None
-    """What it told; None: it was cut."""
+    last: Arrays  # its true last observation, `[1, ...]`
+    info: Info | None = None  # what it told; None: it was cut
 
 
 class Segment(NamedTuple):
-    """T steps of one lane, one after the other."""
-
     lane: int
-    columns: Arrays
-    """`[T+1, ...]` observations, `[T, ...]` the rest."""
+    columns: Arrays  # [T+1, ...] observations, `[T, ...]` the rest
     ends: Sequence[End]
     episodes: Sequence[Ended]
 
 
 class Trajectories:
-    """What `lanes` environments are at, T rows of each. Whichever of them have something to tell are told together.
+    """What `lanes` environments are at, T rows of each.
 
-    A lane takes turns: it is shown an observation (`begin`, or the last `step`), an action is chosen for it (`act`),
-    and its environment answers (`step`), or breaks (`cut`). `fragment` cuts one as soon as all lanes together have
-    enough steps, however they are spread over them, so that no step waits for others of its lane. A lane that has
-    filled its T rows before goes on in new ones, and is in the fragment more than once.
+    A lane takes turns: an observation (`begin`, or the last `step`), an action (`act`), and the environment's answer
+    (`step`), or it breaks (`cut`). `fragment` cuts one once all lanes together have enough steps. A lane that has
+    filled its T rows goes on in new ones, and is in the fragment more than once.
     """
 
     def __init__(
         self, obs: Sequence[ObsLeaf], action: ActionSpec, length: int, lanes: int, *, masked: bool = False
     ) -> None:
         self.length, self.lanes = length, lanes
-        self.steps = 0
-        """Environment steps that are in no fragment yet."""
+        self.steps = 0  # environment steps that are in no fragment yet
         self._seen, self._rest = allocate(obs, action, length, lanes, masked=masked)
         self._rest |= {"logp": np.zeros((length, lanes), np.float32), "version": np.zeros((length, lanes), np.int64)}
         self._paths = list(self._seen)
@@ -58,8 +49,7 @@ class Trajectories:
         self._full: list[Segment] = []
         self._ends: list[list[End]] = [[] for _ in range(lanes)]
         self._flying = InFlight(lanes)  # episodes that lanes' first rows go on with
-        self.sequence = 0
-        """Number of the next fragment."""
+        self.sequence = 0  # number of the next fragment
 
     def begin(self, lanes: np.ndarray, obs: Mapping[str, np.ndarray]) -> None:
         """New episodes: their first observations `[K, ...]`."""
@@ -68,7 +58,6 @@ class Trajectories:
             self._flat[path][places] = obs[path]
 
     def newest(self, lanes: np.ndarray) -> Arrays:
-        """What the policy sees of these lanes, `[K, ...]`."""
         places = self._place[lanes]
         return {path: self._flat[path].take(places, 0) for path in self._paths}
 
@@ -90,11 +79,7 @@ class Trajectories:
         final_obs: Mapping[str, np.ndarray],
         info: Mapping[int, Info] = NOTHING,
     ) -> None:
-        """What their environments answered.
-
-        Where an episode `ended` (`[E]` places among the K lanes), `obs` shows the next one already, `final_obs`
-        `[E, ...]` its true last observation, and `info` has by lane what it told.
-        """
+        """What their environments answered; at the `ended` `[E]` of K lanes `obs` is the next episode's already."""
         places, flat = self._place[lanes], self._flat
         flat["reward"][places] = reward
         after = places + self.lanes
@@ -113,10 +98,7 @@ class Trajectories:
                 self._fill(lane)
 
     def cut(self, lanes: np.ndarray) -> None:
-        """Their environments broke: episodes in flight end with what was seen last; `begin` is next.
-
-        The step that broke it did not happen. What was sampled before it is as good as ever.
-        """
+        """Their environments broke: episodes in flight end with what was seen last; `begin` is next."""
         for lane in lanes.tolist():
             row = int(self._place[lane]) // self.lanes - 1
             if row < 0:  # what it gave before is in an earlier segment, which ends where it broke

@@ -4,40 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 
+from raynforce.experience.gae import Steps
+
 
 def vtrace(
-    reward: np.ndarray,
-    value: np.ndarray,
-    terminated: np.ndarray,
-    truncated: np.ndarray,
-    final_value: np.ndarray,
-    log_ratio: np.ndarray,
-    gamma: float,
-    vtrace_lambda: float = 1.0,
-    rho_clip: float = 1.0,
-    c_clip: float = 1.0,
+    steps: Steps, log_ratio: np.ndarray, gamma: float, vtrace_lambda: float = 1, rho_clip: float = 1, c_clip: float = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """V-trace (arXiv 1802.01561); returns `(advantage, targets)`, both `[T, B]` float32.
 
-    The arguments of `gae` mean the same here. `log_ratio` `[T, B]` is the log-probability of each action by the
-    policy that `value` belongs to, minus that by the policy which chose it. `targets` are the paper's v_s (equation
-    1). `advantage` is r + gamma v_s+1 - V(x_s), with the lambda-weighted mean of v_s+1 and V(x_s+1) for v_s+1; for
-    the paper's policy gradient it is still to be weighted with rho_s, since other objectives bring a ratio of their
-    own. Where every ratio is 1 and no clip is lower, both are those of `gae`.
-
-    An episode's end cuts the chain, so rows that are not valid, which only ever follow one, reach no other row.
+    `log_ratio` `[T, B]` is each action's log-probability by the policy of `value` minus that
+    by the policy which chose it. `targets` are the paper's v_s (equation 1). `advantage` is r + gamma v_s+1 - V(x_s),
+    with the lambda-weighted mean of v_s+1 and V(x_s+1) for v_s+1, still to be weighted with rho_s. Where every ratio is
+    1 and no clip is lower, both are those of `gae`.
     """
-    value = np.asarray(value, np.float32)
-    next_value = np.where(truncated, final_value, value[1:])  # [T, B]
-    next_value = np.where(terminated, 0.0, next_value)
-    error = (reward + np.float32(gamma) * next_value - value[:-1]).astype(np.float32)
+    error = steps.errors(gamma)
     # Clipped before exp, which cannot overflow then.
     rho, c = (np.exp(np.minimum(log_ratio, np.log(clip))).astype(np.float32) for clip in (rho_clip, c_clip))  # [T, B]
-    chain = ~(terminated | truncated) * np.float32(gamma * vtrace_lambda)  # [T, B]
+    chain = ~(steps.terminated | steps.truncated) * np.float32(gamma * vtrace_lambda)  # [T, B]
     trace = chain * c
     correction = rho * error  # v_s - V(x_s), once the later steps are in it
     for t in range(len(error) - 2, -1, -1):
         correction[t] += trace[t] * correction[t + 1]
     advantage = error
     advantage[:-1] += chain[:-1] * correction[1:]
-    return advantage, value[:-1] + correction
+    return advantage, np.asarray(steps.value[:-1], np.float32) + correction

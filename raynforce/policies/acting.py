@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,9 +18,9 @@ from raynforce.trees import Tree
 if TYPE_CHECKING:
     from raynforce.policies.torch_net import TorchActor
 
+# Products in one observation's convolutions from which on torch acts faster than numpy (docs/performance.md). A figure
+# and no clock: equal seeds must give equal runs.
 TORCH_FROM = 5_000_000
-"""Multiplications in the convolutions of one observation from which on torch acts faster than numpy, by measurements
-(docs/performance.md). A figure and no clock: equal seeds must give equal runs."""
 
 
 @dataclass(frozen=True)
@@ -29,36 +29,23 @@ class ActingSpec:
 
     env: EnvSpec
     network: NetworkSpec
-    heads: Mapping[str, int]
-    """Network outputs and their sizes, for a user's own module."""
-    factory: str | None = None
-    """`module:factory` of a user's own torch module; None for a network that the spec describes."""
-    factory_args: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    """Keyword arguments for the factory: `network.factory_args`."""
-    exploration: Literal["policy", "epsilon"] = "policy"
-    """Sample from the policy's distribution, or act greedily but for `epsilon`."""
-    values: str = "q"
-    """The output that `epsilon` exploration maximises."""
-    record: tuple[str, ...] = ()
-    """Extra columns for the fragments: `logp`, or of `epsilon` exploration `priority`."""
-    state_value: str | None = None
-    """The output that action values take their mean from, if `values` are advantages; None: `values` are all of it."""
-    gamma: float = 1.0
-    """The discount in `priority`."""
-    ladder: float = 1.0
-    """Samplers' lanes explore with `epsilon` to powers that run geometrically from 1 / `ladder` to `ladder`."""
+    heads: Mapping[str, int]  # network outputs and their sizes, for a user's own module
+    factory: str | None = None  # `module:factory` of a user's own torch module
+    factory_args: Mapping[str, Any] = field(default_factory=dict, kw_only=True)  # `network.factory_args`
+    exploration: Literal["policy", "epsilon"] = "policy"  # sample the distribution, or greedy but for `epsilon`
+    values: str = "q"  # the output that `epsilon` exploration maximises
+    record: tuple[str, ...] = ()  # extra columns for the fragments: `logp`, or of `epsilon` exploration `priority`
+    state_value: str | None = None  # the output that action values take their mean from, if `values` are advantages
+    gamma: float = 1.0  # the discount in `priority`
+    ladder: float = 1.0  # lanes explore with `epsilon` to powers from 1 / `ladder` to `ladder`, geometrically
 
     def __post_init__(self) -> None:
         if "priority" in self.record and self.exploration != "epsilon":
-            raise UsageError(
-                f"exploration = {self.exploration!r} records no priorities, which are errors of action values: "
-                "leave 'priority' out of record, or explore with 'epsilon'"
-            )
+            what = f"exploration = {self.exploration!r} records no priorities, which are errors of action values"
+            raise UsageError(f"{what}: leave 'priority' out of record, or explore with 'epsilon'")
         for name in (*self.distribution().outputs, *self.kept) if self.network.named else ():
-            if needs := self.network.needs.get(name):
-                raise UsageError(
-                    f"samplers act by {name!r}, which reads {', '.join(needs)}: they have the observation alone"
-                )
+            if needs := ", ".join(self.network.needs.get(name, ())):
+                raise UsageError(f"samplers act by {name!r}, which reads {needs}: they have the observation alone")
 
     @property
     def acts_with(self) -> Literal["numpy", "torch"]:
@@ -80,18 +67,12 @@ class ActingSpec:
         return EpsilonGreedy(self.env.action.sizes, self.values, exponent)
 
     def action_values(self, out: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Action values `[n, ...]`, put together from the outputs `[..., n]` that they are made of.
-
-        Actions come first because numpy is several times as fast over a first axis as over a short last one.
-        """
+        """Action values `[n, ...]` from outputs `[..., n]`; numpy is several times as fast with actions first."""
         values = np.ascontiguousarray(np.moveaxis(out[self.values], -1, 0))
         return values if self.state_value is None else out[self.state_value][..., 0] + values - values.mean(0)
 
     def facts(self, *, weights_alone: bool = False) -> Tree:
-        """All that a checkpoint has to have in common with this, by names that a user knows.
-
-        Weights alone also fit an environment of another name whose observations and actions have the same shapes.
-        """
+        """All that a checkpoint has to have in common with this; `weights_alone` fit any env of the same shapes."""
         encoding = {i.path: i.encoding for i in self.network.inputs}
         leaves = {leaf.path: {**asdict(leaf), "encoding": encoding.get(leaf.path)} for leaf in self.env.obs}
         action = asdict(self.env.action)
@@ -105,45 +86,24 @@ class ActingSpec:
         return {**world, **leaves, "action": action, **outputs, **self.network.facts()}
 
     def to_json(self) -> Tree:
-        args = {"factory_args": dict(self.factory_args)} if self.factory_args else {}
-        return {
-            "env": self.env.to_json(),
-            "network": self.network.to_json(),
-            "heads": dict(self.heads),
-            "factory": self.factory,
-            **args,
-            "exploration": self.exploration,
-            "values": self.values,
-            "record": list(self.record),
-            "state_value": self.state_value,
-            "gamma": self.gamma,
-            "ladder": self.ladder,
-        }
+        plain = {"env": self.env.to_json(), "network": self.network.to_json(), "record": list(self.record)}
+        plain |= {"heads": dict(self.heads), "factory_args": dict(self.factory_args)}
+        names = [f.name for f in fields(self) if f.name != "factory_args" or self.factory_args]
+        return {name: plain.get(name, getattr(self, name)) for name in names}
 
     @staticmethod
     def from_json(data: Tree) -> ActingSpec:
-        return ActingSpec(
-            **{
-                **data,
-                "env": EnvSpec.from_json(data["env"]),
-                "network": NetworkSpec.from_json(data["network"]),
-                "record": tuple(data["record"]),
-            }
-        )
+        env, network = EnvSpec.from_json(data["env"]), NetworkSpec.from_json(data["network"])
+        return ActingSpec(**(data | {"env": env, "network": network, "record": tuple(data["record"])}))
 
 
 @dataclass(frozen=True)
 class PolicyVersion:
-    """One published state of the policy. Numbers only grow."""
-
     number: int
-    params: np.ndarray
-    """All parameters, one float32 vector."""
+    params: np.ndarray  # all parameters, one float32 vector
     shift: np.ndarray | None = None
-    scale: np.ndarray | None = None
-    """The observation normaliser as `(x - shift) * scale`, if the network has one."""
-    schedules: Mapping[str, float] = field(default_factory=dict)
-    """Values that follow the run's progress and that acting needs, such as `epsilon`."""
+    scale: np.ndarray | None = None  # the observation normaliser as `(x - shift) * scale`, if the network has one
+    schedules: Mapping[str, float] = field(default_factory=dict)  # values that follow the run, such as `epsilon`
 
     def state(self) -> Tree:
         tree: Tree = {"number": self.number, "params": self.params, "schedules": dict(self.schedules)}
@@ -160,24 +120,27 @@ class Actor:
     """Chooses actions for batches of observations. Needs torch only where the spec says that it acts with it.
 
     `light` takes numpy for every network but a user's own: slower on large images, without torch's memory and start.
-    `places` `[B]` are a sampler's: where each of its lanes stands among all of the run, from 0 to 1. They explore by
-    the spec's ladder, and outputs that are only recorded are there too.
+    `places` `[B]`, from 0 to 1, are a sampler's lanes on the exploration ladder; then recorded outputs are there too.
     """
 
     def __init__(self, spec: ActingSpec, *, light: bool = False, places: np.ndarray | None = None) -> None:
         self.spec = spec
-        acts_with = "numpy" if light and not spec.factory else spec.acts_with
         self.distribution = spec.distribution(places)
         outputs = self.distribution.outputs if places is None else (*self.distribution.outputs, *spec.kept)
         self._version: PolicyVersion | None = None
         self.schedules: Mapping[str, float] = {}
-        numpy = acts_with == "numpy"
-        self._net = NumpyNet(spec.network, outputs) if numpy else _torch_actor(spec)
-        self._to_env = action_map(spec.env.action)
+        self._net: NumpyNet | TorchActor
+        if spec.acts_with == "numpy" or (light and not spec.factory):
+            self._net = NumpyNet(spec.network, outputs)
+        else:
+            from raynforce.policies.torch_net import TorchActor  # imports torch: few networks need it
+
+            self._net = TorchActor(spec)
+        self.to_env = action_map(spec.env.action)
+        self.outputs = self._net  # a function of `[B, ...]` raw observations
 
     @property
     def note(self) -> str:
-        """What a user should know of how this acts; most often nothing."""
         if self.spec.factory or isinstance(self._net, NumpyNet):
             return ""
         millions = self.spec.network.conv_products / 1e6
@@ -189,28 +152,15 @@ class Actor:
             self._net.load(version.params, version.shift, version.scale)
             self._version, self.schedules = version, version.schedules
 
-    def outputs(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Network outputs for `[B, ...]` raw observations."""
-        return self._net(obs)
-
     def sample(self, out: Mapping[str, np.ndarray], noise: Any) -> np.ndarray:
         return self.distribution.sample(out, noise, self.schedules)
 
     def greedy(self, obs: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Greedy actions, ready for the environment."""
         return self.to_env(self.distribution.mode(self._net(obs)))
-
-    def to_env(self, action: np.ndarray) -> np.ndarray:
-        """Map recorded actions `[B, ...]` to what the environment takes."""
-        return self._to_env(action)
 
 
 def action_map(spec: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:
-    """The function from recorded actions to the environment's.
-
-    Choices are shifted by the space's start. Of a bounded box, -1 and 1 are the bounds and what lies beyond
-    is clipped, whatever the units of the space; an unbounded one is taken as it is.
-    """
+    """Recorded actions to the environment's: choices from `start` on; -1 and 1 are a bounded box's bounds."""
     if spec.kind != "box":
         start = np.asarray(spec.start, np.int64).reshape(spec.shape)
         return (lambda a: a + start) if start.any() else (lambda a: a)
@@ -223,9 +173,3 @@ def action_map(spec: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:
 
 def _only(tree: Tree, *keys: str) -> Tree:
     return {key: tree[key] for key in keys}
-
-
-def _torch_actor(spec: ActingSpec) -> TorchActor:
-    from raynforce.policies.torch_net import TorchActor  # imports torch: few networks need it
-
-    return TorchActor(spec.network, spec.factory, spec.heads, spec.env.obs, spec.factory_args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,46 +15,31 @@ Noise = Sequence[Any] | np.ndarray
 LOG_2PI = math.log(2 * math.pi)
 
 
-class Distribution(Protocol):
-    """How outputs of the network become an action.
-
-    Noise for a whole fragment is drawn at once, so that a step costs only arithmetic and random streams end at
-    fragment borders.
-    """
-
-    outputs: tuple[str, ...]
-    """The network outputs it reads; the first is `[B, n]` and is kept when log-probabilities are recorded."""
-
-    def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Noise:
-        """Randomness for `steps` calls of `sample` on `lanes` rows."""
-
-    def sample(self, out: Mapping[str, np.ndarray], noise: Any, schedules: Mapping[str, float]) -> np.ndarray:
-        """Actions `[B, ...]` as fragments record them."""
-
-    def mode(self, out: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The greedy actions `[B, ...]`."""
-
-    def logp(self, out: Mapping[str, np.ndarray], action: np.ndarray) -> np.ndarray:
-        """Log-probabilities `[N]` of actions `[N, ...]`."""
-
-
 class Categorical:
-    """One choice of n: Gumbel-max sampling of `policy` logits."""
+    """One choice of n: Gumbel-max sampling of `policy` logits.
+
+    Noise is drawn for a whole fragment, so that a step is only arithmetic and random streams end at fragment borders.
+    """
 
     def __init__(self, sizes: Sequence[int]) -> None:
         (self.size,) = sizes
         self.outputs: tuple[str, ...] = ("policy",)
+        """The network outputs it reads; the first is `[B, n]` and is kept when log-probabilities are recorded."""
 
     def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Noise:
+        """Randomness for `steps` calls of `sample` on `lanes` rows."""
         return rng.gumbel(size=(steps, lanes, self.size)).astype(np.float32)
 
     def sample(self, out: Mapping[str, np.ndarray], noise: Any, schedules: Mapping[str, float]) -> np.ndarray:
+        """Actions `[B, ...]` as fragments record them."""
         return (out["policy"] + noise).argmax(axis=1)
 
     def mode(self, out: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The greedy actions `[B, ...]`."""
         return out["policy"].argmax(axis=1)
 
     def logp(self, out: Mapping[str, np.ndarray], action: np.ndarray) -> np.ndarray:
+        """Log-probabilities `[N]` of actions `[N, ...]`."""
         x = out["policy"]
         x = x - x.max(axis=1, keepdims=True)
         logs: np.ndarray = x[np.arange(len(x)), action] - np.log(np.exp(x).sum(axis=1))
@@ -114,10 +99,7 @@ class Gaussian:
 
 
 class EpsilonGreedy:
-    """The best of `n` action values, or with the version's `epsilon` to the power of `exponent` a uniform choice.
-
-    Exponents `[B]` let each lane explore as much as its own says.
-    """
+    """The best of `n` action values, or with chance `epsilon ** exponent` (a number or `[B]`) a uniform choice."""
 
     def __init__(self, sizes: Sequence[int], output: str = "q", exponent: float | np.ndarray = 1.0) -> None:
         (self.size,) = sizes
@@ -139,6 +121,9 @@ class EpsilonGreedy:
         raise UsageError("an epsilon-greedy policy records no log-probabilities")
 
 
+Distribution = Categorical | MultiCategorical | Gaussian | EpsilonGreedy
+
+
 def _log_softmax(x: np.ndarray) -> np.ndarray:
     x = x - x.max(axis=1, keepdims=True)
     logs: np.ndarray = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
@@ -146,7 +131,6 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def policy_distribution(action: ActionSpec) -> Categorical | MultiCategorical | Gaussian:
-    """The stochastic policy's distribution for an action space."""
     if action.kind == "discrete":
         return Categorical(action.sizes)
     if action.kind == "multidiscrete":

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from raynforce.errors import UsageError
 from raynforce.policies.spec import several
 
-REST = ""
-"""The group of all parameters that no other has: the algorithm's own rate and clipping."""
+REST = ""  # the group of all parameters that no other has: the algorithm's own rate and clipping
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,10 @@ class Group:
 
 
 def rate_of(name: str) -> str:
-    """The name of a group's learning rate among the schedules."""
     return f"learning_rate/{name}"
 
 
 def is_rate(name: str) -> bool:
-    """Whether a schedule is a learning rate: of the algorithm, or of a group."""
     return name.partition("/")[0] == "learning_rate"
 
 
@@ -52,9 +49,8 @@ def stretches(groups: Mapping[str, Group], parts: Mapping[str, slice]) -> dict[s
                 raise UsageError(f"group {name!r} has {member!r}, which is no parameter: the network has {there}")
             for part in mine:
                 if owner.setdefault(part, name) != name:
-                    raise UsageError(
-                        f"parameter {part!r} is in two groups, {owner[part]!r} and {name!r}: leave it to one"
-                    )
+                    both = f"two groups, {owner[part]!r} and {name!r}"
+                    raise UsageError(f"parameter {part!r} is in {both}: leave it to one")
         if not several(group.members):
             raise UsageError(f"group {name!r} has no parameters: name some, or leave it out")
     found: dict[str, list[slice]] = {}

@@ -9,8 +9,7 @@ from raynforce.errors import UsageError
 from raynforce.policies.spec import Activation, Conv, Input, Layer, Tower, inputs_of, several
 from raynforce.spaces import ObsLeaf
 
-Convolutions = tuple[tuple[int, ...], ...]
-"""Channels, kernel and stride of each convolution."""
+Convolutions = tuple[tuple[int, ...], ...]  # channels, kernel and stride of each convolution
 
 # By the shorter side of the image, longest first: below 64, strides leave 1,568 features of it at most,
 # which are what the hidden layers' parameters, and most of an update's time, depend on.
@@ -28,9 +27,9 @@ def with_images(
 ) -> tuple[tuple[Input, ...], tuple[Tower, ...]]:
     """The inputs and towers of a network in which every image has convolutions of its own in front.
 
-    Towers that would read the whole input, alone or beside an input that is `named`, then read what the convolutions
-    give, flat and joined with all else. `conv` holds for every image; None chooses by its size, and leaves those below
-    5 pixels flat; empty leaves all flat.
+    Towers that read the whole input, alone or beside a `named` one, then read what the convolutions give, flat and
+    joined with the rest. `conv` holds for every image; None chooses by size and leaves those below 5 pixels flat; empty
+    leaves all flat.
     """
     inputs = inputs_of(leaves)
     if any(isinstance(layer, Conv) for tower in towers for layer in tower.layers):  # the algorithm has its own
@@ -49,10 +48,8 @@ def with_images(
         eyes.append(Tower(f"conv{leaf.path.removeprefix('obs')}", _layers(image, chosen), leaf.path))
     if conv and not eyes:
         seen = ", ".join(f"{leaf.path} is {leaf.dtype} {list(leaf.shape)}" for leaf in leaves)
-        raise UsageError(
-            f"network.conv = {_shown(conv)} needs an image in the observation (a Box of HxWxC or CxHxW, or HxW bytes)"
-            f", and {seen}: leave it out"
-        )
+        needs = "an image in the observation (a Box of HxWxC or CxHxW, or HxW bytes)"
+        raise UsageError(f"network.conv = {_shown(conv)} needs {needs}, and {seen}: leave it out")
     if not eyes:
         return inputs, tuple(towers)
     rest = ["input"] if len(eyes) < len(found) else []
@@ -69,10 +66,7 @@ def with_images(
 
 
 def as_image(leaf: ObsLeaf, *, any_box: bool = False) -> Input | None:
-    """The leaf as an image: bytes of two to four dimensions, flags of three, or any numbers of three if asked.
-
-    A stack has one dimension more than its frames: of two, they are vectors.
-    """
+    """The leaf as an image: bytes of 2 to 4 dimensions (a stack: 3 or 4), flags of 3, or any numbers of 3 if asked."""
     dimensions = len(leaf.shape)
     if leaf.kind == "box" and leaf.dtype == "uint8" and 2 + (leaf.stack > 1) <= dimensions <= 4:
         return Input(leaf.path, "image", leaf.shape, stack=leaf.stack)
@@ -94,10 +88,9 @@ def _layers(image: Input, conv: Convolutions) -> tuple[Layer, ...]:
         if min(layer.output(shape)) < 1:
             left = f"{shape[1]}x{shape[2]}"
             whole = "" if index == 0 else f" that are left of {image.image_shape[1]}x{image.image_shape[2]}"
-            raise UsageError(
-                f"network.conv[{index}] = {[channels, kernel, stride]}: a kernel of {kernel} is larger than the {left} "
-                f"pixels of {image.path}{whole}; use smaller kernels and strides, or leave network.conv out"
-            )
+            large = f"a kernel of {kernel} is larger than the {left} pixels of {image.path}{whole}"
+            fix = "use smaller kernels and strides, or leave network.conv out"
+            raise UsageError(f"network.conv[{index}] = {[channels, kernel, stride]}: {large}; {fix}")
         layers += [layer, Activation("relu")]
         shape = layer.output(shape)
     return tuple(layers)

@@ -1,56 +1,22 @@
-"""What a loss sees of a network, and what the torch interpreters of a spec and of a user's own module share."""
+"""What a loss sees of a network, and a user's own torch module over one flat parameter tensor."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raynforce.errors import AlgorithmError, UsageError
-from raynforce.policies.spec import NetworkSpec
+from raynforce.errors import AlgorithmError, UsageError, summary
+from raynforce.policies.spec import NetworkSpec, require_named
 
 Outputs = dict[str, Tensor]
 
 
-class Network(Protocol):
-    """What an algorithm's loss sees of a network."""
-
-    flat: Tensor
-    """All parameters, float32 `[P]`. Target networks are copies of this vector."""
-
-    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None, **named: Tensor) -> Outputs:
-        """Evaluate the outputs on `[N, ...]` observations, with other parameters than its own if given.
-
-        `named` are inputs beside the observation, such as `action`; an output that reads one that is not given is left
-        out. Gradients flow to the network's own parameters and to all inputs. Other parameters are constants, unless
-        they require gradients themselves.
-        """
-
-    def gradient(self, loss: Tensor) -> Tensor:
-        """The gradient `[P]` of a loss made from this network's outputs since the last call.
-
-        The vector may be reused by the next call: copy it to keep it.
-        """
-
-    def record(self, obs: Mapping[str, Tensor], **named: Tensor) -> Outputs:
-        """Evaluate without autograd, and keep what `backward` needs: for losses derived by hand."""
-
-    def backward(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """The gradient `[P]` of a loss, given its gradients with respect to the outputs `record` returned."""
-
-    def normalize_with(self, shift: np.ndarray, scale: np.ndarray) -> None:
-        """Set the first layer: `clip((x - shift) * scale)`."""
-
-    def predict(self, obs: Mapping[str, np.ndarray], **named: np.ndarray) -> dict[str, np.ndarray]:
-        """Evaluate on numpy arrays, without gradients, into numpy arrays."""
-
-
 class SomeOutputs(Outputs):
-    """Those that a call could make; asking for another tells what it lacked."""
-
     def __init__(self, found: Mapping[str, Tensor], why: Callable[[str], str]) -> None:
         super().__init__(found)
         self._why = why
@@ -62,45 +28,56 @@ class SomeOutputs(Outputs):
 
 
 def tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    """An array on the device. What is received read-only, and may be released, is copied."""
+    """On the device; what is received read-only, and may be released, is copied."""
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device, non_blocking=True)
 
 
-class Base:
-    """What both kinds of network share: the flat vector, the normaliser's shift and scale, `predict`."""
+class Network:
+    """What an algorithm's loss sees of a network: a spec's (`SpecNet`), or a user's own module (`ModuleNet`)."""
 
     def __init__(self, spec: NetworkSpec, flat: np.ndarray, device: torch.device) -> None:
         self.spec = spec
         self.device = device
         self.flat = torch.from_numpy(flat.copy()).to(device)
-        self.parts: dict[str, slice] = {}
-        """Where each parameter is in the flat vector."""
+        """All parameters, float32 `[P]`. Target networks are copies of this vector."""
+        self.parts: dict[str, slice] = {}  # where each parameter is in the flat vector
         self._shift: Tensor | None = None
         self._scale: Tensor | None = None
         self._recorded: Outputs = {}
 
     def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None, **named: Tensor) -> Outputs:
+        """Evaluate the outputs on `[N, ...]` observations, with other parameters than its own if given.
+
+        `named` are inputs beside the observation, such as `action`; an output that reads one that is not given is left
+        out. Gradients flow to the network's own parameters and to all inputs. Other parameters are constants, unless
+        they require gradients themselves.
+        """
         raise NotImplementedError
 
     def gradient(self, loss: Tensor) -> Tensor:
+        """The gradient `[P]` of a loss made from outputs since the last call; the next call may reuse the vector."""
         raise NotImplementedError
 
     def record(self, obs: Mapping[str, Tensor], **named: Tensor) -> Outputs:
+        """Evaluate without autograd, and keep what `backward` needs: for losses derived by hand."""
         with torch.enable_grad():
             self._recorded = self(obs, **named)
         return {k: v.detach() for k, v in self._recorded.items()}
 
     def backward(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """The gradient `[P]` of a loss, given its gradients with respect to the outputs `record` returned."""
         self._require_recorded(gradients, self._recorded)
         with torch.enable_grad():
             return self.gradient(torch.stack([(self._recorded[k] * g).sum() for k, g in gradients.items()]).sum())
 
     def normalize_with(self, shift: np.ndarray, scale: np.ndarray) -> None:
+        """Set the first layer: `clip((x - shift) * scale)`."""
         if self.spec.normalizes:
             self._shift = torch.from_numpy(shift).to(self.device)
             self._scale = torch.from_numpy(scale).to(self.device)
 
     def predict(self, obs: Mapping[str, np.ndarray], **named: np.ndarray) -> dict[str, np.ndarray]:
+        """Evaluate on numpy arrays, without gradients, into numpy arrays."""
         with torch.no_grad():
             given = {k: tensor(v, self.device) for k, v in named.items()}
             outputs = self({k: tensor(v, self.device) for k, v in obs.items()}, **given)
@@ -130,3 +107,117 @@ def derivatives(loss: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
             " returns in the same call of loss, without params=, torch.no_grad() or detach()"
         )
     return found
+
+
+class ModuleNet(Network):
+    """A user's own `torch.nn.Module` whose parameters become views into the flat vector.
+
+    `factory(leaves, heads)` gets the observation's leaves (`raynforce.spaces.ObsLeaf`) and the outputs wanted with
+    their sizes, and returns a module. Its `forward(obs)` gets a dict of `[N, ...]` tensors under the leaves' paths
+    (just the tensor if there is one leaf) and returns a dict with a `[N, size]` tensor for each head. Further arguments
+    of `forward` are named inputs, None by default: `forward(obs, action=None)`, which leaves out what it cannot make.
+    """
+
+    def __init__(self, spec: NetworkSpec, module: torch.nn.Module, heads: Mapping[str, int], device: torch.device):
+        named = [(n, p) for n, p in module.named_parameters() if n not in {f.name for f in spec.free}]
+        if not named:
+            raise UsageError("network.factory returned a module without parameters: there is nothing to learn")
+        if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()):
+            raise UsageError("network.factory returned a module with batch normalisation: use layer normalisation")
+        if any(True for _ in module.buffers()):
+            fix = "make them parameters with requires_grad=False"
+            raise UsageError(
+                f"network.factory returned a module with buffers, which do not travel with the policy: {fix}"
+            )
+        start = [p.detach().float().reshape(-1).numpy() for _, p in named]
+        start += [np.full(f.size, f.init, np.float32) for f in spec.free]
+        super().__init__(spec, np.concatenate(start), device)
+        self.module = module.to(device)
+        self.heads = dict(heads)
+        self._takes = _further_arguments(module)
+        self._grad = torch.zeros_like(self.flat)
+        self._own: dict[str, Tensor] = {}
+        offset = 0
+        for name, parameter in named:
+            part = self.parts[name] = slice(offset, offset + parameter.numel())
+            parameter.data = self.flat[part].view(parameter.shape)
+            self._own[name] = parameter
+            offset = part.stop
+        for free in spec.free:
+            part = self.parts[free.name] = slice(offset, offset + free.size)
+            self._own[free.name] = self.flat[part].requires_grad_()
+            offset = part.stop
+        self._free = {free.name: self._own[free.name] for free in spec.free}
+        self._learned = {name: p for name, p in self._own.items() if p.requires_grad}
+
+    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None, **named: Tensor) -> Outputs:
+        if named:
+            require_named(named, self._takes, "network.factory's forward")
+        inputs: Any = self._prepared(obs)
+        if len(self.spec.inputs) == 1:
+            inputs = inputs[self.spec.inputs[0].path]
+        free, views = self._free, None
+        if params is not None:
+            self._require_vector(params)
+            views = {n: params[part].view(self._own[n].shape) for n, part in self.parts.items()}
+            free = {n: views.pop(n) for n in free}
+        outputs = self._call(inputs, named, views)
+        for head, size in self.heads.items():
+            given = outputs.get(head) if isinstance(outputs, dict) else outputs
+            if isinstance(outputs, dict) and head not in outputs and self._takes:
+                continue
+            if not (isinstance(outputs, dict) and isinstance(given, Tensor) and tuple(given.shape[1:]) == (size,)):
+                found = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+                found = found if isinstance(outputs, dict) else type(outputs).__name__
+                raise UsageError(f"network.factory's module must return a dict with {head!r} [N, {size}]; got {found}")
+        return SomeOutputs({**outputs, **free}, self._lacks) if self._takes else {**outputs, **free}
+
+    def _lacks(self, head: str) -> str:
+        takes = ", ".join(f"{name}=…" for name in self._takes)
+        return f"was not returned by network.factory's module: does it want {takes}" if head in self.heads else ""
+
+    def _call(self, inputs: Any, named: dict[str, Tensor], views: dict[str, Tensor] | None) -> Any:
+        try:
+            if views is None:
+                return self.module(inputs, **named)
+            return torch.func.functional_call(self.module, views, (inputs,), named)
+        except Exception as error:
+            given = {k: tuple(v.shape) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(inputs.shape)
+            raise UsageError(f"network.factory's forward raised {summary(error)}; it was given {given}") from error
+
+    def _prepared(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The leaves as the module gets them: raw, but for vectors when observations are normalised."""
+        prepared: dict[str, Tensor] = {}
+        offset = 0
+        for leaf in self.spec.inputs:
+            x, part = obs[leaf.path], slice(offset, offset + leaf.width)
+            offset = part.stop
+            if leaf.encoding == "vector" and self._shift is not None and self._scale is not None:
+                flat = (x.reshape(len(x), -1).float() - self._shift[part]) * self._scale[part]
+                x = flat.clamp_(-10.0, 10.0).view(x.shape)
+            prepared[leaf.path] = x
+        return prepared
+
+    def predict(self, obs: Mapping[str, np.ndarray], **named: np.ndarray) -> dict[str, np.ndarray]:
+        self.module.eval()  # no dropout where nothing is learned
+        try:
+            return super().predict(obs, **named)
+        finally:
+            self.module.train()
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        found = derivatives(loss, list(self._learned.values()))
+        self._grad.zero_()
+        for name, g in zip(self._learned, found, strict=True):
+            if g is not None:
+                self._grad[self.parts[name]].view(g.shape).copy_(g)
+        return self._grad
+
+
+def _further_arguments(module: torch.nn.Module) -> tuple[str, ...]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    try:
+        given = list(inspect.signature(module.forward).parameters.values())[1:]
+    except (TypeError, ValueError):  # some callables have none
+        return ()
+    return tuple(p.name for p in given if p.kind in kinds)

@@ -22,7 +22,6 @@ class RunningStats:
         return self.m2 / self.count if self.count else np.ones_like(self.mean)
 
     def update(self, batch: np.ndarray) -> None:
-        """Take in `[N, size]` samples."""
         n = len(batch)
         if n == 0:
             return
@@ -30,7 +29,6 @@ class RunningStats:
         self._merge(n, mean, np.square(batch - mean).sum(axis=0))
 
     def merge(self, tree: Tree) -> None:
-        """Take in the samples of other statistics, given as their `state`."""
         if tree["count"]:
             self._merge(tree["count"], tree["mean"], tree["m2"])
 
@@ -51,15 +49,11 @@ class RunningStats:
 
 
 class ObservationNormalizer:
-    """Statistics of a network's encoded input, and the `(x - shift) * scale` they amount to.
-
-    One-hot codes are left as they are. Standard deviations below 1e-4 (constant inputs) count as 1.
-    """
+    """Statistics of a network's vector inputs as `(x - shift) * scale`; deviations below 1e-4 count as 1."""
 
     def __init__(self, spec: NetworkSpec) -> None:
         self._spec = spec
-        self.paths = [i.path for i in spec.flat]
-        """The leaves of an observation that it takes in: all but images with convolutions."""
+        self.paths = [i.path for i in spec.flat]  # the leaves that it takes in: all but images with convolutions
         self._plain = np.concatenate([np.full(i.width, i.encoding == "vector") for i in spec.flat])
         self.stats = RunningStats(spec.input_width)
 

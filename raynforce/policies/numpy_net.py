@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from raynforce.errors import UsageError
-from raynforce.policies.spec import NORM_EPS, Conv, Input, LayerNorm, Linear, NetworkSpec, require_named
+from raynforce.policies.spec import NORM_EPS, Conv, Input, LayerNorm, Linear, NetworkSpec
 
-COLUMNS_BYTES = 1 << 19
-"""Of the windows of a convolution that are laid out at a time: they stay in the cache until they are multiplied."""
-
+COLUMNS_BYTES = 1 << 19  # of a convolution's windows laid out at a time: they stay in the cache until multiplied
 Obs = Mapping[str, np.ndarray]
 NONE: Obs = {}
 Op = Callable[[np.ndarray], np.ndarray]
@@ -48,10 +46,7 @@ class NumpyNet:
             self._ops[tower.name].append(op)
 
     def __call__(self, obs: Obs, **named: np.ndarray) -> dict[str, np.ndarray]:
-        """Evaluate the outputs asked for: towers give `[N, size]`, free vectors `[size]`.
-
-        All named inputs that these read have to be given.
-        """
+        """Evaluate the outputs: towers give `[N, size]`, free vectors `[size]`; all named inputs they read are due."""
         values = encode(self.spec, obs, named)
         if self.spec.named:
             for name in self.outputs:
@@ -83,11 +78,7 @@ def _linear(weight: np.ndarray, bias: np.ndarray) -> Op:
 
 
 def _conv(weight: np.ndarray, bias: np.ndarray, stride: int) -> Op:
-    """Windows laid out as rows, then one matrix product.
-
-    Channels are last in memory, whatever the axes say: so a row of a window is one stretch of it, and the product is
-    the next layer's input as it stands.
-    """
+    """Windows laid out as rows, channels last in memory, then one matrix product: the next layer's input."""
     out, channels, kernel, _ = weight.shape
     matrix = weight.transpose(2, 3, 1, 0).reshape(-1, out)  # [k*k*C, out]
     shape_of = Conv(out, kernel, stride).output
@@ -153,16 +144,11 @@ def encode(spec: NetworkSpec, obs: Obs, named: Obs = NONE) -> dict[str, np.ndarr
     if spec.flat:
         found["input"] = flat_input(spec, obs)
     if named:
-        require_named(named, [leaf.path for leaf in spec.named], "this network")
-        for leaf in spec.named:
-            if leaf.path in named:
-                leaf.require_rows(named[leaf.path])
-                found[leaf.path] = _flat(leaf, named)
+        found |= {leaf.path: _flat(leaf, named) for leaf in spec.given(named)}
     return found
 
 
 def flat_input(spec: NetworkSpec, obs: Obs) -> np.ndarray:
-    """All leaves but the images, `[N, D]`."""
     if len(spec.flat) == 1:
         return _flat(spec.flat[0], obs)
     return np.concatenate([_flat(leaf, obs) for leaf in spec.flat], axis=1)

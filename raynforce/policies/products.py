@@ -1,8 +1,7 @@
 """Linear layers of torch tensors that round alike on every CPU.
 
-Torch leaves matrix products to MKL, which takes other kernels on Intel's processors than on others, whatever it is
-told. numpy's OpenBLAS can be held to one set of kernels (`raynforce/kernels.py`), and is as fast for matrices of a
-learner's size.
+Torch's matrix products are MKL's, whose kernels depend on the processor. numpy's OpenBLAS can be held to one set of
+kernels (`raynforce/kernels.py`), and is as fast for matrices of a learner's size.
 """
 
 from __future__ import annotations
@@ -51,8 +50,6 @@ def openblas_backward(x: Tensor, g: Tensor, transposed: np.ndarray, out: np.ndar
 
 
 class _Linear(torch.autograd.Function):
-    """The same for autograd."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
@@ -66,18 +63,14 @@ class _Linear(torch.autograd.Function):
         if torch.is_grad_enabled():  # the gradient will be differentiated itself
             product: Callable[..., Tensor] = _Linear.apply
             zero = g.new_zeros(())
-            return (
-                product(g, weight.t(), zero) if by_x else None,
-                product(x.t(), g, zero) if by_weight else None,
-                d_bias,
-            )
+            d_x = product(g, weight.t(), zero) if by_x else None
+            return d_x, product(x.t(), g, zero) if by_weight else None, d_bias
         d_weight = torch.empty(weight.shape) if by_weight else None
         d_x = linear_backward(x.detach(), weight.detach(), g.detach(), d_weight, openblas=True, wanted=by_x)
         return d_x if by_x else None, d_weight, d_bias
 
 
 def convolution(weight: Tensor, bias: Tensor, stride: int) -> Callable[[Tensor], Tensor]:
-    """Of images `[N, C, H, W]`."""
     if skips_pixels(weight, stride):
         return lambda x: F.conv2d(x[:, :, ::stride, ::stride], weight, bias)
     return lambda x: F.conv2d(x, weight, bias, stride)
@@ -97,7 +90,5 @@ def convolution_backward(
 
 
 def skips_pixels(weight: Tensor, stride: int) -> bool:
-    """Whether pixels are left out. With few channels, oneDNN's AVX2 kernel writes past its memory then (its issue 6035,
-    open as of 3.12): we leave them out ourselves.
-    """
+    """Whether we leave out pixels ourselves: oneDNN's AVX2 kernel writes past its memory (issue 6035, open in 3.12)."""
     return stride > 1 and weight.shape[2:] == (1, 1)

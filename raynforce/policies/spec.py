@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -35,14 +35,11 @@ class Conv:
     gain: float = SQRT2
 
     def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape it makes of `[C, H, W]`; sides below 1 mean that it does not fit."""
         return (self.channels, *((n - self.kernel) // self.stride + 1 for n in shape[1:]))
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An elementwise nonlinearity."""
-
     name: Literal["tanh", "relu", "elu", "silu"]
 
 
@@ -64,8 +61,7 @@ class Tower:
     name: str
     layers: tuple[Layer, ...]
     source: str | tuple[str, ...] = "input"
-    """`input`, the path of an image, the name of a named input such as `action`, or that of an earlier tower; several
-    are made flat and joined in order."""
+    """`input`, an image's path, a named input such as `action`, or an earlier tower; several are joined flat."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +83,7 @@ class Input:
     shape: tuple[int, ...]
     sizes: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
-    stack: int = 1
-    """How many frames it is made of, joined along the first axis."""
+    stack: int = 1  # how many frames it is made of, joined along the first axis
 
     @property
     def width(self) -> int:
@@ -100,10 +95,7 @@ class Input:
 
     @property
     def channels_last(self) -> bool:
-        """Whether an image, or each of several stacked in front, is `[height, width, channels]`.
-
-        Of three dimensions the first of a stack is its frames', so there the channels are in front for certain.
-        """
+        """Whether an image is `[height, width, channels]`; a stack of three dimensions has its channels in front."""
         dimensions = len(self.shape) - (self.stack > 1)
         return dimensions >= 3 and channels_last(self.shape[-3:])
 
@@ -128,20 +120,16 @@ class Input:
 
 
 class Param(NamedTuple):
-    """One array inside the flat parameter vector."""
-
     name: str
     shape: tuple[int, ...]
     offset: int
-    init: float
-    """Orthogonal gain of a weight, constant of anything else."""
+    init: float  # orthogonal gain of a weight, constant of anything else
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
     def view(self, flat: Any) -> Any:
-        """This parameter's view into a flat numpy or torch vector."""
         return flat[self.offset : self.offset + self.size].reshape(self.shape)
 
 
@@ -177,10 +165,8 @@ class NetworkSpec:
         found = {t.name: several(t.source) for t in self.towers}
         if any(isinstance(layer, Conv) for t in self.towers if t.source == "input" for layer in t.layers):
             if len(self.inputs) != 1 or not self.inputs[0].is_image:
-                raise UsageError(
-                    "convolutions need an observation that is one image (a Box of shape HxWxC or CxHxW), "
-                    "or the path of an image as the tower's source"
-                )
+                needs = "an observation that is one image (a Box of shape HxWxC or CxHxW)"
+                raise UsageError(f"convolutions need {needs}, or the path of an image as the tower's source")
             path = self.inputs[0].path
             found = {name: tuple(path if s == "input" else s for s in read) for name, read in found.items()}
         read = {source for sources in found.values() for source in sources}
@@ -190,7 +176,6 @@ class NetworkSpec:
 
     @cached_property
     def images(self) -> tuple[Input, ...]:
-        """The images that towers read by their paths."""
         read = {source for sources in self.reads.values() for source in sources}
         return tuple(i for i in self.inputs if i.path in read)
 
@@ -208,6 +193,14 @@ class NetworkSpec:
             read = self.reads[tower.name]
             found[tower.name] = frozenset(names.intersection(read)).union(*(found.get(s, ()) for s in read))
         return found
+
+    def given(self, named: Mapping[str, Any]) -> list[Input]:
+        """The named inputs that a call was given, numpy or torch batches; refuses what does not fit."""
+        require_named(named, [leaf.path for leaf in self.named], "this network")
+        leaves = [leaf for leaf in self.named if leaf.path in named]
+        for leaf in leaves:
+            leaf.require_rows(named[leaf.path])
+        return leaves
 
     def lacks(self, output: str, given: Collection[str]) -> str:
         """How to say that an output reads inputs that were not given; empty if it does not."""
@@ -258,7 +251,6 @@ class NetworkSpec:
             shapes[tower.name] = shape
 
     def params(self) -> list[Param]:
-        """The layout of the flat parameter vector."""
         found: list[Param] = []
         offset = 0
 
@@ -284,7 +276,6 @@ class NetworkSpec:
 
     @cached_property
     def parts(self) -> dict[str, slice]:
-        """Where each parameter is in the flat vector."""
         return {p.name: slice(p.offset, p.offset + p.size) for p in self.params()}
 
     def initial(self, rng: np.random.Generator) -> np.ndarray:
@@ -340,7 +331,6 @@ def several(source: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def require_named(given: Collection[str], known: Sequence[str], who: str) -> None:
-    """Refuse inputs that a call was given and that nothing reads."""
     for name in given:
         if name not in known:
             takes = ", ".join(known) or "none"
@@ -358,7 +348,6 @@ def _orthogonal(shape: tuple[int, ...], gain: float, rng: np.random.Generator) -
 
 
 def inputs_of(leaves: Sequence[ObsLeaf]) -> tuple[Input, ...]:
-    """Choose an encoding for each leaf of an observation."""
     found = []
     for leaf in leaves:
         if leaf.kind in ("discrete", "multidiscrete"):
@@ -378,5 +367,4 @@ def action_input(action: ActionSpec) -> Input:
 
 
 def mlp(hidden: Sequence[int], activation: Any) -> tuple[Layer, ...]:
-    """Hidden layers of a multi-layer perceptron."""
     return tuple(x for size in hidden for x in (Linear(size), Activation(activation)))

@@ -22,12 +22,8 @@ LOG2_E = math.log2(math.e)
 
 
 class Taken(NamedTuple):
-    """What a policy says of actions that were taken."""
-
-    logp: Tensor
-    """Log-probability of each, `[N]`."""
-    entropy: Tensor
-    """Entropy of the policy at each, `[N]`."""
+    logp: Tensor  # log-probability of each, `[N]`
+    entropy: Tensor  # entropy of the policy at each, `[N]`
     backward: Callable[[Tensor, float], dict[str, Tensor]]
     """From a loss's derivative by `logp` `[N]`, and by every element of `entropy`, to that by the network's outputs."""
 
@@ -49,7 +45,7 @@ def taken(spec: ActionSpec, out: Mapping[str, Tensor], action: Tensor) -> Taken:
 
 
 def logp_entropy(spec: ActionSpec, out: Mapping[str, Tensor], action: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability `[N]` of the actions taken and entropy `[N]` of the policy, for autograd."""
+    """Log-probability and entropy, each `[N]`, for autograd."""
     return taken(spec, out, action)[:2]
 
 

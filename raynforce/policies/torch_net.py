@@ -13,50 +13,27 @@ from torch.nn import functional as F
 
 from raynforce.errors import AlgorithmError, UsageError, summary
 from raynforce.imports import load_object
-from raynforce.policies.module_net import ModuleNet as ModuleNet
-from raynforce.policies.network import Base, SomeOutputs, derivatives
-from raynforce.policies.network import Network as Network
-from raynforce.policies.network import Outputs as Outputs
-from raynforce.policies.network import tensor as tensor
+from raynforce.policies.acting import ActingSpec
+from raynforce.policies.network import ModuleNet, Network, Outputs, SomeOutputs, derivatives, tensor
 from raynforce.policies.numpy_net import onehot_offsets
-from raynforce.policies.products import (
-    convolution,
-    convolution_backward,
-    linear,
-    linear_backward,
-    openblas_backward,
-)
-from raynforce.policies.spec import (
-    NORM_EPS,
-    Activation,
-    Conv,
-    Input,
-    Layer,
-    LayerNorm,
-    Linear,
-    NetworkSpec,
-    require_named,
-)
+from raynforce.policies.products import convolution, convolution_backward, linear, linear_backward, openblas_backward
+from raynforce.policies.spec import NORM_EPS, Activation, Conv, Input, Layer, LayerNorm, Linear, NetworkSpec
+
+__all__ = ["ModuleNet", "Network", "Outputs", "SpecNet", "TorchActor", "build", "tensor"]
 
 NO_ARGS: Mapping[str, Any] = {}
 NONE: Mapping[str, Tensor] = {}
-
+IMAGES_AT_ONCE = 256  # observations that `predict` evaluates together: a fragment as floats may not fit in memory
 Values = dict[str, list[Tensor]]  # of each tower: its input, then what each layer gives
 
 
-IMAGES_AT_ONCE = 256
-"""Observations with images that `predict` evaluates together: as floats a fragment of them may not fit in memory."""
-
-
-class SpecNet(Base):
+class SpecNet(Network):
     """A network spec in torch.
 
-    Towers of linear layers and convolutions with tanh or relu, the common case, have their backward pass written out
-    below: the loss is differentiated down to the network's outputs, by hand or by autograd, then the chain rule runs
-    over preallocated gradient views. On small networks that costs half of an autograd node per operation.
-
-    Anything else goes through autograd, to the same numbers: other layers, and calls whose inputs have gradients of
-    their own, such as an action that another call has put out.
+    Towers of linear layers and convolutions with tanh or relu have their backward pass written out: from the outputs,
+    whose derivatives come by hand or autograd, the chain rule runs over preallocated gradient views. On small networks
+    that halves the cost. Anything else goes through autograd, to the same numbers: other layers, and calls whose inputs
+    have gradients.
     """
 
     def __init__(self, spec: NetworkSpec, flat: np.ndarray, device: torch.device, threads: int = 1) -> None:
@@ -67,17 +44,12 @@ class SpecNet(Base):
         self._other: tuple[Tensor | None, _Bound] = (None, self._own)
         self._flat_grad = torch.zeros_like(self.flat)
         self._grads = {p.name: p.view(self._flat_grad) for p in self._params}
-        self._matrices = {  # for OpenBLAS: each linear layer's weight, transposed, and where its gradient goes
-            name: (view.numpy().T, self._grads[name].numpy())
-            for name, view in (self._own.views.items() if self._openblas else ())
-            if view.ndim == 2
-        }
+        linear = [(n, view) for n, view in self._own.views.items() if view.ndim == 2] if self._openblas else []
+        # For OpenBLAS: each linear layer's weight, transposed, and where its gradient goes.
+        self._matrices = {name: (view.numpy().T, self._grads[name].numpy()) for name, view in linear}
         self.parts = spec.parts
-        self._by_hand = all(
-            isinstance(x, Linear | Conv) or (isinstance(x, Activation) and x.name in _BACKWARD)
-            for t in spec.towers
-            for x in t.layers
-        )
+        layers = [x for t in spec.towers for x in t.layers if not isinstance(x, Linear | Conv)]
+        self._by_hand = all(isinstance(x, Activation) and x.name in _BACKWARD for x in layers)
         self._given = {"input", *(i.path for i in spec.images), *(i.path for i in spec.named)}
         self._last: _Pass | None = None  # what `backward` goes over
         self._tape: list[_Pass] = []  # the calls that `gradient` goes over
@@ -221,9 +193,8 @@ class SpecNet(Base):
         """Overwrite the flat gradient, given the gradients `back` with respect to the outputs."""
         values = one.values
         if one.stamp != self._stamp(values):
-            raise AlgorithmError(
-                "the network's inputs or parameters were changed in place after it was called: copy them"
-            )
+            changed = "the network's inputs or parameters were changed in place after it was called"
+            raise AlgorithmError(f"{changed}: copy them")
         if len(back) < len(self.spec.outputs) or any(g is None for g in back.values()):
             self._flat_grad.zero_()
         for free in self.spec.free:
@@ -247,7 +218,8 @@ class SpecNet(Base):
 
     def _layer_backward(self, layer: Layer, name: str, x: Tensor, g: Tensor, wanted: bool) -> Tensor:
         """Write the gradients of a layer's parameters; returns that of its input `x`, if wanted."""
-        weight, d_weight, d_bias = self._own.views[f"{name}.weight"], *self._slots(name)
+        weight = self._own.views[f"{name}.weight"]
+        d_weight, d_bias = self._grads[f"{name}.weight"], self._grads[f"{name}.bias"]
         if isinstance(layer, Conv):
             d_x, found, found_bias = convolution_backward(x, weight, g, layer.stride, wanted)
             d_weight.copy_(found)
@@ -260,9 +232,6 @@ class SpecNet(Base):
         else:
             d_x = linear_backward(flat, weight, g, d_weight, False, wanted)
         return d_x.view(x.shape) if wanted and flat is not x else d_x
-
-    def _slots(self, name: str) -> tuple[Tensor, Tensor]:
-        return self._grads[f"{name}.weight"], self._grads[f"{name}.bias"]
 
     def _hand_back(self, name: str, g: Tensor, values: Values, back: dict[str, Tensor | None]) -> None:
         """Add a tower's gradient by its input to those by the outputs of the towers it reads."""
@@ -278,16 +247,12 @@ class SpecNet(Base):
 
 
 class _Pass(NamedTuple):
-    """One call of the network, for the backward pass that is written out."""
-
     values: Values
     outputs: Outputs
     stamp: int
 
 
 class _Bound(NamedTuple):
-    """A spec's layers over one particular parameter vector."""
-
     layers: dict[str, list[Callable[[Tensor], Tensor]]]
     views: dict[str, Tensor]
 
@@ -319,11 +284,7 @@ def encode(spec: NetworkSpec, obs: Mapping[str, Tensor], named: Mapping[str, Ten
     elif spec.flat:
         found["input"] = torch.cat([_flat(leaf, obs) for leaf in spec.flat], dim=1)
     if named:
-        require_named(named, [leaf.path for leaf in spec.named], "this network")
-        for leaf in spec.named:
-            if leaf.path in named:
-                leaf.require_rows(named[leaf.path])
-                found[leaf.path] = _flat(leaf, named)
+        found |= {leaf.path: _flat(leaf, named) for leaf in spec.given(named)}
     return found
 
 
@@ -373,7 +334,6 @@ def build(
 
 
 def _require_arguments(factory: str, make: Any, args: Mapping[str, Any]) -> None:
-    """Refuse keyword arguments that the factory does not take, before it is called."""
     try:
         signature = inspect.signature(make)
     except (TypeError, ValueError):
@@ -382,25 +342,17 @@ def _require_arguments(factory: str, make: Any, args: Mapping[str, Any]) -> None
         signature.bind((), {}, **args)
     except TypeError as error:
         takes = ", ".join([*signature.parameters][2:]) or "none"
-        raise UsageError(
-            f"network.factory {factory!r} does not take network.factory_args = {dict(args)}: {error}; after leaves and "
-            f"outputs it takes {takes}"
-        ) from None
+        given = f"network.factory {factory!r} does not take network.factory_args = {dict(args)}"
+        raise UsageError(f"{given}: {error}; after leaves and outputs it takes {takes}") from None
 
 
 class TorchActor:
     """Acts with torch, behind the interface of `NumpyNet`: with a user's own module, or where it is faster."""
 
-    def __init__(
-        self,
-        spec: NetworkSpec,
-        factory: str | None,
-        heads: Mapping[str, int],
-        leaves: Any,
-        args: Mapping[str, Any] = NO_ARGS,
-    ) -> None:
-        self._net = build(spec, factory, heads, leaves, 0, torch.device("cpu"), args)
-        self._one_thread = factory is None
+    def __init__(self, spec: ActingSpec) -> None:
+        made = spec.network, spec.factory, spec.heads, spec.env.obs
+        self._net = build(*made, 0, torch.device("cpu"), spec.factory_args)
+        self._one_thread = spec.factory is None
 
     def load(self, flat: np.ndarray, shift: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:
         with torch.no_grad():

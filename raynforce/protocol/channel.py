@@ -19,14 +19,11 @@ from raynforce.protocol.handshake import Hello, Offer, signed
 from raynforce.protocol.host import HostSession, Rejected
 from raynforce.protocol.policy import PolicySession
 from raynforce.protocol.session import Ended, Outcome, Session
-from raynforce.protocol.stream import Full
-from raynforce.protocol.wire import DirectWire, SocketWire, Wire
+from raynforce.protocol.wire import DirectWire, Full, SocketWire, Wire
 
 Kind = Literal["direct", "unix", "tcp"]
-STRANGERS = 64
-"""Connections that have not said a proven HELLO yet; beyond, the oldest is dropped."""
-MOST_WAITING = 1 << 26
-"""Bytes that are kept for an end that does not read."""
+STRANGERS = 64  # connections that have not said a proven HELLO yet; beyond, the oldest is dropped
+MOST_WAITING = 1 << 26  # bytes that are kept for an end that does not read
 READS = 16  # in a row, before others have their turn
 AGAIN = 0.02  # seconds between attempts to connect
 
@@ -45,8 +42,7 @@ class Address(NamedTuple):
     """Where a policy listens, and what a host needs to be taken in. The token is a secret."""
 
     kind: Kind
-    where: str
-    """Name of an abstract Unix socket without its leading NUL; `ip:port`; a name in a table of this process."""
+    where: str  # name of an abstract Unix socket without its leading NUL; `ip:port`; a name in a table of this process
     token: bytes
     launch: str
 
@@ -55,8 +51,6 @@ class Address(NamedTuple):
 
 
 class _End(Generic[S]):
-    """One end of a connection: a session, and the wire that it speaks over."""
-
     _other = "the other side"
 
     def __init__(self, session: S, wire: Wire) -> None:
@@ -66,17 +60,14 @@ class _End(Generic[S]):
         self._untold: list[Ended] = []  # what was found out by other than `receive` and `poll`
 
     def fileno(self) -> int:
-        """For selectors; -1 if `direct`, or closed."""
         return self._wire.fileno()
 
     @property
     def wants_write(self) -> bool:
-        """Whether something waits to be sent: `flush` when the socket can be written to."""
         return self._wire.waiting > 0 and not self._mute
 
     def send(self, *messages: Message) -> None:
-        """Send as much as goes now, and keep the rest. Nothing is raised if the connection is lost, or the other side
-        does not read: `receive` tells `Ended` then (the socket is readable), after what came before it."""
+        """Send what goes now, keep the rest. A lost connection is `Ended` in `receive`, after what came before."""
         if self._mute:
             return
         try:
@@ -89,11 +80,10 @@ class _End(Generic[S]):
             self.end("full", f"{self._other} does not read: {error}")
 
     def flush(self) -> None:
-        """Send what is waiting, as much as goes now."""
         self.send()
 
     def receive(self, now: float) -> list[Any]:
-        """Read what is there, and send what the session answers; its events in order. After `Ended`, `close` is due."""
+        """Read what is there and send the answers; returns events in order. After `Ended`, `close` is due."""
         events: list[Any] = []
         try:
             for _ in range(READS):
@@ -106,7 +96,7 @@ class _End(Generic[S]):
         return self._told(events)
 
     def poll(self, now: float) -> list[Any]:
-        """Time passes: asks whether the other side is there, and tells what is overdue; to be called now and then."""
+        """Ask whether the other side is there, and return what is overdue; to be called regularly."""
         outcome = self.session.poll(now)
         self._say(outcome)
         return self._told(list(outcome.events))
@@ -126,7 +116,6 @@ class _End(Generic[S]):
         self._wire.hang_up()
 
     def _take(self, now: float, events: list[Any]) -> None:
-        """Hand messages that are all there to the session."""
         session, wire = self.session, self._wire
         while not session.ended:
             try:
@@ -138,8 +127,7 @@ class _End(Generic[S]):
                     return
                 outcome = session.receive(message, now)
             events += outcome.events
-            if outcome.send:
-                self._say(outcome)
+            self._say(outcome)
 
     def _greet(self, now: float) -> list[Any]:
         """Read a first message, and no byte beyond it: so the socket stays readable if there is more."""
@@ -158,9 +146,8 @@ class _End(Generic[S]):
             self.send(*outcome.send)
 
     def _told(self, events: list[Any]) -> list[Any]:
-        if self._untold:
-            events += self._untold
-            self._untold = []
+        events += self._untold
+        self._untold.clear()
         return events
 
     def _lost(self, error: OSError) -> None:
@@ -174,48 +161,37 @@ class Link(_End[PolicySession]):
 
     @property
     def host(self) -> int | None:
-        """Which of the launch's hosts it is, if it says so."""
         return self.session.hello.host
 
 
 class HostLink(_End[HostSession]):
-    """The policy, as a host sees it."""
-
     _other = "the policy"
 
     def work_when_asked(self, work: Callable[[], None]) -> None:
-        """Where both ends are in one process: what to do whenever the policy looks for answers."""
+        """With both ends in one process: what to do when the policy looks for answers."""
         assert isinstance(self._wire, DirectWire)
         self._wire.work = work
 
 
 class Listener:
-    """Where hosts connect. `fileno` is readable when `accept` has something to do.
-
-    `offer` is made to every host, with a token and a launch unless it has them, and a session number for each; with
-    `offer.each` a host gets an offer of its own.
-    """
+    """Where hosts connect. `offer` gets a token and a launch; `fileno` is readable when `accept` has work."""
 
     def __init__(
         self, kind: Kind, offer: Offer, *, bind_host: str = "127.0.0.1", most_waiting: int = MOST_WAITING
     ) -> None:
-        self.offer = replace(
-            offer, token=offer.token or secrets.token_bytes(32), launch=offer.launch or secrets.token_hex(8)
-        )
-        self.refused: Counter[str] = Counter()
-        """Connections that were dropped, by reason: `silence`, `crowd`, or the code of a refusal."""
+        token, launch = offer.token or secrets.token_bytes(32), offer.launch or secrets.token_hex(8)
+        self.offer = replace(offer, token=token, launch=launch)
+        self.refused: Counter[str] = Counter()  # dropped connections: `silence`, `crowd`, or the code of a refusal
         self._most_waiting = most_waiting
         self._strangers: dict[Link, float] = {}  # the oldest first, and when each must be done
         self._proven: deque[Link] = deque()
         self._hosts: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
         self._socket: socket.socket | None = None
-        if kind == "direct":
-            where = secrets.token_hex(8)
-            _DIRECT[where] = self
-        elif kind in ("unix", "tcp"):
-            where = self._listen(kind, bind_host)
-        else:
+        if kind not in ("direct", "unix", "tcp"):
             raise UsageError(f"the kind of channel is {kind!r}; it must be direct, unix or tcp")
+        where = secrets.token_hex(8) if kind == "direct" else self._listen(kind, bind_host)
+        if kind == "direct":
+            _DIRECT[where] = self
         self.address = Address(kind, where, self.offer.token, self.offer.launch)
 
     def _listen(self, kind: str, bind_host: str) -> str:
@@ -237,12 +213,10 @@ class Listener:
         return where
 
     def fileno(self) -> int:
-        """For selectors: of all connections that are not taken in yet. -1 if `direct`."""
         return -1 if self._socket is None else cast(Any, self._selector).fileno()
 
     def accept(self, now: float | None = None) -> Link | None:
-        """The next host that was taken in, if there is one; never waits. Also drops whoever keeps silent, so that it
-        should be called now and then."""
+        """The next host that was taken in, if any; never waits. Call it regularly: it drops silent connections."""
         now = time.monotonic() if now is None else now
         if self._socket is not None:
             for key, _ in self._selector.select(0):
@@ -298,7 +272,6 @@ class Listener:
             link.close()
 
     def _connect_directly(self, host: HostLink, theirs: DirectWire, now: float) -> list[Any]:
-        """A host of this process: its HELLO and our answer."""
         session = self._session(now)
         wire = DirectWire(session.codec)
         DirectWire.join(wire, theirs)
@@ -328,10 +301,7 @@ _DIRECT: dict[str, Listener] = {}
 
 
 def connect(address: Address, hello: Hello, *, seconds: float, most_waiting: int = MOST_WAITING) -> HostLink:
-    """Connect to a policy and be taken in: `session.welcome` is there. Tries until the time is over.
-
-    The proof of the address's token is added to `hello`. A refusal is final.
-    """
+    """Connect to a policy and be taken in, within `seconds`; `hello` gets the token's proof. A refusal is final."""
     hello = signed(hello, address.token, address.launch)
     if address.kind == "direct":
         return _connect_directly(address, hello)
@@ -382,7 +352,6 @@ def _connected(address: Address, hello: Hello, seconds: float, most_waiting: int
 
 
 def _answer(link: HostLink, until: float) -> list[Any]:
-    """Wait for the answer to HELLO."""
     with selectors.DefaultSelector() as selector:
         selector.register(link, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_write else 0))
         while (left := until - time.monotonic()) > 0:

@@ -29,10 +29,8 @@ from raynforce.protocol.frame import (
 )
 from raynforce.protocol.spaces import DTYPES, Spaces
 
-AUTORESET = ("same_step", "next_step", "explicit")
-"""What happens where an episode ends: the next begins within the same RESULT, with the next STEP, or with a RESET."""
-TERMINATED, TRUNCATED, RESET = 1, 2, 4
-"""Bits of a RESULT's status; RESET is alone: the row is an episode's first observation, and no env step."""
+AUTORESET = ("same_step", "next_step", "explicit")  # the next episode begins in the same RESULT, a STEP, or a RESET
+TERMINATED, TRUNCATED, RESET = 1, 2, 4  # of a RESULT's status; RESET is alone: a first observation, and no env step
 ENDED = TERMINATED | TRUNCATED
 
 Data = bytes | bytearray | memoryview
@@ -48,26 +46,17 @@ class Column(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a buffer lies in a body."""
-
     dtype: np.dtype
     shape: tuple[int, ...]
     offset: int
     nbytes: int
 
 
+_NAMES = {number: type_.name for number, type_ in TYPES.items()}
 _ID, _REQUEST = Column(_U32), Column(_U64)
-_CONTROL: dict[int, tuple[Column, ...]] = {
-    Type.HELLO: (),
-    Type.WELCOME: (Column(_U64),),
-    Type.REJECT: (),
-    Type.ERROR: (_ID, _REQUEST),
-    Type.PING: (),
-    Type.PONG: (),
-    Type.LOG: (),
-    Type.CLOSE: (),
-}
 _ROWLESS = frozenset((Type.REJECT, Type.PING, Type.PONG, Type.LOG, Type.CLOSE))
+_CONTROL: dict[int, tuple[Column, ...]] = dict.fromkeys((Type.HELLO, *_ROWLESS), ())
+_CONTROL |= {Type.WELCOME: (Column(_U64),), Type.ERROR: (_ID, _REQUEST)}
 _FULL = frozenset((Type.HELLO, Type.WELCOME, Type.RESET, Type.STEP, Type.RESULT))  # at least one env
 
 
@@ -82,7 +71,6 @@ class Codec:
         self.places = lru_cache(maxsize=1024)(self._places)  # a peer chooses the keys, so it is bounded
 
     def agree(self, spaces: Spaces, autoreset: str, envs: int, minor: int, capabilities: Sequence[str] = ()) -> None:
-        """From here on, messages are of these spaces and this many envs."""
         obs = tuple(Column(DTYPES[leaf.dtype], leaf.shape) for leaf in spaces.obs)
         action = Column(DTYPES[spaces.action.dtype], spaces.action.shape)
         final = tuple(column._replace(ended=True) for column in obs) if autoreset == "same_step" else ()
@@ -115,47 +103,40 @@ class Codec:
         """Read a header and refuse whatever cannot be, before a byte is stored for what it announces."""
         header = open_header(head)
         minor, type_, flags, _, _, envs, ended, buffers, meta_bytes, body_bytes = header
-        if type_ not in TYPES:
+        name = _NAMES.get(type_)
+        if name is None:
             return self._unknown(header)
         if type_ not in self.takes:
-            raise ProtocolError("type", f"{TYPES[type_].name} is not for this side to receive")
+            raise ProtocolError("type", f"{name} is not for this side to receive")
         most = most_meta(type_)
         if meta_bytes > most or meta_bytes % 8:
-            raise ProtocolError(
-                "size", f"{TYPES[type_].name}: meta bytes {meta_bytes}; expected a multiple of 8 to {most}"
-            )
+            raise ProtocolError("size", f"{name}: meta bytes {meta_bytes}; expected a multiple of 8 to {most}")
         if envs > self.most_envs:
-            raise ProtocolError("env", f"{TYPES[type_].name}: envs {envs}; at most {self.most_envs} are possible")
+            raise ProtocolError("env", f"{name}: envs {envs}; at most {self.most_envs} are possible")
         if (envs and type_ in _ROWLESS) or (not envs and type_ in _FULL):
-            raise ProtocolError("env", f"{TYPES[type_].name}: envs {envs}; expected {'0' if envs else '1 or more'}")
+            raise ProtocolError("env", f"{name}: envs {envs}; expected {'0' if envs else '1 or more'}")
         if ended and (type_ != Type.RESULT or ended > envs):
-            raise ProtocolError("env", f"{TYPES[type_].name}: ended {ended} of {envs} envs")
+            raise ProtocolError("env", f"{name}: ended {ended} of {envs} envs")
         try:
             places, body = self.places(type_, flags, envs, ended)
         except KeyError:
-            raise self._no_layout(header) from None
+            if (type_, 0) in self.columns:
+                raise ProtocolError("flags", f"{name}: flags {flags:#x}; unknown ones are set") from None
+            raise ProtocolError("state", f"{name} came before the handshake was done") from None
         if body_bytes != body or buffers != len(places):
             found, expected = f"{buffers} buffers of {body_bytes} bytes", f"{len(places)} of {body} bytes"
-            raise ProtocolError(
-                "size", f"{TYPES[type_].name} of {envs} envs has {found}; its spaces make it {expected}"
-            )
+            raise ProtocolError("size", f"{name} of {envs} envs has {found}; its spaces make it {expected}")
         if minor != self.minor and type_ not in GREETINGS and self.minor is not None:
-            raise ProtocolError("version", f"{TYPES[type_].name}: minor version {minor}; agreed was {self.minor}")
+            raise ProtocolError("version", f"{name}: minor version {minor}; agreed was {self.minor}")
         return header
 
-    def _unknown(self, header: Header) -> Header:
+    @staticmethod
+    def _unknown(header: Header) -> Header:
         if header.meta_bytes > OTHER_META or header.body_bytes > UNKNOWN_BODY:
+            unknown = f"a message of the unknown type {header.type}"
             size = header.meta_bytes + header.body_bytes
-            raise ProtocolError(
-                "size", f"a message of the unknown type {header.type} has {size} bytes; too long to skip"
-            )
+            raise ProtocolError("size", f"{unknown} has {size} bytes; too long to skip")
         return header
-
-    def _no_layout(self, header: Header) -> ProtocolError:
-        name = TYPES[header.type].name
-        if (header.type, 0) in self.columns:
-            return ProtocolError("flags", f"{name}: flags {header.flags:#x}; unknown ones are set")
-        return ProtocolError("state", f"{name} came before the handshake was done")
 
     def decode(self, data: Data, header: Header | None = None) -> Message:
         """Read a whole message from one piece of memory; its arrays are read-only views of it."""
@@ -182,10 +163,8 @@ class Codec:
         if header.type not in TYPES:
             return _message(header, {}, ())
         places, _ = self.places(header.type, header.flags, header.envs, header.ended)
-        sizes, expected = (
-            [memoryview(f).nbytes for f in frames],
-            [HEADER.size + header.meta_bytes, *(p.nbytes for p in places)],
-        )
+        sizes = [memoryview(f).nbytes for f in frames]
+        expected = [HEADER.size + header.meta_bytes, *(p.nbytes for p in places)]
         if sizes != expected:
             name = TYPES[header.type].name
             raise ProtocolError("size", f"{name} has frames of {sizes[:8]} bytes; its spaces make them {expected[:8]}")
@@ -195,7 +174,6 @@ class Codec:
 
 
 def result_flags(capabilities: Sequence[str]) -> int:
-    """What RESULT may have with these."""
     return (ENDED_EPISODES if "episodes" in capabilities else 0) | (TIMING if "timing" in capabilities else 0)
 
 

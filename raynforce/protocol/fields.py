@@ -15,7 +15,6 @@ def wrong(where: str, value: object, expected: str) -> ProtocolError:
 
 
 def take(data: Mapping[str, Any], name: str, where: str, default: Any = _NEEDED) -> Any:
-    """The value of a key, `default` if it is not there."""
     value = data.get(name, default)
     if value is _NEEDED:
         raise ProtocolError("field", f"{where} lacks {name!r}")

@@ -13,33 +13,28 @@ import numpy as np
 from raynforce.errors import RaynforceError, UsageError, summary
 
 MAGIC = b"RAYN"
-MAJOR, MINOR_MIN, MINOR_MAX = 1, 0, 0
+MAJOR, MINORS = 1, (0, 0)  # the oldest and the newest minor version
+# magic, major, minor, type, flags, session, sequence, envs, ended, buffers, reserved, meta bytes, body bytes
 HEADER = struct.Struct("<4sBBBBQQIIHHIQ")
-"""magic, major, minor, type, flags, session, sequence, envs, ended, buffers, reserved, meta bytes, body bytes."""
-ALIGN = 8
-"""Header, meta and every buffer begin at a multiple of this, so that a receiver may read numbers in place."""
+ALIGN = 8  # header, meta and every buffer begin at a multiple of this, so that a receiver may read numbers in place
 
 MOST_ENVS = 65_536
 MOST_LEAVES = 256
 MOST_BODY = 1 << 30
 GREETING_META = 1 << 18  # of HELLO, WELCOME and REJECT, which carry spaces and settings
 OTHER_META = 1 << 14
+ROOM = OTHER_META - ALIGN  # bytes of JSON that fit for certain
 UNKNOWN_BODY = 1 << 16  # of a type that we do not know, which is read to be skipped
 DEPTH = 16
 MOST_BRACKETS = 1 << 14  # `[` and `{` in a meta: an empty list costs a sender 2 bytes and us 64
 TEXT = 4000
 
-ENDED_EPISODES = 1
-"""Flag of RESULT: each ended episode's own return and length are there."""
-TIMING = 2
-"""Flag of RESULT: what each env itself took is there."""
-SEEDS = 1
-"""Flag of RESET: a seed for each env is there."""
+ENDED_EPISODES = 1  # flag of RESULT: each ended episode's own return and length are there
+TIMING = 2  # flag of RESULT: what each env itself took is there
+SEEDS = 1  # flag of RESET: a seed for each env is there
 
-SMALL = 1 << 14
-"""Bytes of an array, or a message, that are sooner copied than referred to."""
-FEW = 32
-"""Up to so many numbers are looked at one by one: that takes less time than numpy needs to begin."""
+SMALL = 1 << 14  # bytes of an array, or a message, that are sooner copied than referred to
+FEW = 32  # up to so many numbers are looked at one by one: that takes less time than numpy needs to begin
 _PADDING = tuple(bytes(n) for n in range(ALIGN))
 
 
@@ -70,29 +65,23 @@ class ProtocolError(RaynforceError):
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
-        self.code = code
-        """One of `docs/protocol.md`, such as `size` or `env`; peers see it, and refusals are counted by it."""
+        self.code = code  # one of `docs/protocol.md`; peers see it, and refusals are counted by it
 
 
 class Header(NamedTuple):
-    """The fixed part, in its order but for magic, major and reserved."""
-
     minor: int
     type: int
     flags: int
     session: int
     sequence: int
-    envs: int
-    """Rows of the message: environments it is about."""
-    ended: int
-    """Rows of them whose episode has ended (RESULT alone)."""
+    envs: int  # rows of the message: environments it is about
+    ended: int  # rows of them whose episode has ended (RESULT alone)
     buffers: int
     meta_bytes: int
     body_bytes: int
 
     @property
     def whole(self) -> int:
-        """Bytes of the whole message."""
         return HEADER.size + self.meta_bytes + self.body_bytes
 
 
@@ -105,16 +94,12 @@ class Message(NamedTuple):
     envs: int = 0
     ended: int = 0
     flags: int = 0
-    minor: int = MINOR_MAX
+    minor: int = MINORS[1]
     meta: Mapping[str, Any] = {}
     buffers: Sequence[np.ndarray] = ()
 
     def head(self) -> bytes:
-        """Header and meta."""
-        body = 0
-        for buffer in self.buffers:
-            body += padded(buffer.nbytes)
-        return self._head(body)
+        return self._head(sum(padded(buffer.nbytes) for buffer in self.buffers))
 
     def _head(self, body: int) -> bytes:
         type_, session, sequence, envs, ended, flags, minor, meta, buffers = self
@@ -140,7 +125,6 @@ class Message(NamedTuple):
         return [self.head(), *(buffer.data for buffer in self.buffers)]
 
     def to_bytes(self) -> bytes:
-        """The same as one piece."""
         return b"".join(self.pieces())
 
 
@@ -167,7 +151,7 @@ def most_meta(type_: int) -> int:
 
 
 def write_meta(meta: Mapping[str, Any], type_: int) -> bytes:
-    """As JSON with spaces behind it, so that what follows is aligned."""
+    """JSON, padded with spaces."""
     name = TYPES[type_].name
     try:
         text = json.dumps(meta, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
@@ -176,6 +160,15 @@ def write_meta(meta: Mapping[str, Any], type_: int) -> bytes:
     if len(text) > most_meta(type_) or text.count(b"[") + text.count(b"{") > MOST_BRACKETS:
         raise UsageError(f"the JSON of {name} has {len(text)} bytes; at most {most_meta(type_)} are allowed")
     return text + b" " * (-len(text) % ALIGN)
+
+
+def is_sendable(meta: Mapping[str, Any], type_: int) -> bool:
+    """Whether it is JSON that `read_meta` takes."""
+    try:
+        read_meta(write_meta(meta, type_))
+    except (UsageError, ProtocolError, RecursionError):
+        return False
+    return True
 
 
 def read_meta(data: bytes | bytearray | memoryview) -> dict[str, Any]:

@@ -14,22 +14,11 @@ import numpy as np
 from raynforce.errors import UsageError
 from raynforce.protocol.codec import AUTORESET
 from raynforce.protocol.fields import flag, items, mapping, one_of, take, text, whole
-from raynforce.protocol.frame import (
-    MAJOR,
-    MINOR_MAX,
-    MINOR_MIN,
-    MOST_BODY,
-    MOST_ENVS,
-    Message,
-    ProtocolError,
-    Type,
-    clean,
-)
+from raynforce.protocol.frame import MAJOR, MINORS, MOST_BODY, MOST_ENVS, Message, ProtocolError, Type, clean
 from raynforce.protocol.spaces import Spaces, differences, row_bytes
 
+# The host's own count of returns and lengths; what each env itself took; numbers of episodes that ended.
 CAPABILITIES = ("episodes", "timing", "info")
-"""What may be agreed upon beyond the core: `episodes`, the host's own count of returns and lengths; `timing`, what each
-env itself took; `info`, numbers that envs tell of episodes that ended."""
 _DAY = 86_400_000  # milliseconds
 
 
@@ -37,12 +26,9 @@ _DAY = 86_400_000  # milliseconds
 class Deadlines:
     """Milliseconds after which something is overdue; the policy's are used by both sides."""
 
-    handshake_ms: int = 10_000
-    """From the connection to HELLO, and from HELLO to WELCOME."""
-    ping_ms: int = 1_000
-    """Nothing heard for so long: ask."""
-    silence_ms: int = 10_000
-    """Nothing heard for so long: the other side is gone."""
+    handshake_ms: int = 10_000  # from the connection to HELLO, and from HELLO to WELCOME
+    ping_ms: int = 1_000  # nothing heard for so long: ask
+    silence_ms: int = 10_000  # nothing heard for so long: the other side is gone
     reset_ms: int = 60_000
     step_ms: int = 30_000
     close_ms: int = 5_000
@@ -62,23 +48,17 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Hello:
-    """A host introduces itself."""
-
     envs: int
     spaces: Spaces
-    autoreset: tuple[str, ...] = ("same_step",)
-    """What it can do, the best first."""
+    autoreset: tuple[str, ...] = ("same_step",)  # what it can do, the best first
     capabilities: tuple[str, ...] = ()
     software: str = "raynforce"
     version: str = "0"
     pid: int = 0
-    launch: str = ""
-    """The nonce that it was started with, if any."""
-    proof: str = ""
-    """`prove(token, launch)`, if it was given a token."""
-    minors: tuple[int, int] = (MINOR_MIN, MINOR_MAX)
-    host: int | None = None
-    """Which of the launch's hosts it is, if it was told."""
+    launch: str = ""  # the nonce that it was started with, if any
+    proof: str = ""  # `prove(token, launch)`, if it was given a token
+    minors: tuple[int, int] = MINORS
+    host: int | None = None  # which of the launch's hosts it is, if it was told
 
     def message(self) -> Message:
         meta = {
@@ -120,22 +100,16 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """The policy takes a host in, and says how."""
-
     session: int
     autoreset: str
-    seeds: np.ndarray
-    """`[envs]` uint64, what each env's first RESET begins with if it carries no seed."""
-    minor: int = MINOR_MAX
+    seeds: np.ndarray  # [envs] uint64, what each env's first RESET begins with if it carries no seed
+    minor: int = MINORS[1]
     capabilities: tuple[str, ...] = ()
-    finite: bool = True
-    """Whether NaN and infinity in rewards and observations break the env that gave them."""
+    finite: bool = True  # whether NaN and infinity in rewards and observations break the env that gave them
     deadlines: Deadlines = field(default_factory=Deadlines)
     spec_hash: str = ""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """For all envs."""
-    env_config: Sequence[Mapping[str, Any]] = ()
-    """For each env, laid over `config`; empty if they are all alike."""
+    config: Mapping[str, Any] = field(default_factory=dict)  # for all envs
+    env_config: Sequence[Mapping[str, Any]] = ()  # for each env, laid over `config`; empty if they are all alike
 
     def message(self) -> Message:
         meta: dict[str, Any] = {
@@ -148,14 +122,11 @@ class Welcome:
         }
         if self.env_config:
             meta["env_config"] = [dict(config) for config in self.env_config]
-        envs = len(self.seeds)
-        return Message(
-            Type.WELCOME, self.session, envs=envs, minor=self.minor, meta=meta, buffers=[self.seeds.astype("<u8")]
-        )
+        envs, seeds = len(self.seeds), self.seeds.astype("<u8")
+        return Message(Type.WELCOME, self.session, envs=envs, minor=self.minor, meta=meta, buffers=[seeds])
 
     @staticmethod
     def read(message: Message, hello: Hello) -> Welcome:
-        """What came in answer to our `hello`."""
         meta = message.meta
         if not message.session:
             raise ProtocolError("session", "WELCOME: session is 0; it must be another number")
@@ -168,9 +139,8 @@ class Welcome:
             raise ProtocolError("field", f"capabilities has {min(foreign)!r}, which HELLO did not offer")
         spec_hash = _optional(meta, "spec_hash")
         if spec_hash and spec_hash != hello.spaces.digest():
-            raise ProtocolError(
-                "spaces", f"spec_hash is {spec_hash}; that of HELLO's spaces is {hello.spaces.digest()}"
-            )
+            ours = hello.spaces.digest()
+            raise ProtocolError("spaces", f"spec_hash is {spec_hash}; that of HELLO's spaces is {ours}")
         env_config = items(take(meta, "env_config", "WELCOME", []), "env_config", 0, hello.envs)
         if env_config and len(env_config) != hello.envs:
             raise ProtocolError("field", f"env_config has {len(env_config)} items; expected {hello.envs} or none")
@@ -190,29 +160,21 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Offer:
-    """On what terms a policy takes a host in."""
-
-    session: int = field(default_factory=lambda: secrets.randbits(64) | 1)
-    """Any number but 0 that no other session has had."""
-    spaces: Spaces | None = None
-    """What the hosts' spaces must be; None takes any."""
-    seeds: Callable[[int], np.ndarray] = lambda envs: np.arange(envs, dtype=np.uint64)
-    """Seeds of so many envs."""
+    session: int = field(default_factory=lambda: secrets.randbits(64) | 1)  # not 0, and not used before
+    spaces: Spaces | None = None  # what the hosts' spaces must be; None takes any
+    seeds: Callable[[int], np.ndarray] = lambda envs: np.arange(envs, dtype=np.uint64)  # seeds of so many envs
     most_envs: int = MOST_ENVS
-    most_bytes: int = MOST_BODY
-    """Of the largest message that a host's spaces and number of envs allow."""
+    most_bytes: int = MOST_BODY  # of the largest message that a host's spaces and number of envs allow
     autoreset: tuple[str, ...] = AUTORESET
     capabilities: tuple[str, ...] = CAPABILITIES
     finite: bool = True
     deadlines: Deadlines = field(default_factory=Deadlines)
     config: Mapping[str, Any] = field(default_factory=dict)
     env_config: Sequence[Mapping[str, Any]] = ()
-    token: bytes = b""
-    """If given, hosts must prove that they know it, for the launch below."""
+    token: bytes = b""  # if given, hosts must prove that they know it, for the launch below
     launch: str = ""
     each: Callable[[Offer, Hello], Offer] | None = None
-    """Makes of this the offer for one host, by its `Hello.host`, say; asked once the host has proven the token. It may
-    raise a `Refusal`."""
+    """Makes of this the offer for one host that has proven the token, or raises a `Refusal`."""
 
     def __post_init__(self) -> None:
         if not 0 < self.session < 1 << 64:
@@ -223,24 +185,21 @@ class Offer:
     def answer(self, hello: Hello) -> Welcome:
         """The welcome for a host, or a `Refusal`, a `ProtocolError` whose code and text go into a REJECT."""
         if self.token and not self._proven(hello):
-            raise Refusal(
-                "auth", "launch and proof do not belong to this launch: start hosts with the token they are given"
-            )
+            fix = "start hosts with the token they are given"
+            raise Refusal("auth", f"launch and proof do not belong to this launch: {fix}")
         if self.each is not None:
             return replace(self.each(self, hello), token=b"", each=None).answer(hello)
-        minor = min(hello.minors[1], MINOR_MAX)
-        if minor < max(hello.minors[0], MINOR_MIN):
-            raise Refusal("version", f"minor versions {list(hello.minors)}; this side speaks {[MINOR_MIN, MINOR_MAX]}")
+        minor = min(hello.minors[1], MINORS[1])
+        if minor < max(hello.minors[0], MINORS[0]):
+            raise Refusal("version", f"minor versions {list(hello.minors)}; this side speaks {list(MINORS)}")
         if self.spaces is not None and (diff := differences(hello.spaces, self.spaces)):
             first = diff[0]
             told = f"{first['field']} is {clean(first['host'], 80)} at the host; expected {clean(first['policy'], 80)}"
             raise Refusal("spaces", told + (f" (and {len(diff) - 1} more)" if diff[1:] else ""), diff)
         largest = hello.envs * (max(2 * hello.spaces.obs_bytes, row_bytes(hello.spaces.action)) + 64)
         if hello.envs > self.most_envs or largest > self.most_bytes:
-            told = (
-                f"{hello.envs} envs with messages up to {largest} bytes; at most {self.most_envs} and {self.most_bytes}"
-            )
-            raise Refusal("capacity", told)
+            asked = f"{hello.envs} envs with messages up to {largest} bytes"
+            raise Refusal("capacity", f"{asked}; at most {self.most_envs} and {self.most_bytes}")
         if self.env_config and len(self.env_config) != hello.envs:
             raise Refusal("capacity", f"{hello.envs} envs; this side has settings for {len(self.env_config)}")
         modes = [mode for mode in self.autoreset if mode in hello.autoreset]
@@ -265,20 +224,17 @@ class Offer:
 
 
 class Refusal(ProtocolError):
-    """A host that is not taken in."""
-
     def __init__(self, code: str, text: str, diff: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(code, text)
         self.diff = diff
 
 
 def prove(token: bytes, launch: str) -> str:
-    """That one knows the token without saying it; good for one launch."""
+    """HMAC of the launch: good for one launch, and does not show the token."""
     return hmac.new(token, b"raynforce hello " + launch.encode(), hashlib.sha256).hexdigest()
 
 
 def signed(hello: Hello, token: bytes, launch: str) -> Hello:
-    """The same HELLO with the proof of a token."""
     return replace(hello, launch=launch, proof=prove(token, launch))
 
 

@@ -12,44 +12,34 @@ from raynforce.errors import UsageError
 from raynforce.infos import Info
 from raynforce.protocol.codec import ENDED, RESET, result_flags
 from raynforce.protocol.frame import (
-    ALIGN,
     ENDED_EPISODES,
-    OTHER_META,
+    ROOM,
     SEEDS,
     TIMING,
     Message,
     ProtocolError,
     Type,
     clean,
-    read_meta,
-    write_meta,
+    is_sendable,
 )
 from raynforce.protocol.handshake import Deadlines, Hello, Welcome
 from raynforce.protocol.session import LEVELS, Envs, Outcome, Session
 from raynforce.protocol.spaces import DTYPES, Spaces, misfits
 
+Facts = Mapping[str, Any]
+
 
 class Reset(NamedTuple):
-    """Begin new episodes in these envs."""
-
-    envs: np.ndarray
-    """`[K]` env ids, as an index."""
-    seeds: np.ndarray | None
-    """`[K]` uint64, or None: go on with the random streams."""
+    envs: np.ndarray  # [K] env ids, as an index
+    seeds: np.ndarray | None  # [K] uint64, or None: go on with the random streams
 
 
 class Step(NamedTuple):
-    """Step these envs."""
-
-    envs: np.ndarray
-    """`[K]` env ids, as an index."""
-    actions: np.ndarray
-    """`[K, ...]` ready for the environment: start added, clipped to its bounds; read-only."""
+    envs: np.ndarray  # [K] env ids, as an index
+    actions: np.ndarray  # [K, ...] ready for the environment: start added, clipped to its bounds; read-only
 
 
 class Rejected(NamedTuple):
-    """The policy does not take this host in."""
-
     code: str
     text: str
     diff: object
@@ -60,19 +50,14 @@ class Slots:
 
     def __init__(self, spaces: Spaces, envs: int, final: bool) -> None:
         self.obs = {leaf.path: np.zeros((envs, *leaf.shape), DTYPES[leaf.dtype]) for leaf in spaces.obs}
-        """`[envs, ...]` what the policy sees next."""
         self.reward = np.zeros(envs, np.float32)
-        self.status = np.zeros(envs, np.uint8)
-        """`TERMINATED`, `TRUNCATED`, both or neither, as when a STEP comes; `results` sets it for what is no step."""
+        self.status = np.zeros(envs, np.uint8)  # TERMINATED, TRUNCATED, both or neither; `results` sets RESET
+        # With `same_step`, an ended episode's last observation; `obs` then has the next one's first.
         self.final = {path: np.zeros_like(leaf) for path, leaf in self.obs.items()} if final else {}
-        """`[envs, ...]` with `same_step`, an ended episode's last observation; `obs` then has the next one's first."""
-        self.episode_return = np.zeros(envs, np.float64)
-        """Of the episode that ended, if the capability `episodes` was agreed upon; so is the next."""
-        self.episode_length = np.zeros(envs, np.uint32)
-        self.seconds = np.zeros(envs, np.float32)
-        """What the env itself took, if the capability `timing` was agreed upon."""
-        self.info: dict[int, Info] = {}
-        """By env the numbers that it tells of an episode that ended, if the capability `info` was agreed upon."""
+        # If such a capability was agreed upon:
+        self.episode_return, self.episode_length = np.zeros(envs, np.float64), np.zeros(envs, np.uint32)  # `episodes`
+        self.seconds = np.zeros(envs, np.float32)  # `timing`: what the env itself took
+        self.info: dict[int, Info] = {}  # `info`: numbers of an episode that ended, by env
 
 
 class HostSession(Session):
@@ -87,7 +72,6 @@ class HostSession(Session):
         self._failures: dict[int, Message] = {}  # of envs that broke, until they are reset
 
     def start(self) -> Message:
-        """The HELLO, to be sent once there is a connection."""
         return self.hello.message()
 
     def _greet(self, message: Message, now: float) -> Outcome:
@@ -164,7 +148,7 @@ class HostSession(Session):
         return rows, order[fresh], again + [self._failures[env] for env in broken]
 
     def results(self, envs: np.ndarray, now: float) -> Message:
-        """Hand over what is in the slots of these envs, each of which must owe a result."""
+        """Send the slots of these envs, each of which must owe a result."""
         self._speaking()
         rows = self._owing(envs)
         first = self.envs.first[rows]
@@ -197,9 +181,8 @@ class HostSession(Session):
         return self._message(Type.RESULT, meta, columns, len(rows), len(over), self._flags)
 
     def _told(self, over: np.ndarray) -> dict[str, Any]:
-        """The numbers of these envs, as many as there is room for."""
         told: dict[str, Info] = {}
-        room = OTHER_META - len('{"info":{}}') - ALIGN
+        room = ROOM - len('{"info":{}}')
         for env in over.tolist():
             if info := self.slots.info.get(env):
                 room -= len(json.dumps({str(env): info}, ensure_ascii=False).encode("utf-8", "replace"))
@@ -209,18 +192,9 @@ class HostSession(Session):
         return {"info": told} if told else {}
 
     def broken(
-        self,
-        env: int,
-        code: str,
-        text: str,
-        now: float,
-        recoverable: bool = True,
-        facts: Mapping[str, Any] | None = None,
+        self, env: int, code: str, text: str, now: float, recoverable: bool = True, facts: Facts | None = None
     ) -> Message:
-        """Say that an env broke over what it was asked: its episode is cut; it can be reset if it is `recoverable`.
-
-        `facts` are more details as JSON; they are left out if they are too many, or are not JSON.
-        """
+        """Report an env that broke, and may be reset if `recoverable`; `facts` are left out if too many or not JSON."""
         self._speaking()
         rows = self._owing(np.array([env]))
         meta: dict[str, Any] = {
@@ -229,7 +203,7 @@ class HostSession(Session):
             "code": clean(code, 40),
             "text": clean(text),
         }
-        if facts and _may_be_sent(meta | {"facts": facts}):
+        if facts and is_sendable(meta | {"facts": facts}, Type.ERROR):
             meta["facts"] = facts
         ids, requests = rows.astype(np.uint32), self.envs.request[rows]
         self.envs.fail(rows, recoverable)
@@ -238,7 +212,6 @@ class HostSession(Session):
         return message
 
     def log(self, level: str, text: str) -> Message:
-        """A line for the run's log."""
         self._speaking()
         if level not in LEVELS:
             raise UsageError(f"level is {level!r}; it must be one of {', '.join(LEVELS)}")
@@ -253,11 +226,3 @@ class HostSession(Session):
             idle = self.envs.phase[rows] != Envs.BUSY
             raise UsageError(f"env {rows[idle][0]} owes no result" if len(rows) else "there are no envs to answer for")
         return rows
-
-
-def _may_be_sent(meta: Mapping[str, Any]) -> bool:
-    try:
-        read_meta(write_meta(meta, Type.ERROR))
-    except (UsageError, ProtocolError, RecursionError):
-        return False
-    return True

@@ -21,8 +21,6 @@ _DAY = int(np.float32(86_400).view(np.uint32))
 
 
 class Joined(NamedTuple):
-    """A host was taken in."""
-
     hello: Hello
     welcome: Welcome
 
@@ -30,49 +28,29 @@ class Joined(NamedTuple):
 class Results(NamedTuple):
     """Some envs are ready, in any order and of any requests. Arrays are read-only views of what came."""
 
-    envs: np.ndarray
-    """`[K]` env ids, as an index."""
-    obs: dict[str, np.ndarray]
-    """`[K, ...]` what the policy sees next; without `same_step`, where an episode ended, its last observation."""
-    reward: np.ndarray
-    """`[K]` float32."""
-    terminated: np.ndarray
-    """`[K]` bool."""
-    truncated: np.ndarray
-    """`[K]` bool."""
-    valid: np.ndarray
-    """`[K]` bool, False where this is only the first observation of an episode, and no env step."""
-    ended: np.ndarray
-    """`[E]` rows above whose episode has ended."""
-    final_obs: dict[str, np.ndarray]
-    """`[E, ...]` with `same_step`, their last observations."""
-    episode_return: np.ndarray | None
-    """`[E]` float64, as the host counts it, if the capability `episodes` was agreed upon; so is the next."""
-    episode_length: np.ndarray | None
-    seconds: np.ndarray | None = None
-    """`[K]` float32, what each env itself took, if the capability `timing` was agreed upon."""
-    info: Mapping[int, Info] = NO_INFO
-    """By env id the numbers told of an episode that has ended, if the capability `info` was agreed upon."""
+    envs: np.ndarray  # [K] env ids, as an index
+    obs: dict[str, np.ndarray]  # [K, ...] what the policy sees next; without `same_step`, an ended episode's last
+    reward: np.ndarray  # [K] float32
+    terminated: np.ndarray  # [K] bool
+    truncated: np.ndarray  # [K] bool
+    valid: np.ndarray  # [K] bool, False where this is only the first observation of an episode, and no env step
+    ended: np.ndarray  # [E] rows above whose episode has ended
+    final_obs: dict[str, np.ndarray]  # [E, ...] with `same_step`, their last observations
+    episode_return: np.ndarray | None  # [E] float64, as the host counts it, with the capability `episodes`
+    episode_length: np.ndarray | None  # [E] likewise
+    seconds: np.ndarray | None = None  # [K] float32, what each env itself took, with the capability `timing`
+    info: Mapping[int, Info] = NO_INFO  # numbers of episodes that ended, by env id, with the capability `info`
 
     def some(self, keep: np.ndarray) -> Results:
-        """Those rows alone where `keep` `[K]` is True."""
         stays = keep[self.ended]
+        envs, bits = self.envs[keep], (self.terminated[keep], self.truncated[keep], self.valid[keep])
+        obs = {path: column[keep] for path, column in self.obs.items()}
         ended = (np.cumsum(keep) - 1)[self.ended[stays]]
+        final = {path: column[stays] for path, column in self.final_obs.items()}
         total, length = (None if c is None else c[stays] for c in (self.episode_return, self.episode_length))
-        return Results(
-            self.envs[keep],
-            {path: column[keep] for path, column in self.obs.items()},
-            self.reward[keep],
-            self.terminated[keep],
-            self.truncated[keep],
-            self.valid[keep],
-            ended,
-            {path: column[stays] for path, column in self.final_obs.items()},
-            total,
-            length,
-            None if self.seconds is None else self.seconds[keep],
-            self.info and {env: self.info[env] for env in self.envs[keep].tolist() if env in self.info},
-        )
+        seconds = None if self.seconds is None else self.seconds[keep]
+        info = self.info and {env: self.info[env] for env in envs.tolist() if env in self.info}
+        return Results(envs, obs, self.reward[keep], *bits, ended, final, total, length, seconds, info)
 
 
 class Broken(NamedTuple):
@@ -82,13 +60,10 @@ class Broken(NamedTuple):
     recoverable: bool
     code: str
     text: str
-    facts: Mapping[str, Any] = {}
-    """More details, as the host gave them: any JSON, of any text."""
+    facts: Mapping[str, Any] = {}  # more details, as the host gave them: any JSON, of any text
 
 
 class Overdue(NamedTuple):
-    """Envs whose result has not come within the deadline; told once for each request."""
-
     envs: np.ndarray
 
 
@@ -109,10 +84,7 @@ class PolicySession(Session):
         self.envs = Envs(hello.envs, welcome.autoreset)
         self.codec.agree(hello.spaces, welcome.autoreset, hello.envs, welcome.minor, welcome.capabilities)
         action = hello.spaces.action
-        self._actions = np.zeros((hello.envs, *action.shape), DTYPES[action.dtype])  # the last of each env, for `retry`
-        self._seeds = np.zeros(hello.envs, np.uint64)
-        self._stepped = np.zeros(hello.envs, bool)  # whether the last request was a STEP, or else
-        self._seeded = np.zeros(hello.envs, bool)  # a RESET with seeds
+        self._action_shape, self._action_dtype = action.shape, DTYPES[action.dtype]
         self._due = np.full(hello.envs, np.inf)
         self._none = np.zeros(0, np.intp)
         self.open, self._heard = True, now
@@ -124,27 +96,23 @@ class PolicySession(Session):
     def reset(self, envs: np.ndarray, now: float, seeds: np.ndarray | None = None) -> Message:
         """Begin new episodes. Without seeds, the first of an env begins with its WELCOME's, and later ones go on."""
         rows = self._begin(envs, True, now, self.deadlines.reset_ms)
-        self._stepped[rows], self._seeded[rows] = False, seeds is not None
         columns = [rows.astype(np.uint32)]
         if seeds is not None:
-            self._seeds[rows] = seeds
-            columns.append(self._seeds[rows])
+            columns.append(np.broadcast_to(seeds, rows.shape).astype(np.uint64))
         return self._message(Type.RESET, None, columns, len(rows), flags=SEEDS if seeds is not None else 0)
 
     def step(self, envs: np.ndarray, actions: np.ndarray, now: float) -> Message:
         """Step these envs with actions `[K, ...]` that are ready for them: start added, clipped to their bounds."""
         self._speaking()
-        shape = (len(envs), *self._actions.shape[1:])
+        shape = (len(envs), *self._action_shape)
         if np.shape(actions) != shape:
             raise UsageError(f"actions have shape {np.shape(actions)}; expected {shape}")
         rows = self._begin(envs, False, now, self.deadlines.step_ms)
-        self._stepped[rows] = True
-        self._actions[rows] = actions
-        return self._message(Type.STEP, None, (rows.astype(np.uint32), self._actions.take(rows, 0)), len(rows))
+        columns = rows.astype(np.uint32), np.array(actions, self._action_dtype, order="C")
+        return self._message(Type.STEP, None, columns, len(rows))
 
     @property
     def asks(self) -> bool:
-        """Whether envs may still be asked for something."""
         return self.open and not (self.ended or self._closing_here or self._closing_there)
 
     def _begin(self, envs: np.ndarray, reset: bool, now: float, deadline_ms: int) -> np.ndarray:
@@ -161,25 +129,7 @@ class PolicySession(Session):
         self._due[rows] = now + deadline_ms / 1000
         return rows
 
-    def retry(self, envs: np.ndarray) -> list[Message]:
-        """Ask again for what these envs owe, in case it was lost: no env does anything twice."""
-        self._speaking()
-        rows = self.envs.rows(np.asarray(envs))
-        rows = rows[self.envs.phase[rows] == Envs.BUSY]
-        messages = []
-        for sequence in np.unique(self.envs.request[rows]):
-            some = rows[self.envs.request[rows] == sequence]
-            step, seeded = bool(self._stepped[some[0]]), bool(self._seeded[some[0]])
-            type_, flags = (Type.STEP, 0) if step else (Type.RESET, SEEDS if seeded else 0)
-            columns = [some.astype(np.uint32)]
-            if step or seeded:
-                columns.append((self._actions if step else self._seeds)[some])
-            message = Message(type_, self.session, int(sequence), len(some), 0, flags, self.welcome.minor, {}, columns)
-            messages.append(message)
-        return messages
-
     def poll(self, now: float) -> Outcome:
-        """As every session's; also the envs that are overdue."""
         outcome = super().poll(now)
         if self.ended or not self.open:
             return outcome
@@ -190,16 +140,15 @@ class PolicySession(Session):
         return Outcome([*outcome.events, Overdue(late)], outcome.send)
 
     def _result(self, message: Message, now: float) -> Outcome:
-        ids, request, reward, status, *rest = message.buffers
+        ids, request, _, status, *_ = message.buffers
         rows, envs = self.envs.rows(ids), self.envs
         told = status.tobytes()
         ended = np.flatnonzero(status & ENDED) if told.strip(b"\0") else self._none
         if max(told) > RESET or len(ended) != message.ended:
             found = f"RESULT: status up to {status.max()}, {len(ended)} rows ended of {message.ended}"
-            raise ProtocolError(
-                "status", f"{found}; known bits are 1 and 2, or 4 alone, and ended rows must be as many as said"
-            )
-        results = self._results(rows, reward, status, ended, rest, message.flags)
+            known = "known bits are 1 and 2, or 4 alone, and ended rows must be as many as said"
+            raise ProtocolError("status", f"{found}; {known}")
+        results = self._results(message, rows, ended)
         if message.meta and len(ended) and "info" in self.welcome.capabilities:
             results = results._replace(info=self._told(message.meta.get("info"), rows[ended]))
         if (owed := envs.owed(rows, request)) is not None:
@@ -219,17 +168,9 @@ class PolicySession(Session):
         kept = results.some(~bad)
         return Outcome([kept, fault] if len(kept.envs) else [fault])
 
-    def _results(
-        self,
-        rows: np.ndarray,
-        reward: np.ndarray,
-        status: np.ndarray,
-        ended: np.ndarray,
-        rest: list[np.ndarray],
-        flags: int,
-    ) -> Results:
-        leaves = self.hello.spaces.obs
-        seconds = None
+    def _results(self, message: Message, rows: np.ndarray, ended: np.ndarray) -> Results:
+        _, _, reward, status, *rest = message.buffers
+        leaves, flags, seconds = self.hello.spaces.obs, message.flags, None
         if flags & TIMING:
             seconds, rest = self._possible(rest[0]), rest[1:]
         obs = {leaf.path: column for leaf, column in zip(leaves, rest, strict=False)}

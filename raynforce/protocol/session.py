@@ -18,6 +18,8 @@ from raynforce.protocol.fields import flag, one_of, take, whole
 from raynforce.protocol.frame import FEW, GREETINGS, TYPES, Message, ProtocolError, Type, clean
 from raynforce.protocol.handshake import Deadlines
 
+Meta = dict[str, Any]
+Buffers = Sequence[np.ndarray]
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -31,13 +33,8 @@ class Closing(NamedTuple):
 class Ended(NamedTuple):
     """The session is over; nothing more is sent or taken."""
 
-    code: str
-    """`closed` after CLOSE; else what broke it: `silence`, `refused`, a `ProtocolError`'s code, or that of `drop`."""
+    code: str  # `closed` after CLOSE; else `silence`, `refused`, a `ProtocolError`'s code, or that of `drop`
     reason: str
-
-    @property
-    def clean(self) -> bool:
-        return self.code == "closed"
 
 
 class Note(NamedTuple):
@@ -48,8 +45,6 @@ class Note(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What follows from a message, a call or the passing of time."""
-
     events: Sequence[Any] = ()
     send: Sequence[Message] = ()
 
@@ -58,18 +53,16 @@ NOTHING = Outcome()
 
 
 class Envs:
-    """What each env is at: both sides keep this table, so that both notice when the other goes astray."""
+    """What each env is at. Both sides keep this table, and notice when the other goes astray."""
 
+    # May be stepped; owes a result; must be reset first; broken for good. The odd ones cannot be reset.
     READY, BUSY, NEW, GONE = range(4)
-    """May be stepped; owes a result; must be reset first; broken for good. The odd ones cannot be reset."""
 
     def __init__(self, count: int, autoreset: str) -> None:
         self.autoreset = autoreset
         self.phase = np.full(count, self.NEW, np.uint8)
-        self.request = np.zeros(count, np.uint64)
-        """Number of the last STEP or RESET of each env."""
-        self.first = np.zeros(count, bool)
-        """Whether what it owes is the first observation of an episode."""
+        self.request = np.zeros(count, np.uint64)  # number of the last STEP or RESET of each env
+        self.first = np.zeros(count, bool)  # whether what it owes is the first observation of an episode
         self._over = np.zeros(count, bool)  # with `next_step`: its episode has ended
         self._mark = np.zeros(count, np.intp)
         self._order = np.arange(count, dtype=np.intp)
@@ -93,7 +86,6 @@ class Envs:
         return rows
 
     def begin(self, rows: np.ndarray, sequence: int, reset: bool) -> None:
-        """A STEP or RESET of these envs."""
         phase = self.phase[rows].tobytes()  # in bytes, such questions are answered at once
         if phase.count(self.BUSY) + phase.count(self.GONE) if reset else phase.count(self.READY) < len(phase):
             raise self._cannot(rows, reset)
@@ -111,24 +103,16 @@ class Envs:
     def finish(self, rows: np.ndarray, status: np.ndarray) -> None:
         """Their results. Whether a row is a first observation is known beforehand, so it is checked."""
         if status.tobytes().count(RESET) or self.first[rows].tobytes().count(1):
-            self._check_first(rows, status)
+            for row in np.flatnonzero((status == RESET) != self.first[rows])[:1]:
+                wanted = f"it is{'' if self.first[rows[row]] else ' not'} an episode's first observation"
+                raise ProtocolError("status", f"env {rows[row]}: status {status[row]}; {wanted}")
         self.phase[rows] = self.READY
         if self.autoreset == "explicit":
             self.phase[rows[(status & ENDED) != 0]] = self.NEW
         elif self.autoreset == "next_step":
             self._over[rows] = (status & ENDED) != 0
 
-    def _check_first(self, rows: np.ndarray, status: np.ndarray) -> None:
-        wrong = (status == RESET) != self.first[rows]
-        if np.count_nonzero(wrong):
-            row = int(np.flatnonzero(wrong)[0])
-            wanted = "it is" if self.first[rows[row]] else "it is not"
-            raise ProtocolError(
-                "status", f"env {rows[row]}: status {status[row]}; {wanted} an episode's first observation"
-            )
-
     def fail(self, rows: np.ndarray, recoverable: bool) -> None:
-        """They broke: what they owed will not come."""
         self.phase[rows] = self.NEW if recoverable else self.GONE
         self._over[rows] = False
 
@@ -140,28 +124,23 @@ class Envs:
 
 
 class Session:
-    """One side of one session; `HostSession` and `PolicySession` add what is theirs.
-
-    It belongs to the thread that reads and writes the connection; of the rest, only `progress` may be called by others.
-    """
+    """One side of one session. It belongs to the thread that has the connection; others may only call `progress`."""
 
     def __init__(self, takes: Sequence[Type], most_envs: int, deadlines: Deadlines, now: float) -> None:
         self.codec = Codec((*takes, Type.ERROR, Type.PING, Type.PONG, Type.CLOSE), most_envs)
         self.deadlines = deadlines
         self.session = 0
-        self.open = False
-        """Whether the handshake is done."""
+        self.open = False  # whether the handshake is done
         self.ended: Ended | None = None
-        self.refused: Counter[str] = Counter()
-        """How much was refused or dropped, by reason."""
-        self.peer_stalled = 0.0
-        """Seconds since the other side's main loop last went on, as it said in its last PONG."""
+        self.refused: Counter[str] = Counter()  # how much was refused or dropped, by reason
+        self.peer_stalled = 0.0  # seconds since the other side's main loop last went on, as it said in its last PONG
         self._began = self._heard = self._asked = self._progressed = now
         self._sequence = 0
         self._close_by = np.inf
         self._closing_here = self._closing_there = False
         self._closing_reason = ""  # theirs
-        self._handlers: dict[int, Callable[[Message, float], Outcome]] = {
+        self._handlers: dict[int, Callable[[Message, float], Outcome]]
+        self._handlers = {
             Type.PING: self._ping,
             Type.PONG: self._pong,
             Type.ERROR: self._error,
@@ -171,19 +150,14 @@ class Session:
     # What comes in
 
     def take(self, data: Data, now: float) -> Outcome:
-        """A whole message as bytes."""
-        return self.take_frames((data,), now)
-
-    def take_frames(self, frames: Sequence[Data], now: float) -> Outcome:
         """A whole message as it came over a transport that keeps borders."""
         try:
-            message = self.codec.decode_frames(frames)
+            message = self.codec.decode(data)
         except ProtocolError as error:
             return self.violated(error)
         return self.receive(message, now)
 
     def receive(self, message: Message, now: float) -> Outcome:
-        """A message that `self.codec` has decoded."""
         if self.ended:
             self.refused["ended"] += 1
             return NOTHING
@@ -214,19 +188,19 @@ class Session:
         raise NotImplementedError
 
     def violated(self, error: ProtocolError) -> Outcome:
-        """The other side broke the protocol (also told by whoever reads the stream): say so, and end."""
+        """The other side broke the protocol: say so, and end."""
         if self.ended:
             return NOTHING
         self.refused[error.code] += 1
-        return Outcome([self._end(error.code, str(error))], [self._last_word(error)])
+        return self._end(error.code, str(error), self._last_word(error))
 
     def drop(self, code: str, reason: str) -> Outcome:
-        """The connection is lost or given up: nothing can be said any more."""
+        """The connection is lost or given up."""
         if self.ended:
             return NOTHING
         if self._closing_there:  # whoever has said CLOSE may hang up
             code, reason = "closed", self._closing_reason
-        return Outcome([self._end(code, reason)])
+        return self._end(code, reason)
 
     def _last_word(self, error: ProtocolError) -> Message:
         return self._error_message(False, error.code, str(error))
@@ -248,19 +222,18 @@ class Session:
         if flag(take(meta, "recoverable", "ERROR"), "recoverable"):
             self.refused["told"] += 1
             return Outcome([Note("error", text)])
-        return Outcome([self._end(clean(take(meta, "code", "ERROR"), 40), f"the other side ended the session: {text}")])
+        return self._end(clean(take(meta, "code", "ERROR"), 40), f"the other side ended the session: {text}")
 
     def _close(self, message: Message, now: float) -> Outcome:
         self._closing_there = True
         self._closing_reason = reason = clean(take(message.meta, "reason", "CLOSE", ""))
         if self._closing_here:
-            return Outcome([self._end("closed", reason)])
+            return self._end("closed", reason)
         grace = whole(take(message.meta, "grace_ms", "CLOSE", 0), "grace_ms", 0, 86_400_000) / 1000
         self._close_by = now + grace
         return Outcome([Closing(reason, grace)])
 
     def _dropped(self, reason: str, rows: np.ndarray) -> None:
-        """`[N]` bool, which rows of a message are not taken."""
         if count := int(np.count_nonzero(rows)):
             self.refused[reason] += count
 
@@ -271,42 +244,39 @@ class Session:
         self._progressed = now
 
     def poll(self, now: float) -> Outcome:
-        """See whether something is overdue; to be called every now and then."""
+        """What is overdue; to be called regularly."""
         if self.ended:
             return NOTHING
         if not self.open:
-            late = now - self._began > self.deadlines.handshake_ms / 1000
-            return (
-                Outcome([self._end("silence", f"no handshake within {self.deadlines.handshake_ms} ms")])
-                if late
-                else NOTHING
-            )
+            if now - self._began <= self.deadlines.handshake_ms / 1000:
+                return NOTHING
+            return self._end("silence", f"no handshake within {self.deadlines.handshake_ms} ms")
         if now >= self._close_by:
             if self._closing_here:
-                return Outcome([self._end("silence", "no CLOSE in answer to ours within its grace")])
+                return self._end("silence", "no CLOSE in answer to ours within its grace")
             return self.close(now, "the grace is over")
         if self._close_by < np.inf:
             return NOTHING
         silent = now - self._heard
         if silent > self.deadlines.silence_ms / 1000:
             self.refused["silence"] += 1
-            return Outcome([self._end("silence", f"nothing heard for {silent:.1f} s")])
+            return self._end("silence", f"nothing heard for {silent:.1f} s")
         if now - max(self._heard, self._asked) > self.deadlines.ping_ms / 1000:
             self._asked = now
             return Outcome(send=[self._message(Type.PING)])
         return NOTHING
 
     def close(self, now: float, reason: str = "") -> Outcome:
-        """End it in good order. If the other side has not closed yet, `poll` waits for it as long as the grace says."""
+        """End in good order: unless the other side has closed, `poll` waits for it within the grace."""
         if self.ended or self._closing_here:
             return NOTHING
         if not self.open:
-            return Outcome([self._end("closed", reason)])
+            return self._end("closed", reason)
         self._closing_here = True
         grace = self.deadlines.close_ms
         message = self._message(Type.CLOSE, {"reason": clean(reason), "grace_ms": grace})
         if self._closing_there:
-            return Outcome([self._end("closed", reason)], [message])
+            return self._end("closed", reason, message)
         self._close_by = now + grace / 1000
         return Outcome(send=[message])
 
@@ -315,15 +285,15 @@ class Session:
             state = "over" if self.ended else "closing" if self._closing_here else "not open yet"
             raise UsageError(f"the session is {state}; nothing can be sent")
 
-    def _end(self, code: str, reason: str) -> Ended:
+    def _end(self, code: str, reason: str, *send: Message) -> Outcome:
         self.ended = Ended(code, reason)
-        return self.ended
+        return Outcome([self.ended], send)
 
     def _message(
         self,
         type_: Type,
-        meta: dict[str, Any] | None = None,
-        buffers: Sequence[np.ndarray] = (),
+        meta: Meta | None = None,
+        buffers: Buffers = (),
         envs: int = 0,
         ended: int = 0,
         flags: int = 0,
@@ -333,6 +303,5 @@ class Session:
         return Message(type_, self.session, self._sequence, envs, ended, flags, minor, meta or {}, buffers)
 
     def _error_message(self, recoverable: bool, code: str, text: str) -> Message:
-        none = np.zeros(0, np.uint32), np.zeros(0, np.uint64)
         meta = {"scope": "session", "recoverable": recoverable, "code": code, "text": clean(text)}
-        return self._message(Type.ERROR, meta, none)
+        return self._message(Type.ERROR, meta, (np.zeros(0, np.uint32), np.zeros(0, np.uint64)))

@@ -40,7 +40,6 @@ class Spaces:
 
     @property
     def obs_bytes(self) -> int:
-        """Of one observation."""
         return sum(row_bytes(leaf) for leaf in self.obs)
 
     def to_json(self) -> dict[str, Any]:
@@ -49,10 +48,9 @@ class Spaces:
         for name in ("low", "high"):
             if bounds := getattr(self.action, name):
                 action[name] = [bound if math.isfinite(bound) else None for bound in bounds]
-        obs = [_lean(leaf, "path", "kind", "shape", "dtype", "sizes", "start") for leaf in self.obs]
-        for leaf, data in zip(self.obs, obs, strict=True):
-            if leaf.stack > 1:
-                data["stack"] = leaf.stack
+        names = "path", "kind", "shape", "dtype", "sizes", "start"
+        stacks = [{"stack": leaf.stack} if leaf.stack > 1 else {} for leaf in self.obs]
+        obs = [_lean(leaf, *names) | stack for leaf, stack in zip(self.obs, stacks, strict=True)]
         return {"obs": obs, "action": action}
 
     @staticmethod
@@ -66,9 +64,8 @@ class Spaces:
             raise ProtocolError("field", "spaces.obs has two leaves of the same path")
         spaces = Spaces(leaves, _action(take(found, "action", "spaces")))
         if spaces.obs_bytes > MOST_BODY:
-            raise ProtocolError(
-                "limit", f"one observation has {spaces.obs_bytes} bytes; at most {MOST_BODY} are allowed"
-            )
+            size = spaces.obs_bytes
+            raise ProtocolError("limit", f"one observation has {size} bytes; at most {MOST_BODY} are allowed")
         return spaces
 
     def digest(self) -> str:
@@ -78,9 +75,8 @@ class Spaces:
     def canonical(self) -> str:
         """One line per leaf; numbers in decimal, bounds as the 16 hex digits of a big-endian double."""
         lines = [_line(leaf.path, leaf, [f"stack={leaf.stack}"]) for leaf in self.obs]
-        bounds = [
-            f"{n}={','.join(struct.pack('>d', b).hex() for b in getattr(self.action, n))}" for n in ("low", "high")
-        ]
+        both = {"low": self.action.low, "high": self.action.high}
+        bounds = [f"{n}={','.join(struct.pack('>d', b).hex() for b in values)}" for n, values in both.items()]
         return "".join([*lines, _line("action", self.action, bounds)])
 
 
@@ -124,26 +120,29 @@ def _leaf(data: object, where: str) -> ObsLeaf:
     path = text(take(found, "path", where), f"{where}.path")
     if path != "obs" and not path.startswith("obs/"):
         raise wrong(f"{where}.path", path, "'obs' or 'obs/…'")
-    kind = one_of(take(found, "kind", where), f"{where}.kind", _KINDS)
-    shape, dtype = _shape(found, where), _dtype(found, where)
-    sizes, start = _choices(found, where, kind, shape, dtype)
+    elements = _elements(found, where, _KINDS)
     stack = whole(take(found, "stack", where, 1), f"{where}.stack", 1, 1 << 16)
-    return ObsLeaf(path, kind, shape, dtype, sizes, start, stack)  # type: ignore[arg-type]
+    return ObsLeaf(path, *elements, stack)
 
 
 def _action(data: object) -> ActionSpec:
     where = "spaces.action"
     found = mapping(data, where)
-    kind = one_of(take(found, "kind", where), f"{where}.kind", _ACTION_KINDS)
-    shape, dtype = _shape(found, where), _dtype(found, where)
-    sizes, start = _choices(found, where, kind, shape, dtype)
+    elements = _elements(found, where, _ACTION_KINDS)
+    kind, shape = elements[:2]
     if math.prod(shape) > MOST_ACTION:
         raise wrong(f"{where}.shape", list(shape), f"at most {MOST_ACTION} elements")
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-    if kind == "box":
-        low, high = _bounds(found, "low", -math.inf, shape), _bounds(found, "high", math.inf, shape)
-    return ActionSpec(kind, shape, dtype, sizes, start, low, high)  # type: ignore[arg-type]
+    if kind != "box":
+        return ActionSpec(*elements)
+    return ActionSpec(*elements, _bounds(found, "low", -math.inf, shape), _bounds(found, "high", math.inf, shape))
+
+
+def _elements(found: dict[str, Any], where: str, kinds: Sequence[str]) -> tuple[Any, tuple[int, ...], str, Any, Any]:
+    """What leaves and actions have in common: kind, shape, dtype, sizes and start."""
+    kind = one_of(take(found, "kind", where), f"{where}.kind", kinds)
+    shape = _shape(found, where)
+    dtype = one_of(take(found, "dtype", where), f"{where}.dtype", tuple(DTYPES))
+    return kind, shape, dtype, *_choices(found, where, kind, shape, dtype)
 
 
 def _shape(data: dict[str, Any], where: str) -> tuple[int, ...]:
@@ -153,10 +152,6 @@ def _shape(data: dict[str, Any], where: str) -> tuple[int, ...]:
     if math.prod(sizes) > MOST_BODY:
         raise wrong(where, list(sizes), f"at most {MOST_BODY} elements")
     return sizes
-
-
-def _dtype(data: dict[str, Any], where: str) -> str:
-    return one_of(take(data, "dtype", where), f"{where}.dtype", tuple(DTYPES))
 
 
 def _choices(
@@ -172,10 +167,8 @@ def _choices(
     count = math.prod(shape)
     sizes = items(take(data, "sizes", where), f"{where}.sizes", count, count)
     start = items(take(data, "start", where, [0] * count), f"{where}.start", count, count)
-    return (
-        tuple(whole(size, f"{where}.sizes[{i}]", 1, _WHOLE[1]) for i, size in enumerate(sizes)),
-        tuple(whole(first, f"{where}.start[{i}]", *_WHOLE) for i, first in enumerate(start)),
-    )
+    checked = tuple(whole(size, f"{where}.sizes[{i}]", 1, _WHOLE[1]) for i, size in enumerate(sizes))
+    return checked, tuple(whole(first, f"{where}.start[{i}]", *_WHOLE) for i, first in enumerate(start))
 
 
 def _bounds(data: dict[str, Any], name: str, default: float, shape: tuple[int, ...]) -> tuple[float, ...]:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from raynforce.envs.lanes import ParallelVector
 from raynforce.envs.native import NativeVector
-from raynforce.envs.parallel import ParallelVector
 from raynforce.envs.vector import EnvArgs, VectorEnv, derive_seed, make_vector, require_finite
 from raynforce.errors import EnvError
 from raynforce.infos import NOTHING, Info, Values, values

@@ -17,7 +17,7 @@ from raynforce.algos.base import advantages, corrected
 from raynforce.algos.impala import IMPALA, IMPALAConfig
 from raynforce.config import Config
 from raynforce.envs.vector import EnvArgs, probe
-from raynforce.experience.gae import final_values
+from raynforce.experience.gae import Steps, final_values
 from raynforce.experience.vtrace import vtrace
 from raynforce.experiment import resolve
 from raynforce.policies.torch_distributions import logp_entropy
@@ -152,7 +152,7 @@ def test_prepare_weighs_the_newest_policy_against_the_one_that_acted(env: str) -
     assert np.abs(log_ratio).max() > 0.1  # the policy has moved
     ends = final_values(fragment, value, final[:, 0])
     flags = (fragment["terminated"], fragment["truncated"])
-    expected = vtrace(fragment["reward"], value, *flags, ends, log_ratio, 0.9, 0.8, 1.5, 1.2)
+    expected = vtrace(Steps(fragment["reward"], value, *flags, ends), log_ratio, 0.9, 0.8, 1.5, 1.2)
     batch = roles.learner._algo.prepare(net, [fragment])
     for name, column in zip(("advantage", "targets", "logp"), (*expected, fragment["logp"]), strict=True):
         np.testing.assert_allclose(batch[name], column[fragment["valid"]], atol=1e-4)

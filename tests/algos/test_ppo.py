@@ -19,7 +19,7 @@ from raynforce.algos.ppo import PPO, PPOConfig
 from raynforce.config import Config
 from raynforce.envs.tiny import IdentityBox
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import gae
+from raynforce.experience.gae import Steps, gae
 from raynforce.experience.vtrace import vtrace
 from raynforce.policies.numpy_net import NumpyNet
 from raynforce.policies.torch_distributions import logp_entropy
@@ -251,12 +251,12 @@ def test_fresh_fragments_get_gae_and_stale_ones_vtrace() -> None:
 
     algo.round = Round(version=0)
     fresh = algo.prepare(net, [fragment])
-    for name, expected in zip(("advantage", "returns"), gae(*inputs, 0.9, 0.8), strict=True):
+    for name, expected in zip(("advantage", "returns"), gae(Steps(*inputs), 0.9, 0.8), strict=True):
         np.testing.assert_array_equal(fresh[name], expected.ravel())  # to the last bit
 
     algo.round = Round(version=3)
     stale = algo.prepare(net, [fragment])
-    for name, expected in zip(("advantage", "returns"), vtrace(*inputs, log_ratio, 0.9, 0.8), strict=True):
+    for name, expected in zip(("advantage", "returns"), vtrace(Steps(*inputs), log_ratio, 0.9, 0.8), strict=True):
         np.testing.assert_allclose(stale[name], expected.ravel(), atol=1e-5)
     np.testing.assert_array_equal(stale["logp"], fragment["logp"].ravel())  # the ratio is to the policy that acted
     np.testing.assert_array_equal(stale["value"], fresh["value"])

@@ -17,7 +17,7 @@ import lane_envs
 import numpy as np
 import pytest
 
-from raynforce.envs import executors, limits
+from raynforce.envs import executors
 from raynforce.envs.lanes import Broken, Lanes
 from raynforce.envs.local import LocalVector
 from raynforce.envs.vector import derive_seed, first_of_attempt
@@ -359,13 +359,13 @@ def alive(pid: int) -> bool:
 
 def test_too_many_for_the_limits_are_one_line(monkeypatch: Any) -> None:
     limit = (100, 100)
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda kind: limit)
+    monkeypatch.setattr(executors.resource, "getrlimit", lambda kind: limit)
     with pytest.raises(UsageError, match=r"^200 processes for envs need \d+ open files, and 100 are allowed: .*ulimit"):
         scripted("processes", {}, 200)
-    monkeypatch.setattr(limits, "_left_in_group", lambda: 150)
+    monkeypatch.setattr(executors, "_left_in_group", lambda: 150)
     with pytest.raises(UsageError, match=r"^200 threads for envs are more than the 150 that this container"):
         scripted("threads", {}, 200)
-    monkeypatch.setattr(limits.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(executors.os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match=r"^200 threads for envs are more than the 100 allowed: .*ulimit -u"):
         scripted("threads", {}, 200)
 

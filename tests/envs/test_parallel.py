@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from raynforce import trees
-from raynforce.envs.lanes import Lanes
+from raynforce.envs.lanes import Lanes, ParallelVector
 from raynforce.envs.local import LocalVector
-from raynforce.envs.parallel import ParallelVector
 from raynforce.envs.vector import Step, VectorEnv, derive_seed, make_vector
 from raynforce.errors import CheckpointError, ContractError, UsageError
 

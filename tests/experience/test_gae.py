@@ -7,7 +7,7 @@ import pytest
 from columns import NONE, at, column
 
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import discounted, final_values, gae
+from raynforce.experience.gae import Steps, discounted, final_values, gae
 
 
 # gamma 0.5, lambda 0.5, rewards 1 2 3, values 4 5 6 7:
@@ -25,14 +25,14 @@ from raynforce.experience.gae import discounted, final_values, gae
 def test_known_answers(terminated: np.ndarray, truncated: np.ndarray, expected: list[float]) -> None:
     ended = terminated | truncated
     final_value = np.where(ended, 10.0, np.nan)  # looked at only where an episode ended
-    advantage, returns = gae(column(1, 2, 3), column(4, 5, 6, 7), terminated, truncated, final_value, 0.5, 0.5)
+    advantage, returns = gae(Steps(column(1, 2, 3), column(4, 5, 6, 7), terminated, truncated, final_value), 0.5, 0.5)
     assert advantage.dtype == returns.dtype == np.float32
     np.testing.assert_allclose(advantage[:, 0], expected)
     np.testing.assert_allclose(returns[:, 0], np.add(expected, [4, 5, 6]))
 
 
 def test_one_step() -> None:
-    advantage, _ = gae(column(1), column(2, 4), NONE[:1], NONE[:1], column(0), 0.5, 0.9)
+    advantage, _ = gae(Steps(column(1), column(2, 4), NONE[:1], NONE[:1], column(0)), 0.5, 0.9)
     assert advantage.tolist() == [[1.0]]
 
 
@@ -61,7 +61,7 @@ def test_equals_the_definition(seed: int) -> None:
     inputs = (reward, value, terminated, truncated, final_value)
     before = [array.copy() for array in inputs]
     gamma, gae_lambda = rng.random(2)
-    advantage, returns = gae(*inputs, gamma, gae_lambda)
+    advantage, returns = gae(Steps(*inputs), gamma, gae_lambda)
     expected = by_definition(*inputs, gamma, gae_lambda)
     np.testing.assert_allclose(advantage, expected, atol=1e-5)
     np.testing.assert_allclose(returns, expected + value[:-1], atol=1e-5)

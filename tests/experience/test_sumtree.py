@@ -24,7 +24,7 @@ def test_set_equals_naive_and_rebuild(capacity: int) -> None:
         tree.set(index, priority)
         for i, p in zip(index, priority, strict=True):  # of duplicates the last one counts
             naive[i] = p
-        np.testing.assert_array_equal(tree.get(index), naive[index])
+        np.testing.assert_array_equal(tree.leaves[index], naive[index])
         assert tree.total == pytest.approx(naive.sum())
     np.testing.assert_array_equal(tree.leaves, naive)
     again = SumTree(capacity)
@@ -38,7 +38,7 @@ def test_set_equals_naive_and_rebuild(capacity: int) -> None:
 def test_duplicates_last_wins() -> None:
     tree = SumTree(TWO_LEVELS)
     tree.set(np.array([7, 9, 7]), np.array([5.0, 1.0, 2.0]))
-    assert tree.get(np.array([7, 9])).tolist() == [2.0, 1.0]
+    assert tree.leaves[[7, 9]].tolist() == [2.0, 1.0]
     assert tree.total == 3.0
 
 
@@ -80,7 +80,7 @@ def test_zero_priority_is_never_drawn(capacity: int, priorities: list[float], se
     drawn = tree.sample(mass)
     assert drawn.min() >= 0
     assert drawn.max() < capacity
-    assert (tree.get(drawn) > 0).all()
+    assert (tree.leaves[drawn] > 0).all()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -92,7 +92,7 @@ def test_rounding_at_the_edges_of_inner_nodes(seed: int) -> None:
     tree.rebuild(priority.reshape(-1))
     edge = priority.sum(axis=1).cumsum()
     drawn = tree.sample(np.concatenate([edge, np.nextafter(edge, 0.0), np.nextafter(edge, np.inf)]))
-    assert (tree.get(drawn) > 0).all()
+    assert (tree.leaves[drawn] > 0).all()
 
 
 def test_zeroed_leaves_leave_nothing_behind() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from columns import NONE, at, column
 
-from raynforce.experience.gae import gae
+from raynforce.experience.gae import Steps, gae
 from raynforce.experience.vtrace import vtrace
 
 
@@ -36,11 +36,7 @@ def test_known_answers(
 ) -> None:
     final_value = np.where(terminated | truncated, 10.0, np.nan)  # looked at only where an episode ended
     found = vtrace(
-        column(1, 2, 3),
-        column(4, 5, 6, 7),
-        terminated,
-        truncated,
-        final_value,
+        Steps(column(1, 2, 3), column(4, 5, 6, 7), terminated, truncated, final_value),
         np.log(column(0.5, 4, 2)),
         gamma=0.5,
         vtrace_lambda=vtrace_lambda,
@@ -94,7 +90,7 @@ def random_inputs(seed: int) -> tuple[tuple[np.ndarray, ...], np.ndarray, float,
 def test_equals_the_papers_sums(seed: int) -> None:
     inputs, log_ratio, gamma, lag = random_inputs(seed)
     before = [array.copy() for array in inputs]
-    found = vtrace(*inputs, log_ratio, gamma, *lag)
+    found = vtrace(Steps(*inputs), log_ratio, gamma, *lag)
     expected = by_the_paper(*inputs, log_ratio, gamma, lag)
     np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
     np.testing.assert_allclose(found[1], expected[1], atol=1e-5)
@@ -106,8 +102,8 @@ def test_equals_the_papers_sums(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_is_gae_where_nothing_lags(seed: int, clip: float) -> None:
     inputs, log_ratio, gamma, (vtrace_lambda, *_) = random_inputs(seed)
-    found = vtrace(*inputs, np.zeros_like(log_ratio), gamma, vtrace_lambda, clip, clip)
-    advantage, returns = gae(*inputs, gamma, vtrace_lambda)
+    found = vtrace(Steps(*inputs), np.zeros_like(log_ratio), gamma, vtrace_lambda, clip, clip)
+    advantage, returns = gae(Steps(*inputs), gamma, vtrace_lambda)
     np.testing.assert_allclose(found[0], advantage, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(found[1], returns, rtol=1e-6, atol=1e-6)
 
@@ -120,7 +116,7 @@ def test_values_settle_where_the_paper_says() -> None:
 
     def mean_change(value: float, clip: float) -> float:
         values = np.full((2, 10), value, np.float32)
-        _, targets = vtrace(reward, values, ends, ~ends, unused, log_ratio, 0.99, rho_clip=clip)
+        _, targets = vtrace(Steps(reward, values, ends, ~ends, unused), log_ratio, 0.99, rho_clip=clip)
         return float(np.mean(targets - value))
 
     assert mean_change(0.9, clip=2.0) == pytest.approx(0, abs=1e-6)  # no ratio is clipped: the policy's own value
@@ -135,13 +131,13 @@ def test_a_row_that_only_reset_reaches_no_other() -> None:
     for junk in (0.0, 1e6):
         reward, value = column(1, junk, 2), column(1, 5, 3, 4)
         log_ratio = column(0.1, junk, -0.1)
-        found.append(vtrace(reward, value, NONE, at(0), value[1:], log_ratio, 0.9, 0.9))
+        found.append(vtrace(Steps(reward, value, NONE, at(0), value[1:]), log_ratio, 0.9, 0.9))
     for array, other in zip(*found, strict=True):
         np.testing.assert_array_equal(array[[0, 2]], other[[0, 2]])
 
 
 def test_the_largest_ratios_do_not_overflow() -> None:
     with np.errstate(over="raise"):
-        advantage, targets = vtrace(column(1), column(2, 4), NONE[:1], NONE[:1], column(0), column(1e4), 0.5)
+        advantage, targets = vtrace(Steps(column(1), column(2, 4), NONE[:1], NONE[:1], column(0)), column(1e4), 0.5)
     assert advantage.tolist() == [[1.0]]
     assert targets.tolist() == [[3.0]]

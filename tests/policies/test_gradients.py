@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from raynforce.errors import AlgorithmError, UsageError
-from raynforce.policies.network import Base
+from raynforce.policies.network import Network
 from raynforce.policies.spec import (
     Activation,
     Conv,
@@ -121,7 +121,7 @@ class Plain(nn.Module):
         return {n: values[n] for n in self.spec.outputs if n in values} | dict(self.free.items())
 
 
-def same(spec: NetworkSpec, net: Base, loss: Loss, others: list[Tensor], obs: Any) -> Tensor:
+def same(spec: NetworkSpec, net: Network, loss: Loss, others: list[Tensor], obs: Any) -> Tensor:
     """Assert that both give the same gradient; returns it."""
     plain = Plain(spec).load(net.flat.detach())
     found = net.gradient(loss(net, obs, others)).clone()
@@ -445,7 +445,7 @@ def test_a_loss_that_does_not_depend_on_the_network(activation: str) -> None:
     spec = NetworkSpec(VECTOR, (Tower("policy", (*mlp((4,), activation), Linear(2))),) if activation != "own" else ())
     obs = {"obs": torch.ones(ROWS, WIDTH)}
     flat = spec.initial(np.random.default_rng(0))
-    net: Base = SpecNet(spec, flat, CPU) if spec.towers else ModuleNet(spec, Own(), {"policy": 2, "q1": 1}, CPU)
+    net: Network = SpecNet(spec, flat, CPU) if spec.towers else ModuleNet(spec, Own(), {"policy": 2, "q1": 1}, CPU)
     weight = torch.ones((), requires_grad=True)
     constants = [
         lambda: net(obs)["policy"].detach(),

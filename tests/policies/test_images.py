@@ -376,7 +376,7 @@ def test_what_acts_and_what_is_said() -> None:
 
 def test_torch_acts_the_same_beside_a_learner_of_many_threads() -> None:
     spec, obs = acting(FRAMES), observe(FRAMES, 3)
-    net = TorchActor(spec.network, None, spec.heads, spec.env.obs)
+    net = TorchActor(spec)
     net.load(spec.network.initial(np.random.default_rng(0)))
     before = torch.get_num_threads()
     try:

@@ -219,7 +219,8 @@ def test_building_is_seeded_and_leaves_torch_s_stream_alone() -> None:
 def test_module_actor_is_the_module() -> None:
     spec = replace(PLAIN, normalize=True)
     net = built(spec, seed=3)
-    actor = TorchActor(spec, f"{__name__}:make", HEADS, BOX)
+    action = ActionSpec("box", (2,), "float32", low=(-np.inf, -np.inf), high=(np.inf, np.inf))
+    actor = TorchActor(ActingSpec(EnvSpec("Own-v0", BOX, action), spec, HEADS, factory=f"{__name__}:make"))
     shift, scale = np.array([1, 2, 3], np.float32), np.array([2, 1, 0.5], np.float32)
     flat = net.flat.numpy().copy()
     actor.load(flat)

@@ -21,7 +21,7 @@ from raynforce.protocol.host import HostSession, Reset, Step
 from raynforce.protocol.policy import Broken, PolicySession, Results
 from raynforce.protocol.session import Envs, Outcome, Session
 from raynforce.protocol.spaces import Spaces
-from raynforce.protocol.stream import Reader
+from raynforce.protocol.wire import Reader
 from raynforce.spaces import ActionSpec, ObsLeaf
 
 ENVS, ROUNDS = 4, 3

@@ -123,5 +123,5 @@ def test_a_host_written_from_the_page() -> None:
     (ended,) = say(policy.close(1.5).send[0].to_bytes())
     assert ended == policy.ended
     assert policy.ended is not None
-    assert policy.ended.clean
+    assert policy.ended.code == "closed"
     assert policy.refused == {"late": 2}

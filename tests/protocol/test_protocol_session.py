@@ -13,7 +13,7 @@ from raynforce.errors import UsageError
 from raynforce.protocol.codec import RESET, TERMINATED, TRUNCATED
 from raynforce.protocol.frame import Message, ProtocolError, Type
 from raynforce.protocol.handshake import Deadlines, Hello, Offer, Welcome, signed
-from raynforce.protocol.host import HostSession, Rejected, Reset, Step
+from raynforce.protocol.host import HostSession, Rejected, Step
 from raynforce.protocol.policy import Broken, Joined, Overdue, PolicySession, Results
 from raynforce.protocol.session import Closing, Ended, Note, Outcome
 from raynforce.protocol.spaces import Spaces
@@ -317,23 +317,13 @@ def test_a_repeated_step_is_answered_and_not_taken_again() -> None:
     assert host.take(step.to_bytes(), 0.0) == Outcome((), [])  # still at it
     host.slots.reward[:2] = 0.5, 1.5
     lost = host.results(ids(0), 0.0)
-    (again,) = host.take(policy.retry(ids(0, 1))[0].to_bytes(), 0.0).send
+    (again,) = host.take(step.to_bytes(), 0.0).send
     for a, b in zip(lost.buffers, again.buffers, strict=True):
         np.testing.assert_array_equal(a, b)
     assert one(policy.take(again.to_bytes(), 0.0)).reward.tolist() == [0.5]
     assert policy.take(lost.to_bytes(), 0.0) == Outcome()  # it comes after all
     assert (policy.refused, host.refused["duplicate"]) == ({"late": 1}, 4)
     assert one(policy.take(host.results(ids(1), 0.0).to_bytes(), 0.0)).reward.tolist() == [1.5]
-
-
-def test_a_retry_is_as_the_first_time() -> None:
-    host, policy = begun(ROBOT)
-    messages = [
-        policy.step(ids(2), np.array([[0.25, 1]]), 0.0),
-        policy.reset(ids(0, 1), 0.0, np.array([8, 9])),
-    ]
-    assert [m.to_bytes() for m in policy.retry(ALL)] == [m.to_bytes() for m in messages]
-    assert [type(one(host.take(m.to_bytes(), 0.0))) for m in messages] == [Step, Reset]
 
 
 def test_what_is_stale_is_dropped() -> None:
@@ -462,7 +452,7 @@ def test_a_violation_ends_the_session_with_its_reason(code: str) -> None:
     VIOLATIONS[code](message)
     outcome = policy.take(message.to_bytes(), 0.0)
     ended = one(outcome)
-    assert (ended.code, ended.clean) == (code, False)
+    assert ended.code == code
     told = one(tell(host, outcome))
     assert isinstance(told, Ended)
     assert ended.reason in told.reason
@@ -540,7 +530,7 @@ def test_closing_waits_for_what_is_under_way() -> None:
         policy.step(ids(1), np.zeros(1), 0.0)
     assert isinstance(one(policy.take(host.results(ids(0), 1.0).to_bytes(), 1.0)), Results)
     outcome = host.close(2.0, "done")
-    assert one(outcome).clean
+    assert one(outcome).code == "closed"
     assert one(tell(policy, outcome, 2.0)) == Ended("closed", "done")
 
 
@@ -550,7 +540,7 @@ def test_closing_ends_with_its_grace() -> None:
     assert (policy.poll(4.0), host.poll(4.0)) == (Outcome(), Outcome())  # nobody is asked any more
     assert one(policy.poll(6.0)) == Ended("silence", "no CLOSE in answer to ours within its grace")
     outcome = host.poll(6.0)
-    assert (one(outcome).clean, outcome.send[0].type) == (True, Type.CLOSE)
+    assert (one(outcome).code, outcome.send[0].type) == ("closed", Type.CLOSE)
 
 
 def test_a_step_that_crosses_a_close_is_not_taken() -> None:
@@ -561,7 +551,7 @@ def test_a_step_that_crosses_a_close_is_not_taken() -> None:
     assert one(tell(policy, closing)) == Closing("memory", 5.0)
     with pytest.raises(UsageError, match="the host is closing"):
         policy.step(ids(1), np.zeros(1), 0.0)
-    assert one(tell(host, policy.close(0.0))).clean
+    assert one(tell(host, policy.close(0.0))).code == "closed"
 
 
 def test_logs_are_passed_on() -> None:

@@ -15,7 +15,7 @@ from raynforce.protocol.handshake import Hello, Offer
 from raynforce.protocol.host import HostSession
 from raynforce.protocol.policy import PolicySession, Results
 from raynforce.protocol.spaces import Spaces
-from raynforce.protocol.stream import CHUNK, Full, Reader, Writer
+from raynforce.protocol.wire import CHUNK, Full, Reader, Writer
 from raynforce.spaces import ObsLeaf
 
 BIG = Spaces((ObsLeaf("obs", "box", (200, 200), "uint8"),), CART.action)
@@ -130,7 +130,7 @@ def test_a_session_over_sockets_that_do_not_wait() -> None:
 
 def receive(reader: Reader, end: socket.socket) -> None:
     with contextlib.suppress(BlockingIOError):
-        assert reader.read(end)
+        reader.filled(end.recv_into(reader.space()))
 
 
 def test_a_peer_that_does_not_read_is_noticed() -> None:

@@ -15,7 +15,7 @@ from raynforce.config import Config
 from raynforce.envs import faults
 from raynforce.envs.vector import EnvArgs, derive_seed, probe
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.gae import discounted, final_values, gae
+from raynforce.experience.gae import Steps, discounted, final_values, gae
 from raynforce.experience.record import Receipt
 from raynforce.experience.replay import Replay
 from raynforce.experience.vtrace import vtrace
@@ -193,9 +193,9 @@ def test_fragments_tell_the_truth(seed: int, lanes: int, length: int) -> None:
         valid, terminated, truncated = f["valid"], f["terminated"], f["truncated"]
         value = worth(f["obs"])
         final = final_values(f, value, worth(f["final/obs"]))
-        advantage, _ = gae(f["reward"], value, terminated, truncated, final, GAMMA, LAMBDA)
+        advantage, _ = gae(Steps(f["reward"], value, terminated, truncated, final), GAMMA, LAMBDA)
         log_ratio = np.zeros_like(f["reward"])
-        traced, _ = vtrace(f["reward"], value, terminated, truncated, final, log_ratio, GAMMA, LAMBDA)
+        traced, _ = vtrace(Steps(f["reward"], value, terminated, truncated, final), log_ratio, GAMMA, LAMBDA)
         so_far, carry = discounted(f["reward"] * valid, terminated | truncated, GAMMA, carry)
         idle = ~valid
         assert not f["reward"][idle].any()
