@@ -11,36 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # as themselves, so that they are exported
+    # isort: off
     from raynforce import sinks as sinks
-    from raynforce.algos.base import Algorithm as Algorithm
-    from raynforce.algos.base import Loss as Loss
-    from raynforce.algos.off_policy import OffPolicy as OffPolicy
-    from raynforce.algos.off_policy import OffPolicyConfig as OffPolicyConfig
-    from raynforce.api import Evaluated as Evaluated
-    from raynforce.api import Interrupted as Interrupted
-    from raynforce.api import Run as Run
-    from raynforce.api import evaluate as evaluate
-    from raynforce.api import resume as resume
-    from raynforce.api import train as train
-    from raynforce.config import AlgorithmConfig as AlgorithmConfig
-    from raynforce.config import Config as Config
-    from raynforce.driver.status import Callback as Callback
-    from raynforce.driver.status import Result as Result
-    from raynforce.driver.status import Status as Status
+    from raynforce.algos.base import Algorithm as Algorithm, Loss as Loss
+    from raynforce.algos.off_policy import OffPolicy as OffPolicy, OffPolicyConfig as OffPolicyConfig
+    from raynforce.api import Evaluated as Evaluated, Interrupted as Interrupted, Run as Run
+    from raynforce.api import evaluate as evaluate, resume as resume, train as train
+    from raynforce.config import AlgorithmConfig as AlgorithmConfig, Config as Config
+    from raynforce.driver.status import Callback as Callback, Result as Result, Status as Status
     from raynforce.envs.simulators import simulator as simulator
-    from raynforce.envs.snapshots import Snapshot as Snapshot
-    from raynforce.envs.snapshots import register_snapshot as register_snapshot
-    from raynforce.errors import RaynforceError as RaynforceError
-    from raynforce.errors import UsageError as UsageError
+    from raynforce.envs.snapshots import Snapshot as Snapshot, register_snapshot as register_snapshot
+    from raynforce.errors import RaynforceError as RaynforceError, UsageError as UsageError
     from raynforce.experience.replay_spec import ReplaySpec as ReplaySpec
     from raynforce.policies.groups import Group as Group
-    from raynforce.policy import Policy as Policy
-    from raynforce.policy import load as load
+    from raynforce.policy import Policy as Policy, load as load
     from raynforce.runs.metrics import Sink as Sink
-    from raynforce.seeds import InterruptedSeeds as InterruptedSeeds
-    from raynforce.seeds import Seeds as Seeds
-    from raynforce.seeds import train_seeds as train_seeds
+    from raynforce.seeds import InterruptedSeeds as InterruptedSeeds, Seeds as Seeds, train_seeds as train_seeds
+    # isort: on
 
 # Names are fetched at first use: importing raynforce costs nothing, and using a policy imports no torch.
 _HOMES = {

@@ -9,19 +9,18 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from raynforce import settings, topologies
-from raynforce.auto import settle
+from raynforce.auto import paced_by_envs, settle
 from raynforce.config import Config, EvalConfig
 from raynforce.driver.driver import Driver
 from raynforce.driver.status import Callback, Result, Status
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import EnvArgs, Parallel, probe
 from raynforce.errors import UsageError
 from raynforce.experiment import resolve, settings_of
 from raynforce.given import Lender, lending
@@ -33,14 +32,12 @@ from raynforce.runs.metrics import Sink
 from raynforce.runs.mirrored import local_path, new_run, open_run
 from raynforce.runs.progress import Mode, Progress, make_progress
 from raynforce.runs.store import is_url
+from raynforce.settings import nested, read_yaml
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
-
-if TYPE_CHECKING:
-    from raynforce.envs.vector import Parallel
 
 OnRound = Callable[[Status], None]
 EPISODES, WATCHED = 100, 3  # that are evaluated, and if somebody looks at them
-PATIENCE = 2.0  # seconds until progress is told for the first time, where nothing else tells it
+TELL_AFTER = 2.0  # seconds until progress is told for the first time, where nothing else tells it
 
 
 @dataclass(frozen=True)
@@ -91,10 +88,9 @@ def train(
     `network.factory` the function; what a script or a notebook defines is sent to the run's processes. Ctrl-C raises
     `Interrupted`, whose `run` can be resumed.
     """
-    given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
-    given |= {"start_from": None if start_from is None else str(start_from)}
     with lending() as lender:
-        found, preset = resolved(env, algo, config, settings, given, lender)
+        given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
+        found, preset = resolved(env, algo, config, settings, given, start_from, lender)
         return start(found, preset, out, callbacks=callbacks, sinks=sinks, progress=progress)
 
 
@@ -104,48 +100,28 @@ def resolved(
     config: str | Path | Mapping[str, Any] | None,
     settings: Mapping[str, Any] | None,
     given: Mapping[str, Any],
+    start_from: str | Path | None,
     lender: Lender,
 ) -> tuple[Config, dict[str, Any]]:
     """What the arguments of `train` stand for, and the preset that was applied, dotted."""
     _not_while_imported()
+    file = read_yaml(str(config)) if isinstance(config, str | Path) else config or {}
     names = {"env": lender.name_of(env), "algo": lender.name_of(algo)}
-    layers = [_layer(config), _nested(settings, lender), names, {k: v for k, v in given.items() if v is not None}]
-    return resolve(*layers)
+    if start_from is not None:
+        names["start_from"] = str(start_from)
+    return resolve(file, _nested(settings, lender), names, {k: v for k, v in given.items() if v is not None})
 
 
-def start(
-    config: Config,
-    preset: Mapping[str, Any],
-    out: str | Path | None = None,
-    *,
-    callbacks: Sequence[Callback | OnRound] = (),
-    sinks: Sequence[Sink] = (),
-    progress: Mode | Progress = "auto",
-    stream: Any = None,
-    began: float | None = None,
-    opened: Callable[[str], None] | None = None,
-) -> Run:
-    """Train a resolved config. `opened` is told where the run is, once there is something."""
-    stream = stream or sys.stdout
+def start(config: Config, preset: Mapping[str, Any], out: str | Path | None = None, **how: Any) -> Run:
+    """Train a resolved config; `how` is that of `_drive`."""
     directory = new_run(fresh_name(config) if out is None else out, numbered=out is None)
-    for note in directory.notes:
-        _say(f"note: {note}", stream, progress)
-    if config.start_from is not None and not is_url(config.start_from):
-        config = replace(config, start_from=os.path.abspath(os.path.expanduser(config.start_from)))
-    config, env, chosen = settle(config)
-    _say(preset_line(preset), stream, progress)
-    _say(chosen, stream, progress)
-    driver = Driver(
-        config,
-        env,
-        directory,
-        callbacks=_callbacks(callbacks),
-        sinks=_sinks(sinks),
-        stream=stream,
-        progress=progress,
-        began=began,
-    )
-    return _finished(driver, directory, config, opened)
+    return _drive(with_absolute_start(config), directory, directory.notes, preset_line(preset), **how)
+
+
+def with_absolute_start(config: Config) -> Config:
+    if config.start_from is None or is_url(config.start_from):
+        return config
+    return replace(config, start_from=os.path.abspath(os.path.expanduser(config.start_from)))
 
 
 def preset_line(preset: Mapping[str, Any]) -> str:
@@ -188,8 +164,8 @@ def resume(
     changes |= {k: v for k, v in given.items() if v is not None}
     with lending() as lender:
         changes = _nested(_not_by_name(had, changes, lender), lender)
-        # With a new topology, how environments are stepped is chosen again.
-        again = {"sampling": {"parallel": "auto"}} if _paced_by_envs(str(changes.get("topology", "sync"))) else {}
+        topology = str(changes.get("topology", "sync"))  # with a new one, how environments are stepped is chosen again
+        again = {"sampling": {"parallel": "auto"}} if topology == "auto" or paced_by_envs(topology) else {}
         had.setdefault("engine", Config.engine)
         for name in ("algo", "engine", "env", "seed", "start_from"):
             if changes.get(name, had.get(name)) != had.get(name):
@@ -197,24 +173,46 @@ def resume(
                 raise UsageError(f"{was} and cannot become {changes[name]!r}")
         before, _ = resolve({"preset": "none"}, had)
         config, _ = resolve({"preset": "none"}, had, again, changes)
-        config, spec, chosen = settle(config)
-        stream = stream or sys.stdout
-        for note in [*directory.notes, *notes]:
-            _say(f"note: {note}", stream, progress)
-        _say(chosen, stream, progress)
-        driver = Driver(
-            config,
-            spec,
-            directory,
-            before=before,
-            callbacks=_callbacks(callbacks),
-            sinks=_sinks(sinks),
-            stream=stream,
-            progress=progress,
-            began=began,
-            title=f"resuming {directory.shown}",
-        )
-        return _finished(driver, directory, config, opened)
+        how: dict[str, Any] = {"callbacks": callbacks, "sinks": sinks, "progress": progress, "stream": stream}
+        how |= {"began": began, "opened": opened, "before": before, "title": f"resuming {directory.shown}"}
+        return _drive(config, directory, [*directory.notes, *notes], **how)
+
+
+def _drive(
+    config: Config,
+    directory: RunDirectory,
+    notes: Sequence[str],
+    preset: str = "",
+    *,
+    callbacks: Sequence[Callback | OnRound] = (),
+    sinks: Sequence[Sink] = (),
+    progress: Mode | Progress = "auto",
+    stream: Any = None,
+    opened: Callable[[str], None] | None = None,
+    **how: Any,
+) -> Run:
+    """Train a config in a directory; `opened` is told where that is, once there is something. `how` is the driver's."""
+    stream = stream or sys.stdout
+
+    def say(line: str) -> None:
+        """Before the view of the run begins, on a terminal that may be gone or know few characters."""
+        if line and progress != "quiet":
+            make_progress(stream, mode="plain" if isinstance(progress, str) else progress).message(line)
+
+    for note in notes:
+        say(f"note: {note}")
+    config, env, chosen = settle(config)
+    say(preset)
+    say(chosen)
+    how |= {"callbacks": [*map(_callback, callbacks)], "sinks": _sinks(sinks), "stream": stream, "progress": progress}
+    driver = Driver(config, env, directory, **how)
+    if opened is not None:
+        opened(directory.shown)
+    result = driver.train()
+    run = Run(directory.path, config, result, driver.where_the_time_went())
+    if driver.stop_request.number is not None:
+        raise Interrupted(run, driver.stop_request.number)
+    return run
 
 
 def _not_by_name(had: Mapping[str, Any], changes: dict[str, Any], lender: Lender) -> dict[str, Any]:
@@ -225,28 +223,6 @@ def _not_by_name(had: Mapping[str, Any], changes: dict[str, Any], lender: Lender
             thing = changes.pop(setting, name)
             lender.know(name, load_object(thing, setting) if isinstance(thing, str) else thing)
     return changes
-
-
-def _paced_by_envs(topology: str) -> bool:
-    """Whether environments go their own pace in it, or may."""
-    return topology == "auto" or topologies.topology(topology).paced_by_envs
-
-
-def _say(line: str, stream: Any, progress: Mode | Progress) -> None:
-    """Show a line before the view of the run begins, on a terminal that may be gone or know few characters."""
-    if line and progress != "quiet":
-        make_progress(stream, mode="plain" if isinstance(progress, str) else progress).message(line)
-
-
-def _finished(driver: Driver, directory: RunDirectory, config: Config, opened: Callable[[str], None] | None) -> Run:
-    if opened is not None:
-        opened(directory.shown)
-    result = driver.train()
-    number = driver.stop_request.number
-    run = Run(directory.path, config, result, driver.where_the_time_went())
-    if number is not None:
-        raise Interrupted(run, number)
-    return run
 
 
 class Interrupted(KeyboardInterrupt):
@@ -303,13 +279,14 @@ def evaluate(
 
     Returns the return of each episode, and the path of the checkpoint used; more of it by name.
     """
-    from raynforce.envs.vector import EnvArgs
     from raynforce.envs.watching import Watched
     from raynforce.roles.evaluator import EVALUATION_STREAM, Evaluator
 
     watched, shown = None, video is not None or render
-    if shown:
-        _only_one(video=video is not None, render=render, parallel=parallel != "no")
+    ways = {"video": video is not None, "render": render, "parallel": parallel != "no"}
+    first, *more = [name for name, wanted in ways.items() if wanted] or [""]
+    if shown and more:
+        raise UsageError(f"{first} and {more[0]} do not go together: one environment is shown in one way; drop one")
     if episodes is None:
         episodes = WATCHED if shown else EPISODES
     found = find_policy(local_path(path), which)
@@ -324,11 +301,11 @@ def evaluate(
         evaluator = Evaluator(spec, envs, vector=watched)
         opened.callback(evaluator.close)
         evaluator.begin(version, episodes)
-        patience = PATIENCE
-        while not (so_far := evaluator.advance(patience)).over:
+        seconds = TELL_AFTER
+        while not (so_far := evaluator.advance(seconds)).over:
             if say is not None:
                 say(f"evaluating: {len(so_far.returns)} of {episodes} episodes")
-            patience = min(60.0, 2 * patience)
+            seconds = min(60.0, 2 * seconds)
         if so_far.failure is not None:
             raise so_far.failure
         films = [] if watched is None or watched.films is None else watched.films.paths
@@ -343,19 +320,12 @@ def _lent(spec: EnvSpec, env: str | Callable[..., Any] | None, args: dict[str, A
         return spec.env
     name: str = spec.env if env is None else lender.name_of(env)
     found = probe(name, args)
-    differ = [words for words, its, ours in _spaces(found, spec) if its != ours]
+    pairs = (("observations", found.obs, spec.obs), ("actions", (found.action,), (spec.action,)))
+    differ = [f"its {what} are {_in_words(its)}, not {_in_words(own)}" for what, its, own in pairs if its != own]
     if differ:
-        raise UsageError(
-            f"env {bare(name)!r} has other spaces than {bare(spec.env)!r}, which the policy was trained on: "
-            f"{' and '.join(differ)}; evaluate on one whose spaces are equal"
-        )
+        both = f"env {bare(name)!r} has other spaces than {bare(spec.env)!r}, which the policy was trained on"
+        raise UsageError(f"{both}: {' and '.join(differ)}; evaluate on one whose spaces are equal")
     return name
-
-
-def _spaces(found: EnvSpec, trained: EnvSpec) -> Iterator[tuple[str, Any, Any]]:
-    """What both see and do, and how they differ in words."""
-    for what, its, ours in (("observations", found.obs, trained.obs), ("actions", (found.action,), (trained.action,))):
-        yield f"its {what} are {_in_words(its)}, not {_in_words(ours)}", its, ours
 
 
 def _in_words(leaves: Sequence[ObsLeaf | ActionSpec]) -> str:
@@ -369,13 +339,6 @@ def _in_words(leaves: Sequence[ObsLeaf | ActionSpec]) -> str:
     return words[0] if len(words) == 1 else f"[{', '.join(words)}]"
 
 
-def _only_one(**given: bool) -> None:
-    """Of options that do not go together."""
-    names = [name for name, is_given in given.items() if is_given]
-    if len(names) > 1:
-        raise UsageError(f"{names[0]} and {names[1]} do not go together: one environment is shown in one way; drop one")
-
-
 def _not_while_imported() -> None:
     """A script that names its own functions is imported by name to find them, and must not start a run each time."""
     if importing:
@@ -385,21 +348,18 @@ def _not_while_imported() -> None:
         )
 
 
-def _layer(config: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
-    if config is None:
-        return {}
-    return dict(config) if isinstance(config, Mapping) else settings.read_yaml(str(config))
-
-
 def _nested(dotted: Mapping[str, Any] | None, lender: Lender) -> dict[str, Any]:
-    return settings.nested({k: lender.name_of(v) if callable(v) else v for k, v in (dotted or {}).items()})
+    return nested({k: lender.name_of(v) if callable(v) else v for k, v in (dotted or {}).items()})
 
 
-def _callbacks(given: Sequence[Callback | OnRound]) -> list[Callback]:
-    for callback in given:
-        if not (isinstance(callback, Callback) or callable(callback)):
-            raise UsageError(f"callback {callback!r} is neither a raynforce.Callback nor a function")
-    return [c if isinstance(c, Callback) else _FunctionCallback(c) for c in given]
+def _callback(given: Callback | OnRound) -> Callback:
+    if isinstance(given, Callback):
+        return given
+    if not callable(given):
+        raise UsageError(f"callback {given!r} is neither a raynforce.Callback nor a function")
+    made = Callback()
+    made.on_round = given  # type: ignore[method-assign, assignment]
+    return made
 
 
 def _sinks(given: Sequence[Sink]) -> Sequence[Sink]:
@@ -407,14 +367,6 @@ def _sinks(given: Sequence[Sink]) -> Sequence[Sink]:
         if not (hasattr(sink, "write") and hasattr(sink, "close")):
             raise UsageError(f"sink {sink!r} has no write(step, metrics) and close()")
     return given
-
-
-class _FunctionCallback(Callback):
-    def __init__(self, function: OnRound) -> None:
-        self._function = function
-
-    def on_round(self, status: Status) -> None:
-        self._function(status)
 
 
 def fresh_name(config: Config, seeds: str = "") -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
@@ -66,16 +67,11 @@ class Facts:
 
     cost: Cost = Cost(None)  # noqa: RUF009  (frozen)
     """Of the environment."""
-    policy: PolicyCost | None = None
-    """None: not measured."""
-    tolerates_lag: bool = True
-    """Whether the algorithm can learn from the version before the newest."""
-    streams: bool = True
-    """Whether it learns from each step once, as it comes."""
-    obstacle: str = ""
-    """Why roles cannot be at work side by side on this machine."""
-    wants_ray: bool = False
-    """Whether a setting is given that only Ray heeds."""
+    policy: PolicyCost | None = None  # None: not measured
+    tolerates_lag: bool = True  # whether the algorithm can learn from the version before the newest
+    streams: bool = True  # whether it learns from each step once, as it comes
+    obstacle: str = ""  # why roles cannot be at work side by side on this machine
+    wants_ray: bool = False  # whether a setting is given that only Ray heeds
     cores: int = 1
 
     @property
@@ -90,8 +86,8 @@ class Facts:
 def choose(asked: Plan, facts: Facts) -> Plan:
     """What `auto` stands for; what is not `auto` stays, but for a single sampler's environments, which may be divided.
 
-    The topology, which decides what is learned, depends on what is trained alone, not on where it runs; but one that
-    needs processes for its environments is only chosen where these can be at work side by side.
+    The topology decides what is learned, so it depends on what is trained and not on where it runs; but one that needs
+    processes for its environments is chosen only where these can be at work side by side.
     """
     seconds = facts.cost.seconds or 0.0
     topology, parallel = asked.topology, asked.parallel
@@ -118,7 +114,6 @@ def choose(asked: Plan, facts: Facts) -> Plan:
 
 
 def paced_by_envs(topology: str) -> bool:
-    """Whether environments go their own pace there."""
     return topologies.topology(topology).paced_by_envs
 
 
@@ -157,14 +152,7 @@ def _divided(plan: Plan, facts: Facts) -> Plan:
 
 
 # Environments of every kind that a choice may depend on: raising, cheap, costly, not known, waiting, computing.
-KINDS = (
-    Cost(None),
-    Cost(0.0),
-    Cost(COSTLY),
-    Cost(math.inf),
-    Cost(10.0, computing=0.0),
-    Cost(10.0, spread=(1.0, 10.0), computing=1.0),
-)
+KINDS = (*map(Cost, (None, 0.0, COSTLY, math.inf)), Cost(10.0, computing=0.0), Cost(10.0, spread=(1, 10), computing=1))
 
 
 def settle(config: Config) -> tuple[Config, EnvSpec, str]:
@@ -190,7 +178,7 @@ def facts_of(config: Config, cost: Cost = KINDS[0]) -> Facts:
         cost,
         tolerates_lag=algorithm.max_lag != 0,
         streams=algorithm.consumes == "stream",
-        obstacle=_obstacle(config.env) or _not_sent(config),
+        obstacle=_obstacle(config),
         wants_ray=config.ray != RayConfig(),
         cores=cores(),
     )
@@ -204,17 +192,12 @@ def cost_of_policy(config: Config, spec: EnvSpec) -> PolicyCost | None:
 
 def decide(config: Config, facts: Facts) -> tuple[Config, str]:
     """The config without `auto`, and one line that says what was chosen, and why."""
-    asked = Plan.of(config)
-    chosen = choose(asked, facts)
+    chosen = choose(asked := Plan.of(config), facts)
     return chosen.applied(config), _sentence(config, asked, chosen, facts)
 
 
 def side_by_side(config: Config, step_seconds: float) -> str:
-    """The options by which a run's environments are stepped side by side, if `auto` and the doctor would do so.
-
-    Nothing if they are already, or if steps that took `step_seconds` are too quick for it: else one is tried, as
-    `auto` does it, to see whether it waits.
-    """
+    """Options for stepping a run's environments side by side; "" if they are already, or `auto` would not do it."""
     sampling = config.sampling
     if step_seconds < SLOW or sampling.parallel != "no":
         return ""
@@ -229,29 +212,23 @@ def side_by_side(config: Config, step_seconds: float) -> str:
         return ""
     if chosen.sampling.parallel == "no":
         return ""
-    named = {"runtime": chosen.runtime, "topology": chosen.topology}
-    words = [f"--{name} {value}" for name, value in named.items() if value != getattr(config, name)]
-    words += [
-        f"--{name} {value}"
-        for name in ("samplers", "envs")
-        if (value := getattr(chosen.sampling, name)) != getattr(sampling, name)
-    ]
+    where: list[tuple[str, Any, Any]] = [("runtime", chosen, config), ("topology", chosen, config)]
+    where += [("samplers", chosen.sampling, sampling), ("envs", chosen.sampling, sampling)]
+    words = [f"--{k} {value}" for k, new, old in where if (value := getattr(new, k)) != getattr(old, k)]
     words += [f"--set sampling.parallel={chosen.sampling.parallel}"] if not paced_by_envs(chosen.topology) else []
     return " ".join(words)
 
 
-def _obstacle(env: str) -> str:
+def _obstacle(config: Config) -> str:
+    """Why roles cannot be at work side by side on this machine."""
     if cores() == 1:
         return "there is one core"
     if sys.platform != "linux":
         return "roles in processes need Linux"
-    return "" if _known_elsewhere(env) else f"{env} is registered in this process alone"
-
-
-def _not_sent(config: Config) -> str:
-    """Why what the user's script defines cannot be used in processes; asked only if that decides something."""
-    given = (config.env, config.algo, config.network.factory)
-    return obstacle(given) if config.runtime == "auto" else ""
+    if not _known_elsewhere(config.env):
+        return f"{config.env} is registered in this process alone"
+    # What a script defines has to be sent there; asked only if that decides something.
+    return obstacle((config.env, config.algo, config.network.factory)) if config.runtime == "auto" else ""
 
 
 def _known_elsewhere(env: str) -> bool:
@@ -260,14 +237,10 @@ def _known_elsewhere(env: str) -> bool:
         return True  # its module is imported, or its program started, wherever it is made
     registered = gymnasium.registry[str(locate(env))]
     entry: Any = registered.entry_point or registered.vector_entry_point
-    package = _package(entry if isinstance(entry, str) else entry.__module__)
-    if package in ("gymnasium", "ale_py"):
-        return True
-    return package in {_package(plugin.value) for plugin in entry_points(group="gymnasium.envs")}
-
-
-def _package(path: str) -> str:
-    return path.partition(":")[0].partition(".")[0]
+    module = entry if isinstance(entry, str) else entry.__module__
+    plugins = [plugin.value for plugin in entry_points(group="gymnasium.envs")]
+    package, *known = (re.split("[:.]", path)[0] for path in (module, *plugins))
+    return package in ("gymnasium", "ale_py", *known)
 
 
 def _sentence(config: Config, asked: Plan, chosen: Plan, facts: Facts) -> str:
@@ -278,10 +251,11 @@ def _sentence(config: Config, asked: Plan, chosen: Plan, facts: Facts) -> str:
         found += f" in {chosen.samplers} hosts of {chosen.envs} environments"
     why: list[str] = []
     if asked.topology == "auto":
-        newest = f"{config.algo} learns from the newest policy version alone"
-        why += [] if facts.tolerates_lag else [newest]
+        why += [] if facts.tolerates_lag else [f"{config.algo} learns from the newest policy version alone"]
         why += [cost_line(config.env, facts.cost)] if facts.tolerates_lag or chosen.parallel != "no" else []
-        why += _against_one_policy(asked, facts)
+        if _one_policy_pays(asked, facts) and not _one_policy_suffices(asked, facts):
+            envs, seconds = asked.samplers * asked.envs, facts.round_seconds(asked.samplers * asked.envs)
+            why.append(f"one policy would take {duration(seconds)} to choose for all {envs} environments")
     elif asked.parallel == "auto" and chosen.parallel != "no":
         why.append(cost_line(config.env, facts.cost))
     if asked.runtime == "auto":
@@ -289,31 +263,19 @@ def _sentence(config: Config, asked: Plan, chosen: Plan, facts: Facts) -> str:
     return f"auto: {found}, because {' and '.join(dict.fromkeys(why))}" if found else ""
 
 
-def _against_one_policy(asked: Plan, facts: Facts) -> list[str]:
-    """Why inference stays with the samplers, where that is not for the environment's sake."""
-    if not _one_policy_pays(asked, facts) or _one_policy_suffices(asked, facts):
-        return []
-    envs = asked.samplers * asked.envs
-    return [f"one policy would take {duration(facts.round_seconds(envs))} to choose for all {envs} environments"]
-
-
 def _where(env: str, asked: Plan, chosen: Plan, facts: Facts) -> list[str]:
-    """Why this runtime."""
     if chosen.runtime == "ray":
         return ["settings for ray are given"]
-    without = replace(facts, obstacle="")
-    if choose(replace(chosen, runtime="auto"), without).runtime != chosen.runtime:
+    if choose(replace(chosen, runtime="auto"), replace(facts, obstacle="")).runtime != chosen.runtime:
         return [facts.obstacle]
     overlaps = topologies.topology(chosen.topology).overlaps
     if asked.topology != "auto" and overlaps:
         return [f"{chosen.topology} samples while it learns"]
-    samplers = f"there are {asked.samplers} samplers"
     shared = chosen.runtime == "process" and not overlaps and asked.samplers > 1
-    return [cost_line(env, facts.cost), *([samplers] if shared else [])]
+    return [cost_line(env, facts.cost), *([f"there are {asked.samplers} samplers"] if shared else [])]
 
 
 def cost_line(env: str, cost: Cost) -> str:
-    """What is known of a step, in words."""
     env = bare(env)
     if cost.seconds is None:
         return f"{env} could not be timed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from raynforce.algos.contract import declared, names
 from raynforce.config import Config
 from raynforce.envs.doctor import Report
 from raynforce.envs.vector import EnvArgs, probe
-from raynforce.errors import AlgorithmError, RaynforceError, UsageError, summary
+from raynforce.errors import AlgorithmError, RaynforceError, UsageError, reason
 from raynforce.experience.fragment import Fragment
 from raynforce.experiment import resolve
 from raynforce.policies.acting import ActingSpec
@@ -37,8 +38,7 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
     "continuous": ("raynforce.envs.tiny:IdentityBox", {"length": 5}),
     "multi-discrete": ("raynforce.envs.tiny:MultiIdentity", {"length": 5}),
 }
-"""What an algorithm is tried on, by the kind of its actions; the plain case first: a vector is seen, one of a few
-actions is taken."""
+"""What an algorithm is tried on, by the kind of its actions, the plain case first."""
 KINDS = {"discrete": "discrete", "box": "continuous", "multidiscrete": "multi-discrete"}
 UPDATES = 8  # that show most of it
 MANY = 300  # before it is saved: targets are often copied every 250 updates
@@ -67,7 +67,7 @@ def check_algorithm(name: str, env: str | None = None, given: Mapping[str, Any] 
         except UsageError as error:
             refused.append(f"{actions} actions: {error}" if actions else str(error))
         except Exception as error:
-            failed.append((actions, str(error) if isinstance(error, RaynforceError) else summary(error)))
+            failed.append((actions, reason(error)))
         else:
             for before, text in failed:
                 detail = f"{text}; if it is not for them, let __init__ raise a raynforce.UsageError"
@@ -104,23 +104,9 @@ class _Watched(Learner):
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
-        self.largest: dict[str, float] = {}
-        """Of each parameter, the largest gradient so far."""
-        self.not_finite: list[str] = []
-        """Those whose gradients were the first that were not finite."""
-
-    @property
-    def algo(self) -> Algorithm[Any]:
-        return self._algo
-
-    @property
-    def flat(self) -> Tensor:
-        return self._net.flat
-
-    @property
-    def unsaved(self) -> Mapping[str, str]:
-        """What changes and is not saved."""
-        return self._keeper.unsaved
+        self.algo, self.net, self.keeper = self._algo, self._net, self._keeper
+        self.largest: dict[str, float] = {}  # of each parameter, the largest gradient so far
+        self.not_finite: list[str] = []  # those whose gradients were the first that were not finite
 
     def gradients(self, loss: Loss) -> Tensor:
         flat = super().gradients(loss)
@@ -129,15 +115,8 @@ class _Watched(Learner):
         self.largest = {name: max(self.largest.get(name, 0.0), size) for name, size in now.items()}
         return flat
 
-    @property
-    def free(self) -> set[str]:
-        """Parameters that no observation reaches, and that an algorithm may leave as they are."""
-        return {free.name for free in self._net.spec.free}
-
 
 class _Checkup:
-    """One algorithm on one environment."""
-
     def __init__(self, config: Config, env: EnvSpec, acting: ActingSpec, report: Report) -> None:
         self._config, self._env, self._acting, self.report = config, env, acting, report
         self._learner: _Watched
@@ -155,7 +134,7 @@ class _Checkup:
             self._learner = _Watched(self._config, self._env)
             self._modules = {n: p.detach().clone() for n, p in _optimised(self._learner.algo)}
             self._first = list(self._rounds(UPDATES))
-            self._weights = self._learner.flat.clone()
+            self._weights = self._learner.net.flat.clone()
             for _ in self._rounds(MANY):
                 pass
         except BaseException as error:
@@ -178,22 +157,19 @@ class _Checkup:
 
     def run(self, kind: type[Algorithm[Any]]) -> None:
         try:
-            self.check_updates()
             if self._updates:
+                done = f"{self._updates} updates on {self._steps:,} steps, with finite losses"
+                self.report.add("ok", "updates", done)
                 self.check_gradients()
                 self.check_own_parameters()
                 self.check_saved()
                 self.check_same_again()
+            else:
+                detail = f"none in {self._steps:,} steps: does minibatches yield any? --set changes its settings"
+                self.report.add("error", "makes no update", detail)
         finally:
             self._sampler.close()
         self.tell_declared(kind)
-
-    def check_updates(self) -> None:
-        if self._updates:
-            self.report.add("ok", "updates", f"{self._updates} updates on {self._steps:,} steps, with finite losses")
-        else:
-            detail = f"none in {self._steps:,} steps: does minibatches yield any? --set changes its settings"
-            self.report.add("error", "makes no update", detail)
 
     def check_gradients(self) -> None:
         learner, report = self._learner, self.report
@@ -201,40 +177,31 @@ class _Checkup:
             report.add("error", "gradients are not finite", _not_finite(learner.not_finite))
         zero = [name for name, largest in learner.largest.items() if largest == 0.0]
         learned = [name for name in learner.largest if name not in zero]
-        dead = [name for name in zero if name not in learner.free]
+        free = {free.name for free in learner.net.spec.free}  # that no observation reaches: they may stay as they are
+        dead = [name for name in zero if name not in free]
         if not learned:
-            detail = (
-                f"every gradient of all {self._updates} updates is zero: make Loss.total of what "
-                "net(observations(minibatch)) returns, in one call, without detach()"
-            )
+            detail = f"every gradient of all {self._updates} updates is zero: make Loss.total of what "
+            detail += "net(observations(minibatch)) returns, in one call, without detach()"
             report.add("error", "the loss does not depend on the network", detail)
             return
         if dead:
-            detail = (
-                f"of {_some(_grouped(dead, learner.largest))} in all {self._updates} updates, so they never learn: is "
-                "an output left out of the loss, or used only by detach(), argmax or a comparison, through which no "
-                "gradient flows?"
-            )
-            report.add("warning", "gradients are zero", detail)
+            detail = f"of {_some(_grouped(dead, learner.largest))} in all {self._updates} updates, so they never learn"
+            why = "or used only by detach(), argmax or a comparison, through which no gradient flows"
+            report.add("warning", "gradients are zero", f"{detail}: is an output left out of the loss, {why}?")
         else:
             report.add("ok", "gradients", f"reach {_some(_grouped(learned, learner.largest))}")
-        if constant := [name for name in zero if name in learner.free]:
+        if constant := [name for name in zero if name in free]:
             report.add("ok", "constant", f"{_some(constant)} had no gradient and stays at its initial value")
 
     def check_own_parameters(self) -> None:
-        """Those of optimisers of its own."""
         now = dict(_optimised(self._learner.algo))
         broken = [name for name, value in now.items() if not bool(value.isfinite().all())]
-        same = [
-            name for name, value in now.items() if name in self._modules and torch.equal(value, self._modules[name])
-        ]
+        same = [name for name, before in self._modules.items() if name in now and torch.equal(now[name], before)]
         if broken:
             self.report.add("error", "own parameters are not finite", f"{_some(broken)} after {self._updates} updates")
         if same:
-            detail = (
-                f"{_some(same)} did not change in {self._updates} updates: is backward() called for what they are to "
-                "learn, and their optimiser's step()?"
-            )
+            detail = f"{_some(same)} did not change in {self._updates} updates: is backward() called for what they are"
+            detail += " to learn, and their optimiser's step()?"
             self.report.add("warning", "own parameters do not learn", detail)
         elif now:
             self.report.add("ok", "own parameters", f"{len(now)} tensors are learned by optimisers of its own")
@@ -242,24 +209,23 @@ class _Checkup:
     def check_saved(self) -> None:
         """One copy goes on, another is saved, loaded from the disk, and goes on: both must end the same."""
         try:
-            parts = self._through_disk(self._learner.state())
+            with tempfile.TemporaryDirectory(prefix="raynforce-doctor-") as folder:
+                checkpoint.save(Path(folder) / "one", {"learner": self._learner.state()})
+                saved = checkpoint.load(Path(folder) / "one")["learner"]
             other = _Watched(self._config, self._env)
-            notes = other.load(parts)
+            notes = other.load(saved)
         except Exception as error:
-            text = str(error) if isinstance(error, RaynforceError) else summary(error)
-            self.report.add("error", "cannot be saved and loaded", text)
+            self.report.add("error", "cannot be saved and loaded", reason(error))
             return
         for fragment in self._rounds(self._updates + UPDATES):
             other.learn(fragment)
         differ = _differences(self._learner.state(), other.state())
-        lost = self._learner.unsaved
+        lost = self._learner.keeper.unsaved  # what changes and is not saved
         what = ", ".join(f"{name} ({kind})" for name, kind in lost.items())
         if differ:
-            why = (
-                f"it changes {what} and saves nothing of it: name it in keeps"
-                if lost
-                else "is something that later updates depend on neither in keeps nor in state()?"
-            )
+            why = "is something that later updates depend on neither in keeps nor in state()?"
+            if lost:
+                why = f"it changes {what} and saves nothing of it: name it in keeps"
             detail = f"a copy that was saved, loaded and trained on has another {_some(differ)}; {why}"
             self.report.add("error", "does not resume exactly", detail)
         elif lost:
@@ -270,48 +236,36 @@ class _Checkup:
         for note in notes:
             self.report.add("warning", "not loaded", note)
 
-    def _through_disk(self, tree: Tree) -> Tree:
-        with tempfile.TemporaryDirectory(prefix="raynforce-doctor-") as folder:
-            checkpoint.save(Path(folder) / "one", {"learner": tree})
-            return checkpoint.load(Path(folder) / "one")["learner"]
-
     def check_same_again(self) -> None:
         """The same seed and the same fragments must lead to the same weights."""
         again = _Watched(self._config, self._env)
         for fragment in self._first:
             again.learn(fragment)
-        if self._weights is not None and torch.equal(again.flat, self._weights):
+        if self._weights is not None and torch.equal(again.net.flat, self._weights):
             self.report.add("ok", "repeats", "the same seed and the same steps give the same weights")
         else:
-            detail = (
-                "the same seed and the same steps gave other weights: draw from the rng that minibatches gets, or from "
-                "torch, which is seeded for you; not from np.random, random or the time"
-            )
+            detail = "the same seed and the same steps gave other weights: draw from the rng that minibatches gets, or "
+            detail += "from torch, which is seeded for you; not from np.random, random or the time"
             self.report.add("error", "does not repeat", detail)
 
     def tell_declared(self, kind: type[Algorithm[Any]]) -> None:
-        heads = ", ".join(f"{name} {size}" for name, size in self._acting.heads.items())
-        lag = "any" if kind.max_lag is None else str(kind.max_lag)
-        said = [f"outputs: {heads}", f"max_lag: {lag}"]
-        if kind.consumes == "replay":
-            said.append("learns from replay")
-        if groups := self._learner.algo.groups():
-            said.append(f"groups: {', '.join(groups)}")
-        if kept := names(kind, "keeps"):
-            said.append(f"keeps {', '.join(kept)}")
-        if forgotten := list(vars(kind).get("forgets", ())):
-            said.append(f"forgets {', '.join(forgotten)}")
-        if kind.defaults:
-            said.append("defaults: " + ", ".join(f"{k}={v}" for k, v in kind.defaults.items()))
+        declared = {
+            "outputs: ": [f"{name} {size}" for name, size in self._acting.heads.items()],
+            "max_lag: ": ["any" if kind.max_lag is None else str(kind.max_lag)],
+            "learns from ": ["replay"] if kind.consumes == "replay" else [],
+            "groups: ": self._learner.algo.groups(),
+            "keeps ": names(kind, "keeps"),
+            "forgets ": vars(kind).get("forgets", ()),
+            "defaults: ": [f"{k}={v}" for k, v in kind.defaults.items()],
+        }
+        said = [f"{word}{', '.join(several)}" for word, several in declared.items() if several]
         self.report.add("ok", "declares", "; ".join(said))
-        self.report.add("ok", "topologies", ", ".join(t for t in TOPOLOGIES if self._can_run(kind, t)))
-
-    def _can_run(self, kind: type[Algorithm[Any]], name: str) -> bool:
-        try:
-            topology(name).check(replace(self._config, topology=name), kind, self._env)
-        except UsageError:
-            return False
-        return True
+        fit = []
+        for name in TOPOLOGIES:
+            with contextlib.suppress(UsageError):
+                topology(name).check(replace(self._config, topology=name), kind, self._env)
+                fit.append(name)
+        self.report.add("ok", "topologies", ", ".join(fit))
 
 
 def _optimised(algo: Algorithm[Any]) -> Iterator[tuple[str, Tensor]]:
@@ -335,7 +289,9 @@ def _differences(one: Tree, other: Tree) -> list[str]:
     paths += [p for p in others if p not in arrays]
     words = {"params": "network", "adam": "optimiser", "torch_rng": "random stream of torch", "rng": "random stream"}
     found = [words.get(parts[0], parts[1] if len(parts) > 1 else parts[0]) for parts in (p.split("/") for p in paths)]
-    found += [name for part in ("algo", "keeps") for name in _unequal(rest.get(part, {}), other_rest.get(part, {}))]
+    for part in ("algo", "keeps"):
+        its, others_its = rest.get(part, {}), other_rest.get(part, {})
+        found += [name for name in {**its, **others_its} if repr(its.get(name)) != repr(others_its.get(name))]
     return list(dict.fromkeys(found))
 
 
@@ -345,19 +301,13 @@ def _without_segments(tree: Tree) -> Tree:
     return {k: _without_segments(v) if isinstance(v, dict) else v for k, v in parts.items()}
 
 
-def _unequal(one: Tree, other: Tree) -> list[str]:
-    return [name for name in {**one, **other} if repr(one.get(name)) != repr(other.get(name))]
-
-
 def _grouped(some: list[str], all_of_them: Mapping[str, Any]) -> list[str]:
     """Parameters by name; a tower of which all are meant, by the tower's."""
-    towers: dict[str, list[str]] = {}
-    for name in all_of_them:
-        towers.setdefault(name.partition(".")[0], []).append(name)
     found: list[str] = []
-    for tower, members in towers.items():
+    for tower in dict.fromkeys(name.partition(".")[0] for name in all_of_them):
+        members = [name for name in all_of_them if name.partition(".")[0] == tower]
         meant = [name for name in members if name in some]
-        found += [tower] if len(meant) == len(members) else meant
+        found += [tower] if meant == members else meant
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -69,16 +70,13 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         shown = [list(layer) for layer in self.conv or ()]
+        conv = f"network.conv = {shown}"
         if any(len(layer) != 3 for layer in shown):
-            raise UsageError(
-                f"network.conv = {shown} must be a list of [channels, kernel, stride], such as [[32,8,4],[64,4,2]]"
-            )
+            raise UsageError(f"{conv} must be a list of [channels, kernel, stride], such as [[32,8,4],[64,4,2]]")
         if self.factory_args and self.factory is None:
             raise UsageError(f"network.factory_args = {self.factory_args} needs network.factory: give both, or neither")
         if shown and self.factory is not None:
-            raise UsageError(
-                f"network.conv = {shown} is no part of your own network.factory = {self.factory!r}: leave one out"
-            )
+            raise UsageError(f"{conv} is no part of your own network.factory = {self.factory!r}: leave one out")
 
 
 @dataclass(frozen=True)
@@ -93,10 +91,7 @@ class LearnerConfig:
     """Divide rewards by the running deviation of discounted returns."""
 
     def __post_init__(self) -> None:
-        kind, _, number = self.device.partition(":")
-        if kind not in ("auto", "cpu", "cuda") or (
-            number and (kind != "cuda" or not number.isdigit() or len(number) > 3)
-        ):
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise UsageError(f"learner.device = {self.device!r} is not one of: auto, cpu, cuda, cuda:N")
 
 
@@ -161,10 +156,8 @@ class CentralConfig:
 
     def __post_init__(self) -> None:
         if self.batch_max is not None and self.batch_min > self.batch_max:
-            raise UsageError(
-                f"central.batch_min = {self.batch_min} is more than central.batch_max = {self.batch_max}: lower "
-                "batch_min, or raise batch_max"
-            )
+            both = f"central.batch_min = {self.batch_min} is more than central.batch_max = {self.batch_max}"
+            raise UsageError(f"{both}: lower batch_min, or raise batch_max")
 
 
 @dataclass(frozen=True)

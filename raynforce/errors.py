@@ -98,12 +98,15 @@ def said_elsewhere(word: str, table: Mapping[str, T]) -> T | None:
 
 def summary(error: BaseException) -> str:
     """Describe any exception in one line: its type and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+
+def reason(error: BaseException) -> str:
+    """What to tell of an error: ours say it all, of others the summary."""
+    return str(error) if isinstance(error, RaynforceError) else summary(error)
 
 
 def how_it_ended(code: int) -> str:
-    """A process, by its exit code."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}" if code else "ended before it had answered"

@@ -7,6 +7,7 @@ the name; this process knows what it stands for, and so do those that a run star
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pickle
 import sys
@@ -24,13 +25,9 @@ MAIN = "__main__"
 
 @dataclass
 class _Entry:
-    """What a name stands for."""
-
     thing: Any
-    runs: int = 0
-    """That use it now. Without one, another thing may get the name."""
-    packed: bytes | None = None
-    """As it was when a run that uses it first sent it: all of its processes get the same."""
+    runs: int = 0  # that use it now. Without one, another thing may get the name
+    packed: bytes | None = None  # as it was when a run that uses it first sent it: all of its processes get the same
 
 
 _entries: dict[str, _Entry] = {}
@@ -53,12 +50,11 @@ class Lender:
         if not path.startswith(f"{MAIN}:") and _leads_to(path, thing):
             return path
         with _changing:
-            base, number = _describe(thing), 1
-            name = base
+            name = base = _describe(thing)
+            numbers = itertools.count(2)
             while _is_taken(name, thing):  # by another run, in another thread
-                number += 1
-                name = f"{base}#{number}"
-            self._take(name, thing)
+                name = f"{base}#{next(numbers)}"
+            self._lend(name, thing)
         return name
 
     def know(self, name: str, thing: Any) -> None:
@@ -66,9 +62,9 @@ class Lender:
         with _changing:
             if _is_taken(name, thing):
                 raise UsageError(f"{bare(name)!r} stands for another object in a run that goes on in this process")
-            self._take(name, thing)
+            self._lend(name, thing)
 
-    def _take(self, name: str, thing: Any) -> None:
+    def _lend(self, name: str, thing: Any) -> None:
         entry = _entries.get(name)
         if entry is None or not entry.runs:
             entry = _entries[name] = _Entry(thing)
@@ -85,7 +81,6 @@ class Lender:
 
 @contextmanager
 def lending() -> Iterator[Lender]:
-    """For the time of one run."""
     lender = Lender()
     try:
         yield lender
@@ -94,10 +89,7 @@ def lending() -> Iterator[Lender]:
 
 
 def pack(names: Iterable[str | None]) -> bytes:
-    """What those of these names stand for that are ours, to be sent to a process of the same run.
-
-    Nothing if there are none. What cannot be sent is a `UsageError`.
-    """
+    """What those of these names stand for that are ours, to be sent to a process of the run; may be empty."""
     if reason := obstacle(names := list(names)):
         raise UsageError(f"{reason}: move it into a module, such as mine.py, and give 'mine:NAME', or train inline")
     packed = {name: _entries[name].packed for name in names if name is not None and is_given(name)}
@@ -137,10 +129,8 @@ def _is_taken(name: str, thing: Any) -> bool:
 
 
 def _leads_to(path: str, thing: Any) -> bool:
-    if "<" in path or path.endswith(":"):
-        return False
     try:
-        return load_object(path) is thing
+        return "<" not in path and not path.endswith(":") and load_object(path) is thing
     except UsageError:
         return False
 
@@ -175,10 +165,7 @@ def _file(module: str) -> str:
 
 
 def find(path: str) -> Any:
-    """What a name of ours stands for: in a run that goes on, else in this script, else in the last run that had it.
-
-    None if that is not known.
-    """
+    """What a name of ours stands for: in a current run, else in this script, else in the last run with it; or None."""
     entry = _entries.get(path)
     if entry is not None and entry.runs:
         return entry.thing

@@ -14,20 +14,15 @@ from raynforce.synonyms import NONE, SETTINGS, Here
 def about_setting(path: str, known: Iterable[str], algo: str) -> str:
     """What to add to the complaint about an unknown setting: what it is called here, why there is none, or a guess."""
     names = list(known)
-    guess = nearest(path, names)
-    if any(_leaf(name) == _leaf(path) for name in names):  # the right word in the wrong place
-        return guess
-    found = called_here(path, algo)
+    right_word = any(_leaf(name) == _leaf(path) for name in names)  # in the wrong place
+    found = "" if right_word else called_here(path, algo)
     if isinstance(found, Here):
         return f": here it is {found.path}" + (f" ({found.note})" if found.note else "")
-    return f": {found}" if found else guess
+    return f": {found}" if found else nearest(path, names)
 
 
 def called_here(word: str, algo: str | None) -> Here | str:
-    """The setting of ours that is meant; or a clause that says why there is none; or "" for a word that nobody uses.
-
-    `algo` is the algorithm that it is for; None takes a setting of any.
-    """
+    """The setting that is meant for `algo` (None: for any), a clause that says why there is none, or "" if unknown."""
     leaf = _leaf(word)
     own = [f"algorithm.{leaf}", *(name for name in _keys(algo) if _leaf(name) == leaf)]
     here = [*map(Here, own), *(said_elsewhere(leaf, SETTINGS) or ())]

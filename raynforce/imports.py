@@ -10,8 +10,7 @@ from typing import Any
 
 from raynforce.errors import UsageError, nearest, summary
 
-importing: list[str] = []
-"""The modules that are being imported for the user right now."""
+importing: list[str] = []  # the modules that are being imported for the user right now
 
 
 def load_module(name: str) -> ModuleType:
@@ -28,11 +27,8 @@ def load_module(name: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # a script that was not made to be imported may exit
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and (name == missing or name.startswith(missing + ".")):
-            fix = (
-                f"write {name[:-3]!r}"
-                if name.endswith(".py")
-                else f"install it, or run from its directory (now {here})"
-            )
+            elsewhere = f"install it, or run from its directory (now {here})"
+            fix = f"write {name[:-3]!r}" if name.endswith(".py") else elsewhere
             raise UsageError(f"no module named {name!r}: {fix}") from error
         raise UsageError(f"importing {name!r} failed: {summary(error)}; fix that import first") from error
     finally:
@@ -50,10 +46,7 @@ def bare(path: str) -> str:
 
 
 def load_object(path: str, setting: str = "env") -> Any:
-    """Return the object that `module:name` stands for; `name` may have dots, as in `my_envs:Maze.large`.
-
-    `setting` is the one it is for, for what is said where it cannot be found.
-    """
+    """The object that `module:name` stands for; `name` may have dots. `setting` is the one it is for, for the error."""
     module_name, colon, names = path.partition(":")
     if not (module_name and colon and names):
         raise UsageError(f"{path!r} is not of the form module:name, for example my_envs:make_env")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,34 +11,24 @@ import numpy as np
 
 from raynforce.trees import Tree
 
-MOST = 32
-"""Names that are kept, the first that come: an environment may use another one each time."""
-LONGEST = 64
-"""Characters of a name."""
+MOST = 32  # names that are kept, the first that come: an environment may use another one each time
+LONGEST = 64  # characters of a name
 
-Info = Mapping[str, float]
-"""What one episode told, by name."""
-Values = Mapping[str, np.ndarray]
-"""What several told: `[E]` float64 by name, NaN where one did not tell it."""
+Info = Mapping[str, float]  # what one episode told, by name
+Values = Mapping[str, np.ndarray]  # what several told: `[E]` float64 by name, NaN where one did not tell it
 NOTHING: Mapping[Any, Any] = {}  # as either of them
 
 
 def numbers(info: Any) -> dict[str, float]:
-    """The finite numbers and bools in it by name. All else is left out: nested dicts, arrays, text, NaN, odd names.
-
-    It is the environment's, or a stranger's, and may be anything: nothing is raised.
-    """
+    """The finite numbers and bools by name; all else is left out. It may be anything: nothing is raised."""
     found: dict[str, float] = {}
-    try:
+    with contextlib.suppress(Exception):
         for name, value in info.items():
-            if isinstance(name, str) and 0 < len(name) <= LONGEST and name.isprintable():
-                number = _number(value)
-                if number is not None:
-                    found[name] = number
-                if len(found) == MOST:
-                    break
-    except Exception:
-        pass
+            usable = isinstance(name, str) and 0 < len(name) <= LONGEST and name.isprintable()
+            if usable and (number := _number(value)) is not None:
+                found[name] = number
+            if len(found) == MOST:
+                break
     return found
 
 
@@ -54,7 +45,6 @@ def _number(value: Any) -> float | None:
 
 
 def values(episodes: Sequence[Info]) -> dict[str, np.ndarray]:
-    """What these episodes told."""
     names = list(dict.fromkeys(name for info in episodes for name in info))[:MOST]
     return {name: np.array([info.get(name, math.nan) for info in episodes], np.float64) for name in names}
 
@@ -81,5 +71,4 @@ def to_tree(told: Values) -> Tree:
 
 def from_tree(tree: Tree | None) -> dict[str, np.ndarray]:
     """Undo `to_tree`; what was saved before there was anything is empty."""
-    names = (tree or {}).get("names", ())
-    return {} if tree is None else {name: tree["values"][str(i)] for i, name in enumerate(names)}
+    return {name: tree["values"][str(i)] for i, name in enumerate(tree.get("names", ()))} if tree else {}

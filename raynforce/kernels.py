@@ -6,6 +6,7 @@ another order than with AVX2. What they may choose from is read from the environ
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -20,19 +21,12 @@ _set: dict[str, bool] = {}  # variables that this process has set, and whether n
 
 
 class Kind(NamedTuple):
-    """What rounding depends on beside versions."""
-
-    cpu: str
-    """The processor's model."""
-    kernels: str
-    """`avx2`, or `native`: whatever libraries choose for it."""
+    cpu: str  # the processor's model
+    kernels: str  # `avx2`, or `native`: whatever libraries choose for it
 
 
 def pin(kernels: Kernels = "portable") -> None:
-    """Hold libraries that are not loaded yet, here and in children, to AVX2; with `native`, let go of them again.
-
-    What the user has set in the environment stays.
-    """
+    """Hold libraries that are not loaded yet, here and in children, to AVX2, unless the user did; `native` lets go."""
     if kernels == "native":
         for name in _set:
             os.environ.pop(name, None)
@@ -46,7 +40,6 @@ def pin(kernels: Kernels = "portable") -> None:
 
 @functools.cache
 def pins() -> dict[str, str]:
-    """What is set; nothing on a processor without AVX2."""
     import platform  # here: `--help` does without
 
     if platform.machine() != "x86_64" or not {"avx2", "fma"} <= set(cpu("flags").split()):
@@ -64,7 +57,8 @@ def kind() -> Kind:
     needed = {name: value for name, value in pins().items() if name != "MKL_CBWR"}
     held = bool(needed) and all(os.environ.get(name) == value for name, value in needed.items())
     if held and any(_set.values()):  # it may have come too late: then what they do is looked at
-        held = _numpy_is_held() and _torch_is_held()
+        torch: Any = sys.modules.get("torch")
+        held = _numpy_is_held() and (torch is None or torch.backends.cpu.get_cpu_capability() == "AVX2")
     return Kind(cpu_model(), "avx2" if held else "native")
 
 
@@ -82,11 +76,6 @@ def _numpy_is_held() -> bool:
     return all(name.lower() in SAME for name in found)
 
 
-def _torch_is_held() -> bool:
-    torch: Any = sys.modules.get("torch")
-    return torch is None or torch.backends.cpu.get_cpu_capability() == "AVX2"
-
-
 def cpu_model() -> str:
     import platform
 
@@ -95,14 +84,11 @@ def cpu_model() -> str:
 
 def cpu(field: str) -> str:
     """A field of the first processor in `/proc/cpuinfo`; empty where there is none."""
-    try:
-        with open("/proc/cpuinfo") as file:  # not all of it: the kernel takes its time over each processor
-            for line in file:
-                name, _, value = line.partition(":")
-                if name.strip() == field:
-                    return value.strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:  # not all of it: the kernel takes its time over each processor
+            name, _, value = line.partition(":")
+            if name.strip() == field:
+                return value.strip()
     return ""
 
 

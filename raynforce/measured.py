@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,7 +38,6 @@ def cost_of_env(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[En
     """What an environment takes and gives, and what a step of it costs: what was found before, if that still holds."""
     made, spec = make_described(env, env_args)
     about = {"env": env, "args": dict(env_args or {}), "source": _source(env, made)}
-
     now = try_out(made)
 
     def again() -> Cost:
@@ -65,13 +64,15 @@ def _settled(kind: str, about: Mapping[str, Any], now: T, again: Callable[[], T]
     try:
         path = cache_folder() / "measured" / f"{name}.json"
         before = _read(path, read)
-        if before is not None and _slower(now, before):  # nothing makes it faster than it is, but much makes it slower
+        if before is None:
+            return _kept(path, key, now, read, first=True)
+        if _seconds(now) >= FAR * _seconds(before):  # nothing makes it faster than it is, but much makes it slower
             now = min(now, again(), key=_seconds)
-        if before is not None and _alike(now, before):
-            with contextlib.suppress(OSError):
-                os.utime(path)
-            return before
-        return _kept(path, key, now, read, first=before is None)
+        if not _alike(now, before):
+            return _kept(path, key, now, read, first=False)
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return before
     except (OSError, RuntimeError):  # no home, or a read-only or full one: nothing is remembered
         return now
 
@@ -83,19 +84,13 @@ def _seconds(cost: Cost | PolicyCost) -> float:
     return PATIENCE if cost.seconds is None else min(PATIENCE, cost.seconds)
 
 
-def _slower(a: T, b: T) -> bool:
-    return _seconds(a) >= FAR * _seconds(b)
-
-
 def _alike(a: T, b: T) -> bool:
-    if _slower(a, b) or _slower(b, a):
-        return False
+    shorter, longer = sorted((_seconds(a), _seconds(b)))
     computing = [0.0 if isinstance(cost, PolicyCost) else cost.computing or 0.0 for cost in (a, b)]
-    return abs(computing[0] - computing[1]) < 0.5
+    return longer < FAR * shorter and abs(computing[0] - computing[1]) < 0.5
 
 
 def _read(path: Path, read: Callable[[Any], T]) -> T | None:
-    """What was remembered; None if there is nothing, or nothing of use."""
     try:
         return read(json.loads(path.read_bytes())["found"])
     except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
@@ -104,17 +99,11 @@ def _read(path: Path, read: Callable[[Any], T]) -> T | None:
 
 def _cost(found: Any) -> Cost:
     """Undo `asdict`; a `ValueError` or `TypeError` if it is none."""
-    low, high = found["spread"]
-    cost = Cost(
-        seconds=float(found["seconds"]),
-        mean=float(found["mean"]),
-        spread=(float(low), float(high)),
-        computing=None if found["computing"] is None else float(found["computing"]),
-        steps=int(found["steps"]),
-    )
-    if not min(cost.seconds or 0.0, cost.mean or 0.0, low, high) > 0.0:
+    seconds, mean, low, high = map(float, (found["seconds"], found["mean"], *found["spread"]))
+    if not min(seconds, mean, low, high) > 0.0:
         raise ValueError("no time at all")
-    return cost
+    computing = None if found["computing"] is None else float(found["computing"])
+    return Cost(seconds=seconds, mean=mean, spread=(low, high), computing=computing, steps=int(found["steps"]))
 
 
 def _policy_cost(found: Any) -> PolicyCost:
@@ -144,7 +133,6 @@ def _kept(path: Path, key: Mapping[str, Any], now: T, read: Callable[[Any], T], 
 
 
 def _forget(folder: Path) -> None:
-    """Leave `MOST` measurements, those that were used last."""
     ages: dict[str, float] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -161,14 +149,8 @@ def _source(env: str, made: Env) -> str:
     modules = {cls.__module__ for layer in layers(made) for cls in type(layer).__mro__}
     modules |= set() if isinstance(found, str) else {getattr(found, "__module__", "")}
     digest = hashlib.sha256()
-    for path in sorted(_files(modules)):
+    paths = [getattr(sys.modules.get(name), "__file__", None) or "" for name in modules]
+    for path in sorted(path for path in paths if path.endswith(".py")):
         with contextlib.suppress(OSError):
             digest.update(Path(path).read_bytes())
     return digest.hexdigest()[:32]
-
-
-def _files(modules: set[str]) -> Iterator[str]:
-    for name in modules:
-        path = getattr(sys.modules.get(name), "__file__", None)
-        if path and path.endswith(".py"):
-            yield path

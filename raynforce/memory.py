@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -18,21 +19,15 @@ def resident_bytes() -> int:
 
 def available_bytes() -> int | None:
     """Memory this process may still take: of the machine and of its container; None where neither can be read."""
-    limits = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                limits.append(1024 * int(line.split()[1]))
-    except OSError:
-        pass
-    try:
-        group = Path("/sys/fs/cgroup")
+    limits, group = [], Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        limits += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    with contextlib.suppress(OSError, ValueError, KeyError):
         limit = int((group / "memory.max").read_text())  # the word "max" where there is no limit: ValueError
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         taken = int((group / "memory.current").read_text()) - int(stat["inactive_file"])  # that cache gives way
         limits.append(max(0, limit - taken))
-    except (OSError, ValueError, KeyError):
-        pass
     return min(limits, default=None)
 
 

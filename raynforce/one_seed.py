@@ -14,17 +14,18 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raynforce.errors import RaynforceError, summary
+from raynforce.errors import RaynforceError, reason
+from raynforce.runs.progress import Pace, Progress, Snapshot
 from raynforce.threads import cap_threads
 
 if TYPE_CHECKING:
     from raynforce.config import Config
-    from raynforce.runs.progress import Snapshot
 
 TELL_EVERY = 0.25  # seconds
 GRACE = 30.0  # seconds that a run has to end with a checkpoint once nobody wants it any more
@@ -35,14 +36,10 @@ class Job:
     """What to do: train a config, or resume a run."""
 
     out: str
-    config: Config | None
-    """None: the run is there already, and is resumed."""
-    changes: dict[str, Any]
-    """Settings of a resumed run, dotted."""
-    log: tuple[str, ...] = ()
-    """Services that metrics are sent to, as `--log` names them."""
-    began: float = 0.0
-    """On the monotonic clock, which all processes of a machine share."""
+    config: Config | None  # None: the run is there already, and is resumed
+    changes: dict[str, Any]  # settings of a resumed run, dotted
+    log: tuple[str, ...] = ()  # services that metrics are sent to, as `--log` names them
+    began: float = 0.0  # on the monotonic clock, which all processes of a machine share
 
 
 def pack(job: Job, given: bytes) -> bytes:
@@ -53,21 +50,17 @@ def pack(job: Job, given: bytes) -> bytes:
     return pickle.dumps(([os.path.abspath(path) for path in sys.path], given, data))
 
 
-class Teller:
+class Teller(Progress):
     """Shows a run to the process that started this one."""
 
     def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
-        self._write = write
+        self._write, self._pace = write, Pace(TELL_EVERY)
         self._waiting: Snapshot | None = None
-        self._due = 0.0
-
-    def start(self, title: str) -> None: ...
 
     def update(self, snapshot: Snapshot) -> None:
         self._waiting = snapshot
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + TELL_EVERY
-            self._tell()
+        if self._pace.is_due():
+            self.stop()
 
     def message(self, text: str) -> None:
         self._write({"message": text})
@@ -76,16 +69,12 @@ class Teller:
         self._write({"fault": text})
 
     def stop(self) -> None:
-        self._tell()
-
-    def _tell(self) -> None:
         if self._waiting is not None:
             self._write({"snapshot": asdict(self._waiting)})
             self._waiting = None
 
 
 def main() -> None:
-    """Do the job that comes on stdin."""
     for number in (signal.SIGINT, signal.SIGTERM):  # until there is a run, which has a checkpoint to write first
         signal.signal(number, lambda number, _: os._exit(128 + number))
     cap_threads()  # before numpy is imported
@@ -105,15 +94,14 @@ def main() -> None:
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
         write({"result": _run(given, data, Teller(write))})
-    except RaynforceError as error:
-        _failed(write, str(error), error.exit_code)
     except KeyboardInterrupt as interrupt:
         sys.exit(128 + (interrupt.args[0] if interrupt.args and isinstance(interrupt.args[0], int) else 2))
     except (Exception, SystemExit) as error:
-        import traceback
-
-        traceback.print_exc()
-        _failed(write, summary(error), 1)
+        code = error.exit_code if isinstance(error, RaynforceError) else 1
+        if not isinstance(error, RaynforceError):
+            traceback.print_exc()
+        write({"error": reason(error), "code": code})
+        sys.exit(code)
 
 
 def _run(given: bytes, data: bytes, teller: Teller) -> dict[str, Any]:
@@ -123,21 +111,15 @@ def _run(given: bytes, data: bytes, teller: Teller) -> dict[str, Any]:
 
     unpack(given)
     job: Job = pickle.loads(data)
+    how: dict[str, Any] = {"progress": teller, "began": job.began}
     try:
         if job.config is None:
-            sinks = services(job.log, Path(job.out))
-            run = api.resume(job.out, settings=job.changes, sinks=sinks, progress=teller, began=job.began)
+            run = api.resume(job.out, settings=job.changes, sinks=services(job.log, Path(job.out)), **how)
         else:
-            sinks = services(job.log)
-            run = api.start(job.config, {}, job.out, sinks=sinks, progress=teller, began=job.began)
+            run = api.start(job.config, {}, job.out, sinks=services(job.log), **how)
     except api.Interrupted as interrupted:
         run = interrupted.run
     return run.result.to_json()
-
-
-def _failed(write: Callable[[dict[str, Any]], None], error: str, code: int) -> None:
-    write({"error": error, "code": code})
-    sys.exit(code)
 
 
 def _end_with_stdin() -> None:

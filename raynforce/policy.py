@@ -40,12 +40,11 @@ class Policy:
         if state is not None:
             raise UsageError("this policy is not recurrent: leave out `state`")
         batch, lanes, single = self._batched(obs)
-        out = self._actor.outputs(batch)
+        out, distribution = self._actor.outputs(batch), self._actor.distribution
         allowed = None if mask is None else self._allowed(np.asarray(mask, bool), lanes)
         if allowed is not None:
-            name = self._actor.distribution.outputs[0]
+            name = distribution.outputs[0]
             out = {**out, name: np.where(allowed, out[name], np.float32(-1e30))}
-        distribution = self._actor.distribution
         if greedy:
             action = distribution.mode(out)
         else:
@@ -103,8 +102,7 @@ class Policy:
 
 def load(path: str | Path, which: str = "best", *, seed: int | None = None) -> Policy:
     """Load the policy of a run (its `best`, or `last`) or of a checkpoint directory; a run may be at a URL."""
-    saved = read_policy(find_policy(local_path(path), which))
-    return Policy(*saved, seed=seed)
+    return Policy(*read_policy(find_policy(local_path(path), which)), seed=seed)
 
 
 def read_policy(path: Path) -> tuple[ActingSpec, PolicyVersion]:
@@ -114,8 +112,7 @@ def read_policy(path: Path) -> tuple[ActingSpec, PolicyVersion]:
         spec, version = ActingSpec.from_json(tree["acting"]), PolicyVersion.from_state(tree["version"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} does not hold a policy: {error}") from None
-    wanted = sum(p.size for p in spec.network.params())
-    if not spec.factory and wanted != version.params.size:
-        found = version.params.size
+    wanted, found = sum(p.size for p in spec.network.params()), version.params.size
+    if not spec.factory and wanted != found:
         raise CheckpointError(f"checkpoint {path} is of another shape: expected {wanted} parameters, found {found}")
     return spec, version

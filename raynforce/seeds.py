@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 
 import raynforce
 from raynforce import topologies
-from raynforce.api import fresh_name, preset_line, resolved
+from raynforce.api import fresh_name, preset_line, resolved, with_absolute_start
 from raynforce.auto import settle
 from raynforce.config import Config
 from raynforce.driver.signals import StopRequest
@@ -31,6 +31,7 @@ from raynforce.given import pack as pack_given
 from raynforce.imports import bare
 from raynforce.kernels import pin
 from raynforce.one_seed import Job, pack
+from raynforce.runs import disk
 from raynforce.runs.directory import seeds_in
 from raynforce.runs.mirrored import new_run
 from raynforce.runs.progress import Mode, Snapshot
@@ -64,8 +65,6 @@ class Spread(NamedTuple):
 
 @dataclass
 class SeedRun:
-    """The run of one seed."""
-
     seed: int
     path: str
     """Its run directory, or URL."""
@@ -102,34 +101,26 @@ class Seeds:
 
     @property
     def solved(self) -> int:
-        """How many have met the target."""
         return sum(result.solved_steps is not None for result in self.results)
 
     def summary(self) -> dict[str, Spread | None]:
         """Median, lowest and highest of each figure. A seed that has not met the target counts as infinitely late."""
         results, late = self.results, self.target is not None and self.solved > 0
 
-        def spread(figure: Callable[[Result], float | None], missing: float | None = None) -> Spread | None:
-            values = [missing if (value := figure(result)) is None else value for result in results]
+        def spread(figure: str) -> Spread | None:
+            missing = math.inf if figure.startswith("solved") else None
+            if missing is not None and not late:
+                return None
+            values = [missing if (value := getattr(result, figure)) is None else value for result in results]
             return Spread.of([value for value in values if value is not None])
 
-        return {
-            "eval_return": spread(lambda result: result.eval_return),
-            "solved_steps": spread(lambda result: result.solved_steps, math.inf) if late else None,
-            "solved_at": spread(lambda result: result.solved_at, math.inf) if late else None,
-            "steps_per_second": spread(lambda result: result.steps_per_second),
-        }
+        return {name: spread(name) for name in ("eval_return", "solved_steps", "solved_at", "steps_per_second")}
 
     def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
-        return {
-            "folder": self.folder,
-            "seeds": [run.seed for run in self.runs],
-            "at_once": self.at_once,
-            "runs": [run.to_json() for run in self.runs],
-            "summary": {"solved": self.solved, "failed": len(self.failed)}
-            | {name: spread and spread.to_json() for name, spread in self.summary().items()},
-        }
+        figures = {name: spread and spread.to_json() for name, spread in self.summary().items()}
+        summary = {"solved": self.solved, "failed": len(self.failed), **figures}
+        facts = {"folder": self.folder, "seeds": [run.seed for run in self.runs], "at_once": self.at_once}
+        return {**facts, "runs": [run.to_json() for run in self.runs], "summary": summary}
 
 
 class InterruptedSeeds(KeyboardInterrupt):
@@ -164,10 +155,9 @@ def train_seeds(
     callbacks and sinks are not among them, as the runs are in processes of their own. A seed that fails is in `failed`
     of what is returned, and the others go on. Ctrl-C raises `InterruptedSeeds` after a checkpoint of each.
     """
-    given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
-    given |= {"start_from": None if start_from is None else str(start_from)}
     with lending() as lender:
-        found, preset = resolved(env, algo, config, settings, given, lender)
+        given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
+        found, preset = resolved(env, algo, config, settings, given, start_from, lender)
         return start_seeds(found, preset, numbers(seeds, found.seed), out, progress=progress)
 
 
@@ -188,20 +178,16 @@ def start_seeds(
     config: Config,
     preset: Mapping[str, Any],
     seeds: Sequence[int],
-    out: str | Path | None = None,
-    *,
+    out: str | Path | None,
     log: Sequence[str] = (),
-    progress: Mode = "auto",
-    stream: Any = None,
+    **how: Any,
 ) -> Seeds:
     """Train a resolved config with each of these seeds; `log` are services that metrics are sent to."""
-    view = make_view(stream or sys.stdout, progress)
-    if config.start_from is not None and not is_url(config.start_from):
-        config = replace(config, start_from=os.path.abspath(os.path.expanduser(config.start_from)))
-    if out is not None:
-        for seed in seeds:
-            new_run(f"{out}/seed{seed}")
-    config, _, chosen = settle(config)  # once, on a machine that is not busy with the others yet
+    view = make_view(**how)
+    for seed in seeds if out is not None else ():
+        new_run(f"{out}/seed{seed}")
+    # Once, on a machine that is not busy with the others yet.
+    config, _, chosen = settle(with_absolute_start(config))
     given = pack_given((config.env, config.algo, config.network.factory))
     for line in filter(None, (preset_line(preset), chosen)):
         view.message(line)
@@ -211,19 +197,12 @@ def start_seeds(
         return _side_by_side(title, str(folder), config, jobs, given, view)
 
 
-def resume_seeds(
-    folder: str | Path,
-    changes: Mapping[str, Any],
-    *,
-    log: Sequence[str] = (),
-    progress: Mode = "auto",
-    stream: Any = None,
-) -> Seeds:
+def resume_seeds(folder: str | Path, changes: Mapping[str, Any], log: Sequence[str] = (), **how: Any) -> Seeds:
     """Go on with all runs of a folder, side by side; `changes` as in `resume`, dotted."""
     runs = seeds_in(folder)
     config, _ = resolve({"preset": "none"}, settings_of(runs[0] / "config.yaml")[0], nested(changes))
     jobs = {int(run.name.removeprefix("seed")): Job(str(run), None, dict(changes), tuple(log)) for run in runs}
-    view = make_view(stream or sys.stdout, progress)
+    view = make_view(**how)
     return _side_by_side(f"resuming {folder}", str(folder), config, jobs, b"", view)
 
 
@@ -249,18 +228,12 @@ def _folder(config: Config, seeds: Sequence[int], out: str | Path | None) -> Ite
     if out is not None:
         yield out if is_url(str(out)) else Path(out).expanduser()
         return
-    first = fresh_name(config, f"s{min(seeds)}-{max(seeds)}")
-    folder, number = first, 1
-    first.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        try:
-            folder.mkdir()
-            break
-        except FileExistsError:
-            number += 1
-            folder = first.with_name(f"{first.name}-{number}")
-        except OSError as error:
-            raise UsageError(f"cannot write to output directory {folder}: {error.strerror}") from None
+    folder = fresh_name(config, f"s{min(seeds)}-{max(seeds)}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder = disk.numbered(folder)
+    except OSError as error:
+        raise UsageError(f"cannot write to output directory {folder}: {error.strerror}") from None
     try:
         yield folder
     finally:
@@ -287,18 +260,13 @@ def _side_by_side(
 
 @dataclass(eq=False)
 class _Process:
-    """The process of one seed."""
-
     run: SeedRun
     process: subprocess.Popen[bytes]
-    rest: dict[Any, bytes] = field(default_factory=dict)
-    """What has come of a line that has not ended, by file."""
+    rest: dict[Any, bytes] = field(default_factory=dict)  # what has come of a line that has not ended, by file
     said: str = ""
 
 
 class _Crowd:
-    """The processes of all seeds."""
-
     def __init__(self, runs: Mapping[int, SeedRun], view: SeedsView) -> None:
         self._runs, self._view = runs, view
         self._selector = selectors.DefaultSelector()
@@ -307,8 +275,8 @@ class _Crowd:
 
     def train(self, jobs: Mapping[int, Job], given: bytes, at_once: int) -> int | None:
         """Have all jobs done, so many at a time; returns the signal that ended it, if one did."""
-        stop = StopRequest(self._announce)
-        waiting = dict(jobs)
+        told = "stopping all seeds after this round, with checkpoints; press Ctrl-C again to end at once"
+        stop, waiting = StopRequest(lambda: self._view.message(told)), dict(jobs)
         with contextlib.closing(self._selector), stop.watching():
             try:
                 while self._living or (waiting and stop.number is None):
@@ -327,9 +295,6 @@ class _Crowd:
                 self._view.stop()
         return stop.number
 
-    def _announce(self) -> None:
-        self._view.message("stopping all seeds after this round, with checkpoints; press Ctrl-C again to end at once")
-
     def _begin(self, seed: int, job: Job, given: bytes) -> None:
         process = subprocess.Popen(
             [sys.executable, "-P", "-u", "-m", "raynforce.one_seed"],
@@ -339,15 +304,14 @@ class _Crowd:
             process_group=0,  # a terminal's Ctrl-C is for us to hand on
             env={**os.environ, "PYTHONPATH": first_on_path(Path(raynforce.__file__).parent.parent)},
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
         one = _Process(self._runs[seed], process)
         self._living.append(one)
         for file in (process.stdout, process.stderr):
+            assert file is not None
             os.set_blocking(file.fileno(), False)
             self._selector.register(file, selectors.EVENT_READ, one)
         self._view.began(seed)
+        assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # how it ended will tell
             process.stdin.write(pack(job, given))
             process.stdin.flush()
@@ -362,10 +326,9 @@ class _Crowd:
         self._view.draw()
 
     def _read(self, one: _Process, file: Any) -> None:
-        try:
+        chunk = b""
+        with contextlib.suppress(BlockingIOError):  # a program that it has started keeps the pipe open
             chunk = os.read(file.fileno(), 65536)
-        except BlockingIOError:  # a program that it has started keeps the pipe open
-            chunk = b""
         *lines, one.rest[file] = (one.rest.get(file, b"") + chunk).split(b"\n")
         for line in filter(None, lines if chunk else [*lines, one.rest[file]]):
             if file is one.process.stdout:

@@ -8,6 +8,7 @@ A file in the run's directory has the service's name of the run, so that a resum
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -24,22 +25,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from raynforce import settings
 from raynforce.errors import RaynforceError, UsageError, summary
+from raynforce.runs.catalog import object_in
 
 EVERY = 1.0  # seconds between two messages to a service
 AT_ONCE = 50  # lines in one message
-MOST_WAITING = 10_000
-"""Lines that a service may be behind; what comes then is lost, and counted."""
+MOST_WAITING = 10_000  # lines that a service may be behind; what comes then is lost, and counted
 OPEN_SECONDS, CLOSE_SECONDS = 20.0, 30.0  # that a service may take to begin, and for what is left at the end
 
 
 class Line(NamedTuple):
-    """Metrics of one environment step count."""
-
     step: int
     metrics: Mapping[str, float]
-    time: float
-    """In seconds since 1970."""
+    time: float  # in seconds since 1970
 
 
 class Service(ABC):
@@ -54,8 +53,7 @@ class Service(ABC):
         if importlib.util.find_spec(self.package) is None:
             needs = f"{type(self).__name__} needs {self.package}, which is not installed"
             raise UsageError(f'{needs}: pip install "raynforce[{self.extra}]"')
-        self.url = ""
-        """Where the run can be seen, once that is known."""
+        self.url = ""  # where the run can be seen, once that is known
         self._thread: threading.Thread | None = None
         self._reset()
 
@@ -99,7 +97,6 @@ class Service(ABC):
             raise RaynforceError(f"{self.name}: {summary(self._failure)[:300]}") from self._failure
 
     def _work(self, path: Path, config: Mapping[str, Any]) -> None:
-        """What the thread does."""
         try:
             known = self._open(path, config, self._known())
             self._file.write_text(json.dumps(known) + "\n")
@@ -114,11 +111,9 @@ class Service(ABC):
 
     def _known(self) -> dict[str, Any]:
         """What was written when this run was opened before; nothing if it never was."""
-        try:
-            found = json.loads(self._file.read_text())
-            return found if isinstance(found, dict) else {}
-        except (OSError, ValueError):
-            return {}
+        with contextlib.suppress(OSError):
+            return object_in(self._file.read_bytes())
+        return {}
 
     @abstractmethod
     def _open(self, path: Path, config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,10 +127,7 @@ class Service(ABC):
 
 
 class WandbSink(Service):
-    """Weights & Biases. Its own environment variables work as ever: `WANDB_MODE=offline`, `WANDB_ENTITY`, ….
-
-    Metrics are drawn over `step`, the environment steps.
-    """
+    """Weights & Biases, over `step`, the environment steps; `WANDB_MODE=offline`, `WANDB_ENTITY` and the like work."""
 
     name, package, extra = "W&B", "wandb", "wandb"
 
@@ -173,10 +165,7 @@ class WandbSink(Service):
 
 
 class MlflowSink(Service):
-    """MLflow. Its own environment variables work as ever: `MLFLOW_TRACKING_URI`, ….
-
-    Its `step` are the environment steps.
-    """
+    """MLflow; its `step` are the environment steps. `MLFLOW_TRACKING_URI` and the like work."""
 
     name, package, extra = "MLflow", "mlflow", "mlflow"
 
@@ -187,10 +176,8 @@ class MlflowSink(Service):
         given = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
         if given.startswith("file:") or ("://" not in given and given not in ("", "databricks")):
             folder = os.path.abspath(given.removeprefix("file://").removeprefix("file:"))
-            raise UsageError(
-                f"MLflow's tracking URI is {given!r}, a folder, which it takes no more: use a database, such as "
-                f"sqlite:///{folder}.db, or a server"
-            )
+            fix = f"use a database, such as sqlite:///{folder}.db, or a server"
+            raise UsageError(f"MLflow's tracking URI is {given!r}, a folder, which it takes no more: {fix}")
 
     def _open(self, path: Path, config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of each table of a new database
@@ -199,21 +186,16 @@ class MlflowSink(Service):
         uri = self._uri or known.get("tracking_uri") or mlflow.get_tracking_uri()
         self._client = importlib.import_module("mlflow.tracking").MlflowClient(tracking_uri=uri)
         self._id = known.get("run_id", "")
-        if self._id and self._exists():
-            self._client.update_run(self._id, status="RUNNING")
-        else:
-            self._id = self._create(path, config)
+        try:
+            if self._id:
+                self._client.update_run(self._id, status="RUNNING")
+        except Exception as error:
+            if getattr(error, "error_code", "") != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            self._id = ""
+        self._id = self._id or self._create(path, config)
         self.url = f"run {self._id} at {uri}"
         return {"run_id": self._id, "tracking_uri": uri}
-
-    def _exists(self) -> bool:
-        try:
-            self._client.get_run(self._id)
-        except Exception as error:
-            if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
-                return False
-            raise
-        return True
 
     def _create(self, path: Path, config: Mapping[str, Any]) -> str:
         name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "raynforce"
@@ -222,7 +204,7 @@ class MlflowSink(Service):
         tags = {"raynforce.path": str(path.resolve())}
         created = self._client.create_run(experiment, run_name=self._name or path.name, tags=tags)
         made: str = created.info.run_id
-        params = [self._entities.Param(key, str(value)[:6000]) for key, value in _dotted(config)]
+        params = [self._entities.Param(key, str(value)[:6000]) for key, value in settings.dotted(config).items()]
         for first in range(0, len(params), 100):  # no more are taken at once
             self._client.log_batch(made, params=params[first : first + 100])
         return made
@@ -261,10 +243,3 @@ def _goes_on(kind: type[Service], run: Path) -> bool:
         hint = f'{kind.package} is not installed: pip install "raynforce[{kind.extra}]"'
         print(f"raynforce: {run} goes on without {kind.name}: {hint}", file=sys.stderr)
     return there
-
-
-def _dotted(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        found += _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
-    return found

@@ -56,12 +56,8 @@ class EnvSpec:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> EnvSpec:
-        return EnvSpec(
-            env=data["env"],
-            obs=tuple(ObsLeaf(**tuples(leaf)) for leaf in data["obs"]),
-            action=ActionSpec(**tuples(data["action"])),
-            args=data["args"],
-        )
+        obs = tuple(ObsLeaf(**tuples(leaf)) for leaf in data["obs"])
+        return EnvSpec(data["env"], obs, ActionSpec(**tuples(data["action"])), data["args"])
 
 
 CHANNELS = (1, 3, 4)

@@ -22,12 +22,11 @@ def split(tree: Tree, prefix: str = "") -> tuple[dict[str, np.ndarray], Tree]:
     arrays: dict[str, np.ndarray] = {}
     rest: Tree = {}
     for key, value in tree.items():
-        path = f"{prefix}{key}"
         below: dict[str, np.ndarray] = {}
         if isinstance(value, np.ndarray):
-            below = {path: value}
+            below = {f"{prefix}{key}": value}
         elif isinstance(value, dict):
-            below, rest[key] = split(value, path + "/")
+            below, rest[key] = split(value, f"{prefix}{key}/")
         else:
             rest[key] = value
         if below and "/" in key:

@@ -59,7 +59,7 @@ def _complain(line: str, debug: bool) -> None:
 
         traceback.print_exc()
     line = f"raynforce: {line}"
-    if sys.stderr is not None and sys.stderr.isatty():  # elsewhere an error is one line, for whoever searches for it
+    if sys.stderr is not None and sys.stderr.isatty():  # elsewhere an error is one line, to be searched for
         from raynforce.runs.terminal import columns, folded
 
         line = "\n".join(folded(line, columns(sys.stderr), further="  "))

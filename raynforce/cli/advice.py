@@ -65,20 +65,18 @@ def _step(facts: Facts) -> str:
     if cost.computing is None:
         return line
     line += f", of which it computes {cost.computing:.0%}"
-    if not facts.slow:
-        return line
-    if cost.computing >= WAITS:
-        return f"{line}: side by side in processes alone"
-    return f"{line}: it waits, which many can do side by side in threads"
+    how = "side by side in processes alone"
+    if cost.computing < WAITS:
+        how = "it waits, which many can do side by side in threads"
+    return f"{line}: {how}" if facts.slow else line
 
 
 def _policy(facts: Facts) -> str:
     policy = facts.policy
     if policy is None:
         return "acts with torch; what it costs was not measured"
-    return (
-        f"takes {duration(policy.one)} to choose for one environment, {duration(policy.all)} for {policy.envs} at once"
-    )
+    one, all_of_them = duration(policy.one), duration(policy.all)
+    return f"takes {one} to choose for one environment, {all_of_them} for {policy.envs} at once"
 
 
 def _sync(config: Config, facts: Facts, *, native: bool) -> str:
@@ -93,10 +91,9 @@ def _central(config: Config, facts: Facts) -> str:
     """What one policy for all would give: every environment all of the time, unless the policy or the cores end it."""
     mean, computing, envs = _mean(facts), facts.cost.computing or 0.0, config.sampling.envs
     if not facts.slow:
-        return (
-            f"side by side with one policy for all would not pay: handing over an observation and an action takes "
-            f"about {duration(HANDLING)} by itself; it is for steps of {duration(SLOW)} and more"
-        )
+        why = f"handing over an observation and an action takes about {duration(HANDLING)} by itself"
+        least = f"it is for steps of {duration(SLOW)} and more"
+        return f"side by side with one policy for all would not pay: {why}; {least}"
 
     def best(n: int) -> float:
         return min(n / mean, n / facts.round_seconds(n))
@@ -136,12 +133,8 @@ def _learner(config: Config, chosen: Config, facts: Facts, products: int) -> tup
     if products >= LARGE:
         line += f", {learning / whole:.0%} of the time; torch in {facts.cores} threads takes less, if cores are free"
         return line, replace(chosen, learner=replace(chosen.learner, threads=facts.cores))
-    if (
-        not topology(chosen.topology).overlaps
-        and sampling >= BOUND * whole
-        and facts.tolerates_lag
-        and not facts.obstacle
-    ):
+    could_overlap = facts.tolerates_lag and not facts.obstacle and not topology(chosen.topology).overlaps
+    if could_overlap and sampling >= BOUND * whole:
         line += f", and sampling {duration(sampling)}: process and overlap do both at once"
         return line, replace(chosen, runtime="process", topology="overlap")
     return line, chosen

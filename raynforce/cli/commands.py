@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from raynforce import settings
-from raynforce.cli.parser import WHERE
+from raynforce.cli.parser import SETTINGS, WHERE
 from raynforce.errors import UsageError
 from raynforce.runs.progress import Output, number
 from raynforce.runs.terminal import columns, command, folded
@@ -24,15 +25,13 @@ if TYPE_CHECKING:  # they import numpy: not for `--version`
     from raynforce.runs.directory import RunDirectory
     from raynforce.sinks import Service
 
-EPISODES = Annotated[int, settings.Range(1, 1_000_000)]
-EVIDENCE = Annotated[int, settings.Range(1, 1_000_000)]
+COUNT = Annotated[int, settings.Range(1, 1_000_000)]
 SECONDS = Annotated[float, settings.Range(0.1, 1e6)]
 STEPS = Annotated[int, settings.Range(1, 10**9)]
 SEED = Annotated[int, settings.Range(0, 2**63 - 1)]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Dispatch to the sub-command."""
     if arguments.version:
         from raynforce import __version__
 
@@ -48,18 +47,9 @@ def train(arguments: argparse.Namespace) -> int:
     from raynforce.algos import BUILT_IN
     from raynforce.experiment import resolve
 
-    flags = {
-        "algo": arguments.algo,
-        "env": arguments.env,
-        "steps": arguments.steps,
-        "target": arguments.target,
-        "seed": arguments.seed,
-        "start_from": getattr(arguments, "from"),
-        **_how_many(arguments),
-        "preset": "none" if arguments.no_preset else None,
-    }
-    _no_empty(arguments, "out", "config", "target", "from", "seeds")
-    given = settings.nested({k: v for k, v in flags.items() if v is not None} | _where(arguments))
+    _no_empty(arguments, "out", "config", "seeds")
+    named = {"algo": arguments.algo, "env": arguments.env, "preset": "none" if arguments.no_preset else None}
+    given = settings.nested({k: v for k, v in named.items() if v is not None} | _given(arguments))
     assigned = settings.parse_assignments(arguments.set)
     file = settings.read_yaml(arguments.config) if arguments.config else {}
     if arguments.algo and not arguments.env and "env" not in file | assigned:
@@ -88,10 +78,7 @@ def resume(arguments: argparse.Namespace) -> int:
     from raynforce.runs.mirrored import open_run
     from raynforce.sinks import services
 
-    changes = settings.parse_assignments(arguments.set)
-    changes |= {k: v for k in ("steps", "target") if (v := getattr(arguments, k)) is not None}
-    given = {setting: v for setting, v in _how_many(arguments).items() if v is not None}
-    changes = _dotted(changes) | given | _where(arguments)
+    changes = settings.dotted(settings.parse_assignments(arguments.set)) | _given(arguments)
     several = seeds_in(arguments.run)
     run = open_run(several[0] if several else arguments.run, all=True)
     before = settings.read_yaml(str(run.config))
@@ -104,11 +91,6 @@ def resume(arguments: argparse.Namespace) -> int:
     return _train(arguments, lambda **how: api.resume(run, settings=changes, **how), services(arguments.log, run.path))
 
 
-def _how_many(arguments: argparse.Namespace) -> dict[str, str | None]:
-    _no_empty(arguments, "samplers", "envs")
-    return {"sampling.samplers": arguments.samplers, "sampling.envs": arguments.envs}
-
-
 def _asks_for_ray(arguments: argparse.Namespace, runtime: str) -> bool:
     """Whether there is an option that only Ray knows; refused if the run is to be elsewhere."""
     given = [o for o, setting in WHERE.items() if setting.startswith("ray.") and getattr(arguments, o) is not None]
@@ -118,15 +100,15 @@ def _asks_for_ray(arguments: argparse.Namespace, runtime: str) -> bool:
     return bool(given)
 
 
-def _where(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings, dotted, that the options on where it runs stand for."""
-    _no_empty(arguments, *WHERE)
-    return {setting: v for option, setting in WHERE.items() if (v := getattr(arguments, option)) is not None}
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings, dotted, that options stand for."""
+    _no_empty(arguments, *(name for name in SETTINGS if name not in ("steps", "seed")))  # whose own errors say more
+    return {setting: v for option, setting in SETTINGS.items() if (v := getattr(arguments, option, None)) is not None}
 
 
 def _no_empty(arguments: argparse.Namespace, *options: str) -> None:
     for option in options:
-        if getattr(arguments, option) == "":  # an unset variable of the shell, most often
+        if getattr(arguments, option, None) == "":  # an unset variable of the shell, most often
             raise UsageError(f"--{option.replace('_', '-')} is empty: give it a value, or leave it out")
 
 
@@ -177,8 +159,10 @@ def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterato
         missed = target is not None and result.solved_steps is not None and result.eval_return < target
         if missed:
             yield "  that is below the target: few episodes met it by chance, more training may help"
-    if result.skipped_evaluations:
-        yield from folded(_skipped(result), most, further="  ")
+    if skipped := result.skipped_evaluations:
+        told = f"evaluations: {skipped:,} of {result.evaluations + skipped:,} that were due have no outcome: "
+        told += "evaluating took longer than training on, or failed (--set eval.every=N spreads them)"
+        yield from folded(told, most, further="  ")
     if faulty:
         yield _faults(result)
     if time_block:
@@ -200,12 +184,6 @@ def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterato
         yield from command(line, most, "  ")
 
 
-def _skipped(result: Any) -> str:
-    due = result.evaluations + result.skipped_evaluations
-    told = f"evaluations: {result.skipped_evaluations:,} of {due:,} that were due have no outcome"
-    return f"{told}: evaluating took longer than training on, or failed (--set eval.every=N spreads them)"
-
-
 def _faults(result: Any) -> str:
     counts = {"role": result.restarts, "environment": result.env_restarts}
     which = " and ".join(f"{n:,} restart{'s' * (n != 1)} of {what}s" for what, n in counts.items() if n)
@@ -219,20 +197,12 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.video:  # pygame, which most environments draw with, complains of a display and speakers otherwise
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-    episodes = None if arguments.episodes is None else settings.coerce(arguments.episodes, EPISODES, "--episodes")
+    episodes = None if arguments.episodes is None else settings.coerce(arguments.episodes, COUNT, "--episodes")
     seed = None if arguments.seed is None else settings.coerce(arguments.seed, SEED, "--seed")
-    found = api.evaluate(
-        arguments.run,
-        env=arguments.env,
-        env_args=_env_args("eval", arguments.set),
-        episodes=episodes,
-        which=arguments.checkpoint,
-        seed=seed,
-        parallel=arguments.parallel,
-        video=arguments.video,
-        render=arguments.render,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    how: dict[str, Any] = {name: getattr(arguments, name) for name in ("env", "parallel", "video", "render")}
+    how |= {"env_args": _env_args("eval", arguments.set), "which": arguments.checkpoint}
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    found = api.evaluate(arguments.run, episodes=episodes, seed=seed, say=say, **how)
     returns, path = found
     told = infos.means(found.info)
     facts = {
@@ -240,16 +210,14 @@ def evaluate(arguments: argparse.Namespace) -> int:
         "checkpoint": str(path),
         **({"env": arguments.env} if arguments.env else {}),
         "episodes": len(returns),
-        "mean": float(returns.mean()),
-        "deviation": float(returns.std()),
-        "min": float(returns.min()),
-        "max": float(returns.max()),
     }
+    figures = {"mean": returns.mean(), "deviation": returns.std(), "min": returns.min(), "max": returns.max()}
+    facts |= {name: float(figure) for name, figure in figures.items()}
     if arguments.json:
         more = {"info": told, "videos": [str(film) for film in found.videos]}
         print(json.dumps(facts | {name: value for name, value in more.items() if value}))
     else:
-        mean, deviation, low, high = (number(float(facts[k])) for k in ("mean", "deviation", "min", "max"))
+        mean, deviation, low, high = map(number, figures.values())
         spread = f"deviation {deviation}, from {low} to {high}"
         where = f" on {arguments.env}" if arguments.env else ""
         line = f"{path}: mean return {mean} over {len(returns)} greedy episodes{where} ({spread})"
@@ -361,10 +329,10 @@ def _as_run(text: str) -> RunDirectory | None:
 
 
 def _doctor_of_run(arguments: argparse.Namespace, run: RunDirectory) -> int:
-    if arguments.set:
-        raise UsageError(f"--set is for an environment, and {run.shown} is a run, which has its own settings")
-    if arguments.steps is not None:
-        raise UsageError(f"--steps is for an environment, and {run.shown} is a run")
+    if arguments.set or arguments.steps is not None:
+        own = ", which has its own settings" if arguments.set else ""
+        option = "set" if arguments.set else "steps"
+        raise UsageError(f"--{option} is for an environment, and {run.shown} is a run{own}")
     if arguments.replay is None:
         for option in ("debugger", "before", "seconds"):
             if getattr(arguments, option) not in (None, False):
@@ -374,23 +342,11 @@ def _doctor_of_run(arguments: argparse.Namespace, run: RunDirectory) -> int:
         return tell(run, me=_me(), as_json=arguments.json)
     from raynforce.cli.replay import replay
 
-    wanted = settings.coerce(arguments.replay, EVIDENCE, "--replay") if arguments.replay else None
+    wanted = settings.coerce(arguments.replay, COUNT, "--replay") if arguments.replay else None
     seconds = 30.0 if arguments.seconds is None else settings.coerce(arguments.seconds, SECONDS, "--seconds")
-    return replay(
-        run,
-        wanted,
-        seconds=seconds,
-        debugger=arguments.debugger or (not arguments.json and sys.stdin is not None and sys.stdin.isatty()),
-        before=arguments.before,
-        as_json=arguments.json,
-    )
-
-
-def _dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
+    debugger = arguments.debugger or (not arguments.json and sys.stdin is not None and sys.stdin.isatty())
+    how: dict[str, Any] = {"debugger": debugger, "before": arguments.before, "as_json": arguments.json}
+    return replay(run, wanted, seconds=seconds, **how)
 
 
 def _me() -> str:

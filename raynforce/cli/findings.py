@@ -11,7 +11,6 @@ from raynforce.runs.terminal import columns, command, folded
 
 
 def tell(report: Report, how: Sequence[str], *, as_json: bool) -> int:
-    """Print it; 0 if all is well, 1 if not."""
     if as_json:
         found = [{"level": f.level, "title": f.title, "detail": f.detail, "fix": f.fix} for f in report.findings]
         facts = {"ok": report.ok, "findings": found} | ({"steps": report.steps} if report.steps else {})

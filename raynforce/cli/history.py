@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raynforce import settings
-from raynforce.cli.text import BOLD, DIM, GREEN, RED, YELLOW, Page, count, times
+from raynforce.cli.text import BOLD, DIM, GREEN, RED, YELLOW, Page, count, paint, times
 from raynforce.errors import RaynforceError
 from raynforce.runs.catalog import last_lines, whole
 from raynforce.runs.directory import RunDirectory
@@ -31,15 +31,17 @@ def tell(run: RunDirectory, *, me: str = "raynforce", as_json: bool = False) -> 
     """Print it; `me` is how this command was called."""
     history = summarise(each_event(run.events))
     running = run.holder() is not None
-    if history.outcome == "none":
-        history.steps = max(history.steps, _newest_step(run))
+    if history.outcome == "none":  # it has not said how far it came
+        with contextlib.suppress(OSError):  # of all lines: evaluations end after later steps
+            steps = [whole(line.get("step")) for line in last_lines(run.metrics, b'{"step":')]
+            history.steps = max([history.steps, *steps])
     if as_json:
         rows = history.to_json()
         for group, row in zip(history.groups, rows["groups"], strict=True):
             row["advice"] = advice(group, _config(run))
         print(json.dumps({"run": run.shown, "running": running, **rows}))
-        return 0
-    _show(run, history, running, me, Page(LABEL, 100))
+    else:
+        _show(run, history, running, me, Page(LABEL, 100))
     return 0
 
 
@@ -48,7 +50,9 @@ def _show(run: RunDirectory, history: History, running: bool, me: str, page: Pag
     if history.began is None:
         return page.lines(f"{run.shown}: nothing has happened yet" + (", it is starting" if running else ""))
     state, end = _end(history, running)
-    lasted = f"{_steps(history, config)} in {_duration(_lasted(run, history, running))}"
+    total = config.get("steps")
+    of = f" of {total:,}" if isinstance(total, int) and total > history.steps else ""
+    lasted = f"{history.steps:,}{of} steps in {_duration(_lasted(run, history, running))}"
     if not history.faults and not history.absences and state in ("running", "stopped"):
         told = f"{run.shown}: no faults in {lasted.replace(' in ', ' and ')} ({end})"
         return page.lines(*folded(told, page.columns, further="  "))
@@ -81,11 +85,11 @@ def _overview(history: History) -> Iterator[tuple[str, str]]:
     done: Counter[str] = sum((group.actions for group in history.groups), Counter())
     restarts = [(ENV_RESTARTED, "environments"), ("restarted", "roles")]
     parts = [f"{count(done[action], 'restart')} of {things}" for action, things in restarts if done[action]]
-    yield "faults", ": ".join([f"{history.faults:,}", ", ".join(parts)] if parts else [f"{history.faults:,}"])
+    yield "faults", f"{history.faults:,}" + (f": {', '.join(parts)}" if parts else "")
     back = []
     for role, seconds in history.recoveries.items():
-        median, most = _seconds(statistics.median(seconds)), _seconds(max(seconds))
-        back.append(f"{role} after {median}" + (f" (median; {most} at most)" if len(seconds) > 1 else ""))
+        most = f" (median; {_seconds(max(seconds))} at most)" if len(seconds) > 1 else ""
+        back.append(f"{role} after {_seconds(statistics.median(seconds))}{most}")
     if back:
         yield "back", ", ".join(back)
     if history.lost is not None:
@@ -99,8 +103,8 @@ def _overview(history: History) -> Iterator[tuple[str, str]]:
 
 
 def _group(group: FaultGroup, history: History, config: Mapping[str, Any], doctor: str, page: Page) -> None:
-    head = page.paint(f"{group.count:,} ×", BOLD, RED if group.grave else YELLOW)
-    page.lines(f"{head} {page.paint(_what(group), BOLD)}")
+    head = paint(f"{group.count:,} ×", BOLD, RED if group.grave else YELLOW)
+    page.lines(f"{head} {paint(_what(group), BOLD)}")
     page.label = 4
     page.row("", _clean(group))
     if place := _place(group.trace or group.said):
@@ -108,7 +112,7 @@ def _group(group: FaultGroup, history: History, config: Mapping[str, Any], docto
     elif group.kind in ("died", "hung", "failed") and group.said.strip():
         for line in group.said.strip().splitlines()[-3:]:
             short = textwrap.shorten(f"| {line}", page.columns - 4, placeholder=" …")
-            page.lines(f"    {page.paint(short, DIM)}")
+            page.lines(f"    {paint(short, DIM)}")
     (began, first), (ended, last) = group.first, group.last
     day = history.began or began
     when = f"{_clock(began, day)} at step {first:,}"
@@ -124,13 +128,10 @@ def _group(group: FaultGroup, history: History, config: Mapping[str, Any], docto
 
 def _what(group: FaultGroup) -> str:
     roles = _roles(sorted(group.roles, key=_natural))
-    if group.kind == "raised":
-        return f"an environment raised, in {roles}"
-    if group.kind == "garbage":
-        return f"an environment returned garbage, in {roles}"
-    several = len(group.roles) > 1
-    done = {"memory": "outgrew " + ("their" if several else "its") + " memory"}.get(group.kind, group.kind)
-    return f"{roles} {done}"
+    if group.kind in ("raised", "garbage"):
+        return f"an environment {'raised' if group.kind == 'raised' else 'returned garbage'}, in {roles}"
+    whose = "their" if len(group.roles) > 1 else "its"
+    return f"{roles} outgrew {whose} memory" if group.kind == "memory" else f"{roles} {group.kind}"
 
 
 def _clean(group: FaultGroup) -> str:
@@ -143,42 +144,31 @@ def _clean(group: FaultGroup) -> str:
 
 
 def advice(group: FaultGroup, config: Mapping[str, Any]) -> str:
-    """What to do about it, in a sentence or two."""
-    text = group.cause + group.said
+    text, learner, section = group.cause + group.said, group.role == "learner", config.get("faults")
+
+    def setting(name: str) -> str:
+        value = section.get(name) if isinstance(section, dict) else None
+        return f"faults.{name} (now {value:g})" if isinstance(value, int | float) else f"faults.{name}"
+
     if group.kind == "raised":
-        return "fix the environment; the run went on with a new one" if _went_on(group) else "fix the environment"
+        return "fix the environment" + "; the run went on with a new one" * (set(group.actions) == {ENV_RESTARTED})
     if group.kind == "garbage":
         return "let the environment return finite numbers that fit its spaces"
     if group.kind == "hung":
-        name = "learn_seconds" if group.role == "learner" else "sample_seconds"
-        return (
-            f"if it is only slow, raise {_setting(config, name)} or, at the start, {_setting(config, 'start_seconds')}"
-        )
+        name = setting("learn_seconds" if learner else "sample_seconds")
+        return f"if it is only slow, raise {name} or, at the start, {setting('start_seconds')}"
     if group.kind == "memory":
-        limit = _setting(config, "memory_mb")
-        return f"if it grows without end, the environment leaks: fix that; {limit} is the limit at which it is replaced"
+        limit = f"{setting('memory_mb')} is the limit at which it is replaced"
+        return f"if it grows without end, the environment leaks: fix that; {limit}"
     if any(name in text for name in CRASHES):
-        return "native code crashed: " + (
-            "torch or its driver" if group.role == "learner" else "most likely the simulator"
-        )
+        return f"native code crashed: {'torch or its driver' if learner else 'most likely the simulator'}"
     if "SIGKILL" in text or "out of memory" in text.lower():
-        return (
-            "if that was not you, the kernel was short of memory (sudo dmesg | grep -i oom): lower sampling.samplers "
-            "or sampling.envs, or set faults.memory_mb, so that samplers that grow are replaced before"
-        )
+        why = "if that was not you, the kernel was short of memory (sudo dmesg | grep -i oom)"
+        fix = "lower sampling.samplers or sampling.envs, or set faults.memory_mb"
+        return f"{why}: {fix}, so that samplers that grow are replaced before"
     if "node" in group.cause:
         return "nothing, if the node was meant to leave; its samplers move to others that have room"
     return "the last lines it printed say more" if group.said or group.trace else "nothing more is known of it"
-
-
-def _went_on(group: FaultGroup) -> bool:
-    return set(group.actions) == {ENV_RESTARTED}
-
-
-def _setting(config: Mapping[str, Any], name: str) -> str:
-    section = config.get("faults")
-    value = section.get(name) if isinstance(section, dict) else None
-    return f"faults.{name} (now {value:g})" if isinstance(value, int | float) else f"faults.{name}"
 
 
 # -- small words ------------------------------------------------------------------------------------------------------
@@ -211,12 +201,6 @@ def _natural(name: str) -> tuple[str, int]:
     return kind, int(number) if number.isdecimal() else 0
 
 
-def _steps(history: History, config: Mapping[str, Any]) -> str:
-    total = config.get("steps")
-    of = f" of {total:,}" if isinstance(total, int) and total > history.steps else ""
-    return f"{history.steps:,}{of} steps"
-
-
 def _lasted(run: RunDirectory, history: History, running: bool) -> float:
     """Seconds of all its processes; the last one may have gone on after the last event."""
     until = time.time() if running else 0.0
@@ -227,10 +211,10 @@ def _lasted(run: RunDirectory, history: History, running: bool) -> float:
 
 
 def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return _seconds(seconds)
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60:,} h {minutes % 60:02d} min"
+    if minutes >= 120:
+        return f"{minutes // 60:,} h {minutes % 60:02d} min"
+    return f"{minutes} min" if seconds >= 120 else _seconds(seconds)
 
 
 def _seconds(seconds: float) -> str:
@@ -248,10 +232,3 @@ def _config(run: RunDirectory) -> Mapping[str, Any]:
         return settings.read_yaml(str(run.config))
     except RaynforceError:  # its history can be told without
         return {}
-
-
-def _newest_step(run: RunDirectory) -> int:
-    """How far the metrics go, for a run that has not said how far it came."""
-    with contextlib.suppress(OSError):  # of all lines: evaluations end after later steps
-        return max((whole(line.get("step")) for line in last_lines(run.metrics, b'{"step":')), default=0)
-    return 0

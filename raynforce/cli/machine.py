@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import sys
+from collections.abc import Iterator
 from importlib import metadata
 
 from raynforce.envs.doctor import Finding, Report
@@ -18,61 +18,42 @@ NEEDED = ("numpy", "torch", "gymnasium", "pyyaml", "safetensors", "rich", "ray")
 
 def check_machine() -> Report:
     """Look at Python, the packages, cores, memory, disk and accelerators."""
-    return Report(
-        "this machine", [_python(), *_packages(), _cores(), _memory(), _shared_memory(), _disk(), _accelerator()]
-    )
+    return Report("this machine", list(_findings()))
 
 
-def _python() -> Finding:
-    fine = sys.version_info >= (3, 11)
-    detail = f"{platform.python_version()} on {platform.platform()}"
-    return Finding("ok" if fine else "error", "python", detail if fine else f"{detail}; 3.11 or newer is needed")
-
-
-def _packages() -> list[Finding]:
-    found = []
+def _findings() -> Iterator[Finding]:
+    yield Finding("ok", "python", f"{platform.python_version()} on {platform.platform()}")
     for name in NEEDED:
         try:
-            found.append(Finding("ok", name, metadata.version(name)))
+            yield Finding("ok", name, metadata.version(name))
         except metadata.PackageNotFoundError:
-            found.append(Finding("error", name, f"not installed: pip install {name}"))
-    return found
+            yield Finding("error", name, f"not installed: pip install {name}")
+    yield Finding("ok", "cores", f"{cores()} usable of {os.cpu_count()}")
 
-
-def _cores() -> Finding:
-    return Finding("ok", "cores", f"{cores()} usable of {os.cpu_count()}")
-
-
-def _memory() -> Finding:
     free = available_bytes()
     if free is None:
-        return Finding("warning", "memory", "unknown on this system")
-    if free < 1e9:
-        return Finding("warning", "memory", f"{free / 1e9:.2f} GB free; training wants 1 GB or more")
-    return Finding("ok", "memory", f"{free / 1e9:.1f} GB free")
+        yield Finding("warning", "memory", "unknown on this system")
+    elif free < 1e9:
+        yield Finding("warning", "memory", f"{free / 1e9:.2f} GB free; training wants 1 GB or more")
+    else:
+        yield Finding("ok", "memory", f"{free / 1e9:.1f} GB free")
 
-
-def _shared_memory() -> Finding:
-    """Ray keeps its object store there; the other runtimes need none."""
-    free = shared_memory_bytes()
-    if free is None:
-        return Finding("ok", "shared memory", f"no {SHARED_MEMORY}; Ray uses files instead")
-    if free < SMALLEST_STORE:
+    shared = shared_memory_bytes()  # Ray keeps its object store there; the other runtimes need none
+    if shared is None:
+        yield Finding("ok", "shared memory", f"no {SHARED_MEMORY}; Ray uses files instead")
+    elif shared < SMALLEST_STORE:
         wanted = f"--runtime ray wants {SMALLEST_STORE / 1e9:g} GB or more"
-        return Finding("warning", "shared memory", f"{free / 1e9:.2f} GB free in {SHARED_MEMORY}; {wanted}")
-    return Finding("ok", "shared memory", f"{free / 1e9:.1f} GB free in {SHARED_MEMORY}")
+        yield Finding("warning", "shared memory", f"{shared / 1e9:.2f} GB free in {SHARED_MEMORY}; {wanted}")
+    else:
+        yield Finding("ok", "shared memory", f"{shared / 1e9:.1f} GB free in {SHARED_MEMORY}")
 
+    room = shutil.disk_usage(".").free / 1e9
+    if os.access(".", os.W_OK):
+        yield Finding("ok" if room > 1 else "warning", "disk", f"{room:.1f} GB free in {os.getcwd()}")
+    else:
+        yield Finding("warning", "disk", "this directory cannot be written: give runs another with --out")
 
-def _disk() -> Finding:
-    free = shutil.disk_usage(".").free / 1e9
-    if not os.access(".", os.W_OK):
-        return Finding("warning", "disk", "this directory cannot be written: give runs another with --out")
-    return Finding("ok" if free > 1 else "warning", "disk", f"{free:.1f} GB free in {os.getcwd()}")
-
-
-def _accelerator() -> Finding:
     import torch
 
-    count = torch.cuda.device_count()
-    names = ", ".join(torch.cuda.get_device_name(i) for i in range(count))
-    return Finding("ok", "accelerator", names or "none; learner.device=auto uses the CPU")
+    names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    yield Finding("ok", "accelerator", names or "none; learner.device=auto uses the CPU")

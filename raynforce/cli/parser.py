@@ -63,16 +63,13 @@ class _Parser(argparse.ArgumentParser):
                 message = f"one argument too many: unexpected argument {wrong!r}"
         elif "invalid choice" in message and isinstance(self._subparsers, argparse._ArgumentGroup):
             wrong = words.split("'")[1] if "'" in words else words
-            commands = self._commands()
+            commands = [c for a in self._actions if isinstance(a, argparse._SubParsersAction) for c in a.choices]
             message = f"unknown command {wrong!r}{nearest(wrong, commands)}: known are {', '.join(commands)}"
         raise UsageError(f"{message}; see {self.prog} --help")
 
     @property
     def options(self) -> list[str]:
         return [o for a in self._actions for o in a.option_strings]
-
-    def _commands(self) -> list[str]:
-        return [c for a in self._actions if isinstance(a, argparse._SubParsersAction) for c in a.choices]
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -108,19 +105,14 @@ def _blame_setting(parser: _Parser, unknown: Sequence[str], argv: Sequence[str])
         value = argv[after] if after < len(argv) and not argv[after].startswith("--") else "VALUE"
     if found.path in ("algo", "env"):
         raise UsageError(f"unknown option {option!r}: it needs none here: raynforce train ALGO ENV")
-    flag = next(
-        (f"--{o.replace('_', '-')}" for o, setting in {**SETTINGS, **WHERE}.items() if setting == found.path), ""
-    )
+    flag = next((f"--{o.replace('_', '-')}" for o, setting in SETTINGS.items() if setting == found.path), "")
     here = f"{flag} {quote(value)}" if flag in parser.options else f"--set {quote(f'{found.path}={value}')}"
     note = f" ({found.note})" if found.note else ""
     raise UsageError(f"unknown option {option!r}: here it is {here}{note}; see {parser.prog} --help")
 
 
 def kernels_asked_for(arguments: argparse.Namespace) -> Literal["portable", "native"]:
-    """What `--set`, the config or the run that is named say of `kernels`, known before anything is imported to read it.
-
-    Whatever is wrong with them is told when they are read.
-    """
+    """What `--set`, the config or the run say of `kernels`, before anything is imported to read them properly."""
     said = [text.partition("=")[2] for text in getattr(arguments, "set", ()) if text.partition("=")[0] == "kernels"]
     file = getattr(arguments, "config", None) or os.path.join(getattr(arguments, "run", None) or "", "config.yaml")
     if not said and os.path.isfile(file):
@@ -137,181 +129,130 @@ def _parser() -> _Parser:
         formatter_class=_Help,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    _flag(parser, "--version", "print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=_Parser)
 
     train = _command(commands, "train", "train an agent", epilog=TRAIN_EXAMPLES)
-    train.add_argument("algo", nargs="?", metavar="ALGO", help="ppo, dqn, impala, a3c, or your own module:Class")
-    train.add_argument("env", nargs="?", metavar="ENV", help="a gymnasium id, or module:factory")
-    train.add_argument(
-        "--steps", metavar="N", help="environment steps to train for: 200000, 200k, 1M, 1e6 (default 200,000)"
-    )
-    train.add_argument("--target", metavar="R", help="stop once 20 greedy episodes return R on average")
-    train.add_argument("--seed", metavar="S", help="random seed (default 0)")
-    train.add_argument(
-        "--seeds", metavar="N", help="train N seeds side by side, from --seed on, or those named: 11,12,13"
-    )
+    _add(train, "algo", "ALGO", "ppo, dqn, impala, a3c, or your own module:Class", nargs="?")
+    _add(train, "env", "ENV", "a gymnasium id, or module:factory", nargs="?")
+    _add(train, "--steps", "N", "environment steps to train for: 200000, 200k, 1M, 1e6 (default 200,000)")
+    _add(train, "--target", "R", "stop once 20 greedy episodes return R on average")
+    _add(train, "--seed", "S", "random seed (default 0)")
+    _add(train, "--seeds", "N", "train N seeds side by side, from --seed on, or those named: 11,12,13")
     _how_many(train)
-    train.add_argument("--out", metavar="DIR", help="a new run directory (default runs/ALGO-ENV-...)")
-    train.add_argument(
-        "--from", metavar="CHECKPOINT", help="begin with the weights of a run (its best) or a checkpoint"
-    )
-    train.add_argument("--config", metavar="FILE", help="settings from a YAML file; those given here win over it")
+    _add(train, "--out", "DIR", "a new run directory (default runs/ALGO-ENV-...)")
+    _add(train, "--from", "CHECKPOINT", "begin with the weights of a run (its best) or a checkpoint")
+    _add(train, "--config", "FILE", "settings from a YAML file; those given here win over it")
     _set(train)
-    train.add_argument("--no-preset", action="store_true", help="do not start from tuned settings for this ENV")
-    train.add_argument("--print-config", action="store_true", help="print every setting with what it means, and exit")
+    _flag(train, "--no-preset", "do not start from tuned settings for this ENV")
+    _flag(train, "--print-config", "print every setting with what it means, and exit")
     _where(train)
     _output(train)
 
     resume = _command(commands, "resume", "continue a run from its last checkpoint, as if it had never stopped")
-    resume.add_argument("run", metavar="RUN", help="a run directory, or one with the runs of --seeds: all go on")
-    resume.add_argument("--steps", metavar="N", help="train until N environment steps in all")
-    resume.add_argument("--target", metavar="R", help="stop once an evaluation returns R on average; none removes it")
+    _add(resume, "run", "RUN", "a run directory, or one with the runs of --seeds: all go on")
+    _add(resume, "--steps", "N", "train until N environment steps in all")
+    _add(resume, "--target", "R", "stop once an evaluation returns R on average; none removes it")
     _how_many(resume)
     _set(resume)
     _where(resume)
     _output(resume)
 
     evaluate = _command(commands, "eval", "play greedy episodes with a trained policy, on fresh seeds")
-    evaluate.add_argument("run", metavar="RUN", help="a run directory, or a checkpoint in one")
-    evaluate.add_argument("--env", metavar="ENV", help="play another environment with the same spaces")
-    evaluate.add_argument(
-        "--set",
-        metavar="env_args.K=V",
-        dest="set",
-        action="append",
-        default=[],
-        help="keyword arguments for the environment, laid over those of the run",
-    )
-    evaluate.add_argument("--episodes", metavar="N", help="how many (default 100; 3 with --video or --render)")
-    evaluate.add_argument(
-        "--checkpoint", choices=("best", "last"), default="best", help="which checkpoint (default best)"
-    )
-    evaluate.add_argument("--seed", metavar="S", help="play the same episodes each time")
-    evaluate.add_argument(
-        "--parallel",
-        choices=("no", "threads", "processes"),
-        default="no",
-        help="step slow environments side by side: in threads if they wait, in processes if they compute (default no)",
-    )
-    evaluate.add_argument("--video", metavar="DIR", help="write a film (mp4) of each episode into this folder")
-    evaluate.add_argument("--render", action="store_true", help="show the episodes in a window")
+    _add(evaluate, "run", "RUN", "a run directory, or a checkpoint in one")
+    _add(evaluate, "--env", "ENV", "play another environment with the same spaces")
+    _set(evaluate, "env_args.K=V", "keyword arguments for the environment, laid over those of the run")
+    _add(evaluate, "--episodes", "N", "how many (default 100; 3 with --video or --render)")
+    _choose(evaluate, "--checkpoint", ("best", "last"), "which checkpoint (default best)")
+    _add(evaluate, "--seed", "S", "play the same episodes each time")
+    how = "step slow environments side by side: in threads if they wait, in processes if they compute (default no)"
+    _choose(evaluate, "--parallel", ("no", "threads", "processes"), how)
+    _add(evaluate, "--video", "DIR", "write a film (mp4) of each episode into this folder")
+    _flag(evaluate, "--render", "show the episodes in a window")
     _output(evaluate, progress=False)
 
     runs = _command(commands, "runs", "list runs with their status, steps, return and age, the newest first")
-    runs.add_argument("folder", nargs="?", metavar="DIR", help="where to look, three folders deep (default runs)")
+    _add(runs, "folder", "DIR", "where to look, three folders deep (default runs)", nargs="?")
     _output(runs, progress=False)
 
     show = _command(commands, "show", "tell what is in a run or a checkpoint, and where resume would go on")
-    show.add_argument("run", metavar="RUN", help="a run directory, or a checkpoint in one")
-    show.add_argument("--verify", action="store_true", help="read every byte of its checkpoints and compare; 1 if torn")
+    _add(show, "run", "RUN", "a run directory, or a checkpoint in one")
+    _flag(show, "--verify", "read every byte of its checkpoints and compare; 1 if torn")
     _output(show, progress=False)
 
     what = "check this machine, an environment, an algorithm or a run, and explain what is wrong"
     doctor = _command(commands, "doctor", what, epilog=DOCTOR_EXAMPLES)
-    doctor.add_argument(
-        "env", nargs="?", metavar="ENV|ALGO|RUN", help="an id or module:factory, an algorithm, or a run directory"
-    )
-    doctor.add_argument("on", nargs="?", metavar="ENV", help="of ALGO: what to try it on (default a tiny one)")
-    doctor.add_argument(
-        "--set",
-        metavar="env_args.K=V",
-        dest="set",
-        action="append",
-        default=[],
-        help="keyword arguments for ENV; of ALGO any setting",
-    )
-    doctor.add_argument("--steps", metavar="N", help="steps to try ENV for (default 10,000, or 4 seconds)")
+    _add(doctor, "env", "ENV|ALGO|RUN", "an id or module:factory, an algorithm, or a run directory", nargs="?")
+    _add(doctor, "on", "ENV", "of ALGO: what to try it on (default a tiny one)", nargs="?")
+    _set(doctor, "env_args.K=V", "keyword arguments for ENV; of ALGO any setting")
+    _add(doctor, "--steps", "N", "steps to try ENV for (default 10,000, or 4 seconds)")
     again = doctor.add_argument_group("see a fault of RUN again, in this process")
-    again.add_argument(
-        "--replay", nargs="?", const="", metavar="N", help="recorded fault N of the run (default the last)"
-    )
-    again.add_argument("--debugger", action="store_true", help="stop in pdb where it breaks; a terminal does so anyway")
-    again.add_argument("--before", action="store_true", help="stop in pdb right before the step that broke")
-    again.add_argument("--seconds", metavar="S", help="show the stack and end if it hangs this long (default 30)")
+    _add(again, "--replay", "N", "recorded fault N of the run (default the last)", nargs="?", const="")
+    _flag(again, "--debugger", "stop in pdb where it breaks; a terminal does so anyway")
+    _flag(again, "--before", "stop in pdb right before the step that broke")
+    _add(again, "--seconds", "S", "show the stack and end if it hangs this long (default 30)")
     _output(doctor, progress=False)
     return parser
 
 
 def _command(commands: argparse._SubParsersAction[_Parser], name: str, what: str, epilog: str = "") -> _Parser:
-    return commands.add_parser(
-        name,
-        help=what,
-        description=what[0].upper() + what[1:] + ".",
-        epilog=epilog,
-        formatter_class=_Help,
-        allow_abbrev=False,
-    )
+    how: dict[str, Any] = {"epilog": epilog, "formatter_class": _Help, "allow_abbrev": False}
+    return commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", **how)
+
+
+def _add(group: argparse._ActionsContainer, name: str, metavar: str, what: str, **how: Any) -> None:
+    group.add_argument(name, metavar=metavar, help=what, **how)
+
+
+def _flag(group: argparse._ActionsContainer, name: str, what: str) -> None:
+    group.add_argument(name, action="store_true", help=what)
+
+
+def _choose(group: argparse._ActionsContainer, name: str, choices: Sequence[str], what: str) -> None:
+    group.add_argument(name, choices=choices, default=choices[0], help=what)
 
 
 def _how_many(parser: _Parser) -> None:
-    parser.add_argument("--samplers", metavar="N", help="number of samplers")
-    parser.add_argument("--envs", metavar="M", help="environments in each sampler")
+    _add(parser, "--samplers", "N", "number of samplers")
+    _add(parser, "--envs", "M", "environments in each sampler")
 
 
-def _set(parser: _Parser) -> None:
-    parser.add_argument(
-        "--set",
-        metavar="a.b=c",
-        dest="set",
-        action="append",
-        default=[],
-        help="change any setting, as often as you like; `raynforce train ... --print-config` lists them",
-    )
+ANY_SETTING = "change any setting, as often as you like; `raynforce train ... --print-config` lists them"
+
+
+def _set(parser: _Parser, metavar: str = "a.b=c", what: str = ANY_SETTING) -> None:
+    _add(parser, "--set", metavar, what, action="append", default=[])
 
 
 def _where(parser: _Parser) -> None:
     """Where roles live, which changes nothing of what is learned; `WHERE` names the settings."""
     group = parser.add_argument_group("where it runs")
-    group.add_argument(
-        "--runtime",
-        metavar="NAME",
-        help="inline (this process), process (processes of this machine), ray (Ray actors) or auto (the default)",
-    )
-    group.add_argument(
-        "--topology",
-        metavar="NAME",
-        help="sync (sample, then learn), overlap (both at once, one version behind), async (learn from whoever is "
+    runtimes = "inline (this process), process (processes of this machine), ray (Ray actors) or auto (the default)"
+    _add(group, "--runtime", "NAME", runtimes)
+    topologies = (
+        "sync (sample, then learn), overlap (both at once, one version behind), async (learn from whoever is "
         "ready), central (one policy for all environments, for slow ones), replay (samplers and learner at their "
-        "own pace, for dqn), shared-agent (samplers compute gradients, for a3c and dqn) or auto (the default)",
+        "own pace, for dqn), shared-agent (samplers compute gradients, for a3c and dqn) or auto (the default)"
     )
-    group.add_argument("--engine", metavar="NAME", help="what trains: native (the default), or your own module:Class")
-    group.add_argument("--address", metavar="HOST:PORT", help="with ray: a running cluster, or auto, or local")
-    group.add_argument("--sampler-cpus", metavar="C", help="with ray: CPUs that each sampler asks for (default 1)")
-    group.add_argument("--learner-cpus", metavar="C", help="with ray: CPUs that the learner asks for (default 1)")
-    group.add_argument("--learner-gpus", metavar="G", help="with ray: GPUs that the learner asks for (default 0)")
-
-
-SETTINGS = {
-    "steps": "steps",
-    "target": "target",
-    "seed": "seed",
-    "from": "start_from",
-    "samplers": "sampling.samplers",
-    "envs": "sampling.envs",
-}
-"""The settings that options stand for, and those of where it runs:"""
-WHERE = {
-    "engine": "engine",
-    "runtime": "runtime",
-    "topology": "topology",
-    "address": "ray.address",
-    "sampler_cpus": "ray.sampler_cpus",
-    "learner_cpus": "ray.learner_cpus",
-    "learner_gpus": "ray.learner_gpus",
-}
+    _add(group, "--topology", "NAME", topologies)
+    _add(group, "--engine", "NAME", "what trains: native (the default), or your own module:Class")
+    _add(group, "--address", "HOST:PORT", "with ray: a running cluster, or auto, or local")
+    _add(group, "--sampler-cpus", "C", "with ray: CPUs that each sampler asks for (default 1)")
+    _add(group, "--learner-cpus", "C", "with ray: CPUs that the learner asks for (default 1)")
+    _add(group, "--learner-gpus", "G", "with ray: GPUs that the learner asks for (default 0)")
 
 
 def _output(parser: _Parser, progress: bool = True) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
+    _flag(parser, "--json", "print one JSON object as the last line of stdout")
     if progress:
-        parser.add_argument(
-            "--log",
-            metavar="SERVICE",
-            action="append",
-            default=[],
-            choices=("wandb", "mlflow", "none"),
-            help="send metrics to wandb or mlflow too, as often as you like; resume goes on with those, none with none",
-        )
-        parser.add_argument("--quiet", action="store_true", help="print the run's path and faults, and no progress")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+        log = "send metrics to wandb or mlflow too, as often as you like; resume goes on with those, none with none"
+        _add(parser, "--log", "SERVICE", log, action="append", default=[], choices=("wandb", "mlflow", "none"))
+        _flag(parser, "--quiet", "print the run's path and faults, and no progress")
+    _flag(parser, "--debug", "show tracebacks")
+
+
+WHERE = {name: name for name in ("engine", "runtime", "topology")}
+"""The settings that options on where it runs stand for."""
+WHERE |= {name: f"ray.{name}" for name in ("address", "sampler_cpus", "learner_cpus", "learner_gpus")}
+SETTINGS = {name: name for name in ("steps", "target", "seed")} | WHERE  # the settings that any options stand for
+SETTINGS |= {"from": "start_from", "samplers": "sampling.samplers", "envs": "sampling.envs"}

@@ -14,53 +14,47 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 from gymnasium import spaces
 
+from raynforce.algos import algorithm_class
+from raynforce.algos.contract import declared
 from raynforce.config import Config
 from raynforce.envs.describe import describe, flatten_obs, misfit, wrong_reset, wrong_step
 from raynforce.envs.faults import MOST_BYTES
 from raynforce.envs.make import Env, close_env, make
 from raynforce.envs.vector import EnvArgs, probe
-from raynforce.errors import CheckpointError, RaynforceError, UsageError, how_it_ended, summary
+from raynforce.errors import CheckpointError, RaynforceError, UsageError, how_it_ended, reason, summary
+from raynforce.experiment import resolve, settings_of
+from raynforce.policies.acting import PolicyVersion
+from raynforce.roles.sampler import Sampler
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import FOLDER, evidence_of
 from raynforce.runtimes.host import hung
 from raynforce.spaces import ObsLeaf
 
-if TYPE_CHECKING:
-    from raynforce.policies.acting import PolicyVersion
-    from raynforce.roles.sampler import Sampler
-
-PATIENCE = 2.0  # seconds before progress is shown
+TELL_AFTER = 2.0  # seconds before progress is shown
 
 
 @dataclass(frozen=True)
 class How:
-    """How to replay."""
-
-    seconds: float
-    """Without any progress, until its stack is shown and the process ends."""
+    seconds: float  # without any progress, until its stack is shown and the process ends
     debugger: bool
     before: bool
-    stacks: IO[str] | None
-    """Where they are shown, those of a crash in native code too."""
+    stacks: IO[str] | None  # where they are shown, those of a crash in native code too
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it."""
-
     broke: bool
-    verdict: str
-    """One sentence or two."""
+    verdict: str  # one sentence or two
     step: int | None = None
     trace: str = ""
     hung: bool = False
@@ -73,9 +67,8 @@ def replay(
     number, evidence = _choose(run, number)
     how = How(seconds, debugger, before, sys.__stderr__)
     role, cause = str(evidence.get("role", "a role")), str(evidence.get("cause", ""))
-    print(
-        f"recorded fault {number} of {run.path}: {cause if cause.startswith(role) else f'{role}: {cause}'}", flush=True
-    )
+    what = cause if cause.startswith(role) else f"{role}: {cause}"
+    print(f"recorded fault {number} of {run.path}: {what}", flush=True)
     apart = as_json and not (debugger or before)
     outcome = (_again_apart if apart else _again)(run, number, evidence, how)
     if outcome.trace and not as_json:
@@ -92,8 +85,7 @@ def _choose(run: RunDirectory, number: int | None) -> tuple[int, dict[str, Any]]
         raise UsageError(f"{run.path} has no recorded fault to replay: there is nothing in {FOLDER}/")
     number = max(found) if number is None else number
     if number not in found:
-        known = ", ".join(str(n) for n in found)
-        raise UsageError(f"{run.path} has no recorded fault {number}: there is {known}")
+        raise UsageError(f"{run.path} has no recorded fault {number}: there is {', '.join(map(str, found))}")
     return number, found[number]
 
 
@@ -101,9 +93,8 @@ def _again(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: How
     if how.stacks is not None and not faulthandler.is_enabled():
         faulthandler.enable(how.stacks)  # a crash in native code ends this process too, but says where
     try:
-        if evidence.get("kind") == "fragment":
-            return _fragment(run, number, evidence, how)
-        return _episode(run, evidence, how)
+        fragment = evidence.get("kind") == "fragment"
+        return _fragment(run, number, evidence, how) if fragment else _episode(run, evidence, how)
     except bdb.BdbQuit:
         return Outcome(False, "left by the debugger")
 
@@ -121,7 +112,7 @@ def _again_apart(run: RunDirectory, number: int, evidence: Mapping[str, Any], ho
             wait([ours, child.sentinel])
             with contextlib.suppress(EOFError):
                 answer = ours.recv() if ours.poll() else None
-            child.join(PATIENCE)
+            child.join(TELL_AFTER)
         finally:
             child.kill()  # if it hangs, a Ctrl-C does not reach it
             child.join()
@@ -178,7 +169,8 @@ class _Episode:
         last = len(self.actions)
         with _Watch(self.how, lambda: f"step {self.step:,} of {last:,}") as watch:
             try:
-                wrong = self._reset(self._stop(watch, last))
+                result = _call(self.env, self.seed, 0, None, self._stop(watch, last))
+                wrong = wrong_reset(result) or self._misfit(result[0])
                 for index in range(last):
                     if wrong:
                         break
@@ -199,18 +191,14 @@ class _Episode:
 
     def _stop(self, watch: _Watch, last: int) -> bool:
         """Whether to stop in the debugger here."""
-        if self.how.before and self.step == last:
+        stop = self.how.before and self.step == last
+        if stop:
             watch.stop()
-            return True
-        return False
-
-    def _reset(self, stop: bool) -> str:
-        result = _call_reset(self.env, self.seed, stop)
-        return wrong_reset(result) or self._misfit(result[0])
+        return stop
 
     def _take(self, action: Any, stop: bool) -> tuple[str, bool]:
         """Take a step; returns what is wrong with what came, and whether the episode is over."""
-        result = _call_step(self.env, action, self.step, stop)
+        result = _call(self.env, self.seed, self.step, action, stop)
         if wrong := wrong_step(result):
             return wrong, False
         obs, reward, terminated, truncated, _ = result
@@ -237,38 +225,36 @@ class _Episode:
 
     def _where(self, last: int) -> str:
         at = f"at step {self.step:,}" if self.step else "in reset"
-        if self.step == last:
-            return f"broke again {at}"
-        return f"broke {at}, in the run at step {last:,}"
+        return f"broke again {at}" if self.step == last else f"broke {at}, in the run at step {last:,}"
 
     def _raised(self, error: BaseException, last: int) -> Outcome:
         inside = error.__traceback__
         while inside is not None and inside.tb_frame.f_globals.get("__name__") == __name__:
             inside = inside.tb_next  # our own frames are of no interest
         trace = "".join(traceback.format_exception(type(error), error, inside))
-        if self.how.debugger and not self.how.before:
-            print(f"{trace}{self._where(last)}: {summary(error)}; q leaves the debugger", flush=True)
-            pdb.post_mortem(_up_to_env(inside, self.env) or error.__traceback__)
-            trace = ""
-        return Outcome(True, f"{self._where(last)}: {summary(error)}", self.step, trace)
+        verdict = f"{self._where(last)}: {summary(error)}"
+        end = _up_to_env(inside, self.env) or error.__traceback__
+        return Outcome(True, verdict, self.step, _debugged(self.how, trace, verdict, end))
 
 
-UNLIKE = (
-    "Either it is not determined by its seed (all random numbers must come from self.np_random), or it broke over "
-    "something outside of it: a file, a server, the time, memory"
-)
+def _debugged(how: How, trace: str, verdict: str, end: TracebackType | None) -> str:
+    """Open the debugger where it broke, if that is wanted; returns the trace that is still to be shown."""
+    if not how.debugger or how.before:
+        return trace
+    print(f"{trace}{verdict}; q leaves the debugger", flush=True)
+    pdb.post_mortem(end)
+    return ""
 
 
-def _call_reset(env: Env, seed: int, stop: bool) -> Any:
+UNLIKE = "Either it is not determined by its seed (all random numbers must come from self.np_random), or it broke over "
+UNLIKE += "something outside of it: a file, a server, the time, memory"
+
+
+def _call(env: Env, seed: int, step: int, action: Any, stop: bool) -> Any:
+    """What a debugger that stops before it shows: the environment, its seed, the step and the action."""
     if stop:
         pdb.Pdb().set_trace()
-    return env.reset(seed=seed)
-
-
-def _call_step(env: Env, action: Any, step: int, stop: bool) -> Any:
-    if stop:
-        pdb.Pdb().set_trace()
-    return env.step(action)
+    return env.step(action) if step else env.reset(seed=seed)
 
 
 def _not_finite(value: Any, leaf: ObsLeaf) -> str:
@@ -283,19 +269,16 @@ def _not_finite(value: Any, leaf: ObsLeaf) -> str:
 def _up_to_env(inside: TracebackType | None, env: Env) -> TracebackType | None:
     """The traceback, without the frames of libraries that the environment has called in the end."""
     mine = {kind.__module__ for kind in type(env.unwrapped).__mro__} - {"gymnasium.core", "builtins", "typing"}
-    frames = list(_frames(inside))
+    frames, trace = list[TracebackType](), inside
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
     while frames and frames[-1].tb_frame.f_globals.get("__name__") not in mine:
         frames.pop()
     shorter: TracebackType | None = None
     for frame in reversed(frames):
         shorter = TracebackType(shorter, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return shorter or inside
-
-
-def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
 
 
 # -- a fragment -------------------------------------------------------------------------------------------------------
@@ -324,29 +307,18 @@ def _fragment(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: 
         return Outcome(False, f"did not break: {steps:,} steps in {seconds:.1f} s. {OUTSIDE}")
     cause = broke.__cause__ if isinstance(broke, RaynforceError) and broke.__cause__ is not None else broke
     trace = "".join(traceback.format_exception(cause))
-    verdict = f"broke again: {broke if isinstance(broke, RaynforceError) else summary(broke)}"
-    if how.debugger and not how.before:
-        print(f"{trace}{verdict}; q leaves the debugger", flush=True)
-        pdb.post_mortem(cause.__traceback__)
-        trace = ""
-    return Outcome(True, verdict, None, trace)
+    verdict = f"broke again: {reason(broke)}"
+    return Outcome(True, verdict, None, _debugged(how, trace, verdict, cause.__traceback__))
 
 
-OUTSIDE = (
-    "Either what ended it came from outside (memory, another process), or the environment is not determined by its seed"
-)
+OUTSIDE = "Either what ended it came from outside (memory, another process), or the environment is not determined by "
+OUTSIDE += "its seed"
 
 
 def _sampler(
     run: RunDirectory, number: int, index: int, opened: contextlib.ExitStack
 ) -> tuple[Sampler, list[PolicyVersion]]:
     """The sampler of the run's config in the state of the evidence, and the policy versions it was given since."""
-    from raynforce.algos import algorithm_class
-    from raynforce.algos.contract import declared
-    from raynforce.experiment import resolve, settings_of
-    from raynforce.policies.acting import PolicyVersion
-    from raynforce.roles.sampler import Sampler
-
     config: Config = resolve({"preset": "none"}, settings_of(run.config)[0])[0]
     parts = checkpoint.load(run.path / FOLDER / f"{number:04d}")
     acting = declared(config, probe(config.env, config.env_args), algorithm_class(config.algo))
@@ -359,9 +331,8 @@ def _sampler(
         versions = parts["versions"]
         return sampler, [PolicyVersion.from_state(versions[str(index)]) for index in range(len(versions))]
     except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"recorded fault {number} does not fit the config of {run.path}: {summary(error)}"
-        ) from error
+        what = f"recorded fault {number} does not fit the config of {run.path}"
+        raise CheckpointError(f"{what}: {summary(error)}") from error
 
 
 def _close(sampler: Sampler) -> None:
@@ -406,7 +377,7 @@ class _Watch:
             traceback.print_exc()  # where it was
 
     def _show(self) -> None:
-        pause, hint = PATIENCE, f"; after {self._seconds:g} s without progress its stack is shown"
+        pause, hint = TELL_AFTER, f"; after {self._seconds:g} s without progress its stack is shown"
         while not self._over.wait(pause):
             print(f"{self._doing()}, {time.monotonic() - self._began:.0f} s{hint}", file=sys.stderr, flush=True)
             pause, hint = min(60.0, 1.5 * pause), ""

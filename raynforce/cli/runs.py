@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from raynforce.cli import text
@@ -14,6 +14,7 @@ from raynforce.errors import UsageError
 from raynforce.imports import bare
 from raynforce.runs.catalog import Glance, find, glance
 from raynforce.runs.progress import number
+from raynforce.runs.terminal import columns
 
 Row = dict[str, str]
 COLUMNS = ("run", "algo", "env", "status", "steps", "return", "best", "active", "size")
@@ -36,23 +37,22 @@ def tell(folder: str | None, *, me: str = "raynforce", as_json: bool = False) ->
     elif not found:
         text.say(f"no runs in {directory} yet; this makes one: {me} train ppo CartPole-v1 --target 475")
     else:
-        for line in lines(found, directory, text.width(), text.Paint(sys.stdout)):
+        for line in lines(found, directory, columns(sys.stdout)):
             text.say(line)
     return 0
 
 
-def lines(runs: Sequence[Glance], directory: Path, columns: int, paint: text.Paint) -> Iterator[str]:
-    """A table that fits into so many columns. Names stay whole, to be copied: one that is too long for the table has a
-    line of its own."""
+def lines(runs: Sequence[Glance], directory: Path, columns: int) -> Iterator[str]:
+    """A table that fits into so many columns. A name that is too long for it is not cut, but has a line of its own."""
     now = time.time()
     rows = [_row(run, directory, now) for run in runs]
     widths = _fit(rows, columns)
-    yield paint(_line({name: name for name in COLUMNS}, widths).rstrip(), text.DIM)
+    yield text.paint(_line({name: name for name in COLUMNS}, widths, {}).rstrip(), text.DIM)
     for run, row in zip(runs, rows, strict=True):
         if len(row["run"]) > widths["run"]:
-            yield paint(row["run"], text.BOLD)
+            yield text.paint(row["run"], text.BOLD)
             row["run"] = ""
-        line = _line(row, widths, paint)
+        line = _line(row, widths, {"run": text.BOLD, "status": text.STATES[run.state]})
         if run.state == "broken":  # what is wrong with it takes the place of what is not known
             taken = _total({name: width for name, width in widths.items() if row[name] or name == "run"})
             line = f"{line.rstrip()}{text.GAP}{text.cut(text.plain(run.reason), max(columns - taken - 2, 12))}"
@@ -95,12 +95,9 @@ def _total(widths: dict[str, int]) -> int:
     return sum(widths.values()) + len(text.GAP) * (len(widths) - 1)
 
 
-def _line(row: Row, widths: dict[str, int], paint: text.Paint | None = None) -> str:
+def _line(row: Row, widths: dict[str, int], colours: Mapping[str, str]) -> str:
     cells = []
     for name, width in widths.items():
-        cell = text.shortened(row[name], width)
-        cell = cell.rjust(width) if name in RIGHT else cell.ljust(width)
-        if paint is not None and name in ("run", "status"):
-            cell = paint(cell, text.BOLD if name == "run" else text.STATES[row["status"]])
-        cells.append(cell)
+        cell = f"{text.shortened(row[name], width):{'>' if name in RIGHT else '<'}{width}}"
+        cells.append(text.paint(cell, *filter(None, [colours.get(name)])))
     return text.GAP.join(cells)

@@ -9,20 +9,16 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from raynforce.config import Config
 from raynforce.errors import UsageError
 from raynforce.runs.progress import number
-
-if TYPE_CHECKING:
-    from raynforce.config import Config
-    from raynforce.seeds import Seeds, Spread
+from raynforce.seeds import InterruptedSeeds, Seeds, Spread, numbers, resume_seeds, start_seeds
+from raynforce.sinks import services
 
 
 def train(arguments: argparse.Namespace, config: Config, preset: dict[str, Any], me: str) -> int:
-    from raynforce.seeds import numbers, start_seeds
-    from raynforce.sinks import services
-
     if "," in arguments.seeds and arguments.seed is not None:
         raise UsageError("--seeds names the seeds already: drop --seed, or give --seeds their number")
     seeds = numbers(arguments.seeds, config.seed)
@@ -31,14 +27,10 @@ def train(arguments: argparse.Namespace, config: Config, preset: dict[str, Any],
 
 
 def resume(arguments: argparse.Namespace, changes: dict[str, Any], me: str) -> int:
-    from raynforce.seeds import resume_seeds
-
     return _tell(arguments, lambda **how: resume_seeds(arguments.run, changes, **how), me)
 
 
 def _tell(arguments: argparse.Namespace, start: Callable[..., Seeds], me: str) -> int:
-    from raynforce.seeds import InterruptedSeeds
-
     stream = sys.stderr if arguments.json else sys.stdout
     try:
         seeds = start(stream=stream, log=arguments.log, progress="quiet" if arguments.quiet else "auto")
@@ -59,6 +51,7 @@ def _tell(arguments: argparse.Namespace, start: Callable[..., Seeds], me: str) -
 def lines(seeds: Seeds, me: str) -> Iterator[str]:
     """Median and spread, and what to type next."""
     found, results = seeds.summary(), seeds.results
+    whole, seconds = "{:,.0f}".format, "{:.1f}".format
     yield ""
     if results:
         several = f"median of {len(results)} seeds, from the lowest to the highest:"
@@ -68,14 +61,14 @@ def lines(seeds: Seeds, me: str) -> Iterator[str]:
             met = f"  target       {seeds.target:g} met by {seeds.solved} of {len(results)}"
             steps, at = found["solved_steps"], found["solved_at"]
             if steps is not None and at is not None and math.isfinite(steps.median):
-                met += f", after {_spread(steps, _count)} steps and {_spread(at, _seconds)} s"
+                met += f", after {_spread(steps, whole)} steps and {_spread(at, seconds)} s"
             elif steps is not None and at is not None:
-                met += f", the first after {_count(steps.low)} steps and {_seconds(at.low)} s"
+                met += f", the first after {whole(steps.low)} steps and {seconds(at.low)} s"
             yield met
         beside = f", {seeds.at_once} at a time" if seeds.at_once > 1 else ""
-        yield f"  speed        {_spread(found['steps_per_second'], _count)} steps/s{beside}"
+        yield f"  speed        {_spread(found['steps_per_second'], whole)} steps/s{beside}"
     if seeds.failed:
-        yield f"failed: {_names([run.seed for run in seeds.failed])}"
+        yield f"failed: seed{'s' * (len(seeds.failed) > 1)} {', '.join(str(run.seed) for run in seeds.failed)}"
     folder = shlex.quote(seeds.folder)
     yield from ["", f"runs: {seeds.folder}", "", "what to type next:", f"  {me} runs {folder}"]
     begun = [run.seed for run in seeds.runs if run.result is not None or Path(run.path, "config.yaml").exists()]
@@ -92,19 +85,5 @@ def lines(seeds: Seeds, me: str) -> Iterator[str]:
 def _spread(spread: Spread | None, show: Callable[[float], str]) -> str:
     if spread is None:
         return "–"
-    low, middle, high = (
-        show(value) if math.isfinite(value) else "never" for value in (spread.low, spread.median, spread.high)
-    )
+    middle, low, high = (show(value) if math.isfinite(value) else "never" for value in spread)
     return middle if low == high else f"{middle} ({low} to {high})"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.1f}"
-
-
-def _names(seeds: list[int]) -> str:
-    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"

@@ -7,19 +7,19 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from raynforce import settings
-from raynforce.cli.text import DIM, GREEN, RED, STATES, Page, age, count, plain, size, times
+from raynforce.cli.text import DIM, GREEN, RED, STATES, Page, age, count, paint, plain, size, times
 from raynforce.errors import RaynforceError, UsageError
 from raynforce.imports import is_given
 from raynforce.runs import catalog
-from raynforce.runs.catalog import Glance, Kept, bytes_in, checkpoints_of, glance, look_at
+from raynforce.runs.catalog import Kept, bytes_in, checkpoints_of, glance, look_at
 from raynforce.runs.directory import RunDirectory
-from raynforce.runs.faults import History, each_event, summarise
+from raynforce.runs.faults import each_event, summarise
 from raynforce.runs.mirrored import open_run
 from raynforce.runs.progress import clock_time, number
 from raynforce.runs.store import is_url
@@ -34,119 +34,70 @@ def tell(text: str, *, me: str = "raynforce", verify: bool = False, as_json: boo
     """Print it; `me` is how this command was called. With `verify`, 1 if a checkpoint is not what was written."""
     path = Path(text)
     if (path / "manifest.json").exists() and not (path / "config.yaml").exists():
-        kept = look_at(path, verify=verify)
-        found: Kept | _Run = kept
-        wrong = bool(kept.wrong)
+        found: Kept | _Run = look_at(path, verify=verify)
+    elif not is_url(text) and not path.exists() and (Path("runs") / path).is_dir():
+        raise UsageError(f"there is no run at {path} (did you mean {Path('runs') / path}?)")
     else:
-        found = _Run.read(_open(text), me, verify)
-        wrong = any(kept.wrong for kept in found.kept)
+        found = _Run(open_run(text), me, verify)
     if as_json:
         print(json.dumps(found.to_json()))
     elif isinstance(found, Kept):
         _checkpoint(found, me, verify, Page(LABEL))
     else:
         found.show(Page(LABEL))
-    return 1 if verify and wrong else 0
-
-
-def _open(text: str) -> RunDirectory:
-    path = Path(text)
-    if is_url(text):
-        return open_run(text)
-    if not path.exists() and (Path("runs") / path).is_dir():
-        raise UsageError(f"there is no run at {path} (did you mean {Path('runs') / path}?)")
-    return RunDirectory.open(path)
+    kept = [found] if isinstance(found, Kept) else found.kept
+    return 1 if verify and any(one.wrong for one in kept) else 0
 
 
 @dataclass(frozen=True)
 class Next:
-    """What resume would do."""
-
-    step: int | None
-    """Where it goes on; None if it would be refused."""
+    step: int | None  # where it goes on; None if it would be refused
     sentence: str
     command: str = ""
 
 
-@dataclass(frozen=True)
 class _Run:
     """All that is told of a run."""
 
-    run: RunDirectory
-    me: str
-    verify: bool
-    glance: Glance
-    config: Mapping[str, Any]
-    history: History
-    kept: Sequence[Kept]
-    candidates: Sequence[Kept]
-    """What resume tries, in its order."""
-
-    @staticmethod
-    def read(run: RunDirectory, me: str, verify: bool) -> _Run:
-        try:
-            config: Mapping[str, Any] = settings.read_yaml(str(run.config))
-        except RaynforceError:  # its glance says so
-            config = {}
-        history = summarise(each_event(run.events))
-        seen = glance(run.path)
-        if seen.holder is None and (holder := run.holder()) is not None:  # of a run at a URL, on another machine
-            seen = replace(seen, state="running", reason="", holder=holder)
-        kept = checkpoints_of(run.path, verify=verify)
-        known = {found.path: found for found in kept}
-        candidates = [known.get(path) or look_at(path, verify=verify) for path in run.candidates()]
-        return _Run(run, me, verify, seen, config, history, kept, candidates)
-
-    @property
-    def segments(self) -> dict[str, int]:
-        """Of all checkpoints, each once."""
-        return {name: size for kept in self.kept for name, size in kept.segments.items()}
-
-    @property
-    def files(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for name in FILES:
-            path = self.run.path / name
+    def __init__(self, run: RunDirectory, me: str, verify: bool) -> None:
+        self.run, self.me, self.verify = run, me, verify
+        self.config: Mapping[str, Any] = {}
+        with contextlib.suppress(RaynforceError):  # its glance says so
+            self.config = settings.read_yaml(str(run.config))
+        self.history, self.glance = summarise(each_event(run.events)), glance(run.path)
+        if self.glance.holder is None and (holder := run.holder()) is not None:  # of a run at a URL, on another machine
+            self.glance = replace(self.glance, state="running", reason="", holder=holder)
+        self.kept = checkpoints_of(run.path, verify=verify)
+        known = {found.path: found for found in self.kept}
+        # What resume tries, in its order.
+        self.candidates = [known.get(path) or look_at(path, verify=verify) for path in run.candidates()]
+        self.segments = {name: size for kept in self.kept for name, size in kept.segments.items()}
+        self.files: dict[str, int] = {}
+        for path in (run.path / name for name in FILES):
             if path.is_dir():
-                found[f"{name}/"] = bytes_in(path)
+                self.files[f"{path.name}/"] = bytes_in(path)
             elif path.is_file():
-                found[name] = path.stat().st_size
-        return found
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """What the newest checkpoint was written with."""
-        return next((kept.versions for kept in self.kept if kept.versions), {})
-
-    @property
-    def _start_from(self) -> str | None:
-        return str(self.config["start_from"]) if self.config.get("start_from") else None
-
-    @property
-    def seconds(self) -> float | None:
-        """Of training, in all of its processes."""
-        return catalog.number(self.glance.metrics.get("time"))
+                self.files[path.name] = path.stat().st_size
+        self.versions = next((kept.versions for kept in self.kept if kept.versions), {})  # of the newest
+        self.start_from = str(self.config["start_from"]) if self.config.get("start_from") else None
+        self.seconds = catalog.number(self.glance.metrics.get("time"))  # of training, in all of its processes
 
     @property
     def next(self) -> Next:
-        """What resume would do, and what to type."""
-        run, now = self.glance, shlex.quote(self.run.shown)
-        command = f"{self.me} resume {now}"
+        run, command = self.glance, f"{self.me} resume {shlex.quote(self.run.shown)}"
         if run.state == "running":
             return Next(None, "it is running: resume would be refused")
         if run.state == "broken":
             return Next(None, "resume would be refused as well")
+        if not self.candidates:
+            return Next(0, "resume begins at step 0: there is no checkpoint", command)
         usable = next((kept for kept in self.candidates if kept.resumable), None)
         if usable is None:
-            if self.candidates:
-                return Next(
-                    None, "no checkpoint is whole; resume takes what can be read, or says what is wrong", command
-                )
-            return Next(0, "resume begins at step 0: there is no checkpoint", command)
+            sentence = "no checkpoint is whole; resume takes what can be read, or says what is wrong"
+            return Next(None, sentence, command)
         torn = self.candidates.index(usable)
         why = f", because {torn} newer {'one is' if torn == 1 else 'ones are'} torn" if torn else ""
-        total = run.total
-        if run.state == "finished" and total is not None and usable.step >= total:
+        if run.state == "finished" and run.total is not None and usable.step >= run.total:
             command += f" --steps {2 * usable.step}"
         elif run.state == "finished" and run.reason == "target met":
             command += " --target none"
@@ -156,23 +107,19 @@ class _Run:
         return Next(usable.step, f"resume goes on at step {usable.step:,}{why}", command)
 
     def to_json(self) -> dict[str, Any]:
-        following = self.next
         history = self.history
         return {
             **self.glance.to_json(),
             "run": self.run.shown,
-            "start_from": self._start_from,
+            **{name: getattr(self, name) for name in ("start_from", "seconds", "files", "versions")},
             "began": catalog.number(history.began),
             "starts": history.starts,
-            "seconds": self.seconds,
             "faults": history.faults,
             "checkpoints": [kept.to_json() for kept in self.kept],
             "verified": self.verify,
             "segments": len(self.segments),
             "segment_bytes": sum(self.segments.values()),
-            "next": {"step": following.step, "sentence": following.sentence, "command": following.command},
-            "files": self.files,
-            "versions": self.versions,
+            "next": asdict(self.next),
         }
 
     def show(self, page: Page) -> None:
@@ -186,8 +133,8 @@ class _Run:
         page.row("time", self._time())
         doctor = f"{self.me} doctor {shlex.quote(self.run.shown)}"
         page.row("faults", f"{self.history.faults:,}; `{doctor}` tells more" if self.history.faults else "none")
-        if self._start_from:
-            page.row("began from", plain(self._start_from))
+        if self.start_from:
+            page.row("began from", plain(self.start_from))
         page.row("next", self.next.sentence)
         if self.next.command:
             page.command("", self.next.command)
@@ -261,14 +208,12 @@ class _Run:
             which, bytes_of = "–" if kept.number is None else f"{kept.number:,}", size(sum(kept.files.values()))
             when, files = age(time.time() - kept.time), _files(kept, self.verify)
             rows.append((" ".join(kept.marks), step, which, when, bytes_of, files))
-        wide = [max(len(row[i]) for row in rows) for i in range(5)]
-        for index, row in enumerate(rows):
+        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row, kept_here in zip(rows, [None, *self.kept], strict=True):
             cells = [row[1].rjust(wide[1]), row[2].rjust(wide[2]), row[3].ljust(wide[3]), row[4].rjust(wide[4])]
-            if index == 0:
-                line = page.paint("  ".join([*cells, row[5]]), DIM)
-            else:
-                line = "  ".join([*cells, page.paint(row[5], RED if self.kept[index - 1].wrong else GREEN)])
-            page.lines(f"{row[0].ljust(LABEL)}{line}")
+            files = paint(row[5], RED if kept_here.wrong else GREEN) if kept_here else row[5]
+            line = "  ".join([*cells, files])
+            page.lines(row[0].ljust(LABEL) + (line if kept_here else paint(line, DIM)))
         if self.segments:
             shared = f"{count(len(self.segments), 'segment')} that they share"
             page.row("replay", f"{shared}, {size(sum(self.segments.values()))}")
@@ -285,7 +230,6 @@ def _files(kept: Kept, verify: bool) -> str:
 
 
 def _checkpoint(kept: Kept, me: str, verify: bool, page: Page) -> None:
-    """A checkpoint, by its manifest."""
     leads = f"→{TIED}{os.path.relpath(os.path.realpath(kept.path))}" if kept.path.is_symlink() else ""
     page.title(str(kept.path), leads)
     if kept.manifest:

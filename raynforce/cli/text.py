@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 from raynforce.runs.terminal import LOG, TIED, columns, command, folded
 from raynforce.runs.terminal import shortened as shortened
@@ -14,39 +13,33 @@ STATES = {"running": CYAN, "finished": GREEN, "stopped": YELLOW, "failed": RED, 
 GAP = "  "
 
 
-class Paint:
-    """Colours, where they can be seen."""
-
-    def __init__(self, stream: Any) -> None:
-        self._on = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-    def __call__(self, text: str, *codes: str) -> str:
-        return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if self._on and codes else text
+def paint(text: str, *codes: str) -> str:
+    """In colour, where that can be seen."""
+    seen = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if seen and codes else text
 
 
 class Page:
     """Prints a report: labels in a column of their own, and beside them what they say, in lines that fit."""
 
     def __init__(self, label: int, widest: int = LOG) -> None:
-        self.label, self.columns = label, min(width(), widest)  # longer lines are hard to read
-        self.paint = Paint(sys.stdout)
+        self.label, self.columns = label, min(columns(sys.stdout), widest)  # longer lines are hard to read
 
     def title(self, name: str, text: str) -> None:
         """A name, and what it is beside it, or below it where there is no room."""
         first, *more = folded(f"{name.replace(' ', TIED)}  {text}", self.columns, further="  ")
-        self.lines(self.paint(first[: len(name)], BOLD) + first[len(name) :], *more)
+        self.lines(paint(first[: len(name)], BOLD) + first[len(name) :], *more)
 
     def row(self, label: str, text: str, *codes: str) -> None:
         """Commands and paths in `text` are not broken."""
         self._beside(label, folded(text, self.columns, label.ljust(self.label)), *codes)
 
     def command(self, label: str, text: str) -> None:
-        """What to type."""
         self._beside(label, command(text, self.columns, label.ljust(self.label)), BOLD)
 
     def _beside(self, label: str, lines: list[str], *codes: str) -> None:
         at = max(self.label, len(label))
-        self.lines(*(line[:at] + self.paint(line[at:], *codes) for line in lines))
+        self.lines(*(line[:at] + paint(line[at:], *codes) for line in lines))
 
     def lines(self, *lines: str) -> None:
         for line in lines:
@@ -57,11 +50,6 @@ def say(line: str) -> None:
     """Print a line, on a terminal that may know few characters."""
     encoding = sys.stdout.encoding or "utf-8"
     print(line.encode(encoding, "replace").decode(encoding))
-
-
-def width() -> int:
-    """Columns of the terminal, or of a log."""
-    return columns(sys.stdout)
 
 
 def age(seconds: float) -> str:
@@ -88,12 +76,9 @@ def short(count: int) -> str:
     """A count in five characters or so: `8,192`, `60.2k`, `1.5M`."""
     if count < 10_000:
         return f"{count:,}"
-    value = float(count)
-    for unit in ("k", "M", "G"):
-        value /= 1000
-        if value < 999.5 or unit == "G":
-            break
-    return f"{f'{value:.1f}'.removesuffix('.0') if value < 99.95 else f'{value:,.0f}'}{unit}"
+    power = 1 if count < 999_500 else 2 if count < 999_500_000 else 3
+    value = count / 1000**power
+    return (f"{value:.1f}".removesuffix(".0") if value < 99.95 else f"{value:,.0f}") + " kMG"[power]
 
 
 def count(number: int, thing: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-import re
 import stat
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader
@@ -14,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from raynforce import settings
-from raynforce.errors import CheckpointError, RaynforceError, summary
+from raynforce.errors import CheckpointError, RaynforceError, reason
+from raynforce.runs import lock
 
 if TYPE_CHECKING:
     from raynforce.runs.files import Stated
-    from raynforce.runs.lock import Holder
 
 State = Literal["running", "finished", "stopped", "failed", "killed", "broken"]
 DEPTH = 3  # folders that runs are looked for in, one in another
 BLOCK, MOST = 1 << 14, 1 << 20  # bytes that are read of the end of a file: at once, and in all
 HEAD = ("env", "algo", "seed", "steps", "target", "runtime", "topology")  # settings that a list of runs may show
-_SETTING = re.compile(rf"^({'|'.join(HEAD)}): ([\w./+-][\w./+:-]*)$", re.MULTILINE)  # a plain value of one line
+
 _PARTS = {"config.yaml", "events.jsonl", "checkpoints"}
 
 
@@ -36,21 +37,15 @@ class Glance:
     """One run, from the ends of its files."""
 
     path: Path
-    state: State
-    """`killed`: it began, and neither ended nor is held by a process."""
-    reason: str = ""
-    """Of its end, or what is broken."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """Those of its settings that are in `HEAD`."""
+    state: State  # `killed`: it began, and neither ended nor is held by a process
+    reason: str = ""  # of its end, or what is broken
+    config: Mapping[str, Any] = field(default_factory=dict)  # those of its settings that are in `HEAD`
     steps: int = 0
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Of its last report."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # of its last report
     best_eval: float | None = None
-    active: float = 0.0
-    """When it last wrote anything, in seconds since the epoch."""
-    size: int = 0
-    """Bytes of all its files."""
-    holder: Holder | None = None
+    active: float = 0.0  # when it last wrote anything, in seconds since the epoch
+    size: int = 0  # bytes of all its files
+    holder: lock.Holder | None = None
 
     @property
     def return_mean(self) -> float | None:
@@ -59,31 +54,23 @@ class Glance:
 
     @property
     def total(self) -> int | None:
-        """Steps that it is to train for."""
         return whole(self.config.get("steps")) or None
 
     def to_json(self) -> dict[str, Any]:
         return {
             "run": str(self.path),
             "status": self.state,
-            "reason": self.reason,
             **{name: self.config.get(name) for name in ("algo", "env", "seed", "runtime", "topology")},
-            "steps": self.steps,
+            **{name: getattr(self, name) for name in ("reason", "steps", "return_mean", "best_eval", "active")},
             "total_steps": self.total,
-            "return_mean": self.return_mean,
-            "best_eval": self.best_eval,
             "target": number(self.config.get("target")),
-            "active": self.active,
             "bytes": self.size,
             "holder": self.holder and {k: getattr(self.holder, k) for k in ("host", "pid", "started")},
         }
 
 
 def find(directory: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """The runs in a folder, itself included, and in folders in it; each once, whatever links lead there.
-
-    A folder in which nobody may look is given too: it may be one.
-    """
+    """The runs in a folder, itself included, each once whatever links lead there; and folders that cannot be read."""
     seen: set[tuple[int, int]] = set()
     folders, links = [(directory, 0)], list[tuple[Path, int]]()
     while folders or links:
@@ -103,15 +90,9 @@ def find(directory: Path, depth: int = DEPTH) -> Iterator[Path]:
             yield folder
         elif level < depth:
             for entry in inside:
-                if not entry.name.startswith(".") and _is_folder(entry):
-                    (links if entry.is_symlink() else folders).append((folder / entry.name, level + 1))
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads in circles
-        return False
+                with contextlib.suppress(OSError):  # a link that leads in circles
+                    if not entry.name.startswith(".") and entry.is_dir():
+                        (links if entry.is_symlink() else folders).append((folder / entry.name, level + 1))
 
 
 def glance(path: Path) -> Glance:
@@ -121,20 +102,18 @@ def glance(path: Path) -> Glance:
         size = bytes_in(path)
         return _glance(path, active, size)
     except OSError as error:
-        name = os.path.basename(os.fspath(error.filename or ""))
-        return Glance(path, "broken", f"{name}: {error.strerror or error}", active=active, size=size)
-    except RaynforceError as error:
-        return Glance(path, "broken", str(error).replace(f"{path}/", ""), active=active, size=size)
+        wrong = f"{os.path.basename(os.fspath(error.filename or ''))}: {error.strerror or error}"
     except Exception as error:
-        return Glance(path, "broken", summary(error), active=active, size=size)
+        wrong = reason(error).replace(f"{path}/", "")
+    return Glance(path, "broken", wrong, active=active, size=size)
 
 
 def _glance(path: Path, active: float, size: int) -> Glance:
-    config, holder = read_head(path / "config.yaml"), who_holds(path)
-    state, reason, steps, ended = _end(path / "events.jsonl")
+    config, holder = read_head(path / "config.yaml"), lock.holder(path)
+    state, why, steps, ended = _end(path / "events.jsonl")
     metrics = last_metrics(path / "metrics.jsonl")
     if holder is not None:
-        state, reason = "running", ""
+        state, why = "running", ""
     if state in ("running", "killed"):
         steps = max(steps, whole(metrics.get("step")), _step_of(path / "last"))
     elif ended:
@@ -143,44 +122,18 @@ def _glance(path: Path, active: float, size: int) -> Glance:
         saved = _read_object(path / "last" / "run.json").get("metrics")
         metrics = {**metrics, **(saved if isinstance(saved, dict) else {})}
     best = number(_read_object(path / "best" / "manifest.json").get("eval_return"))
-    return Glance(path, state, reason, config, steps, metrics, best, active, size, holder)
-
-
-def who_holds(path: Path) -> Holder | None:
-    """The process that trains the run right now, if there is one."""
-    from raynforce.runs.lock import holder
-
-    return holder(path)
+    return Glance(path, state, why, config, steps, metrics, best, active, size, holder)
 
 
 def read_head(path: Path) -> dict[str, Any]:
-    """The settings in `HEAD`, without parsing the rest where they are written plainly, as we do."""
-    with open_regular(path) as file:
-        text = file.read(MOST).decode(errors="replace")
-    plain = dict(_SETTING.findall(text))
-    if {"env", "algo", "seed", "steps"} <= set(plain) and all(f"\n{k}:" not in text for k in {*HEAD} - {*plain}):
-        return {k: _scalar(v) for k, v in plain.items()}
+    """The settings in `HEAD`, as JSON can have them: YAML knows dates, lists and NaN."""
+    open_regular(path).close()
     config = settings.read_yaml(str(path))
     if not isinstance(config.get("env"), str):
         raise CheckpointError("config.yaml names no env")
-    return {k: _simple(config[k]) for k in HEAD if k in config}
-
-
-def _scalar(text: str) -> Any:
-    if text in ("null", "~"):
-        return None
-    for kind in (int, float):
-        try:
-            return _simple(kind(text))
-        except ValueError:
-            continue
-    return text
-
-
-def _simple(value: Any) -> str | int | float | None:
-    """As JSON can have it: YAML knows dates, lists and NaN."""
-    usable = value is None or isinstance(value, str | int) or number(value) is not None
-    return value if usable else str(value)
+    found = {name: config[name] for name in HEAD if name in config}
+    plain = {k for k, v in found.items() if v is None or isinstance(v, str | int) or number(v) is not None}
+    return {name: value if name in plain else str(value) for name, value in found.items()}
 
 
 def _end(path: Path) -> tuple[State, str, int, float]:
@@ -196,32 +149,20 @@ def _end(path: Path) -> tuple[State, str, int, float]:
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
-    """The last report of a run, with the `time` of the last line and the larger `step` of both.
-
-    Evaluations have lines of their own, of the step that they began at.
-    """
+    """The last report of a run, with the newest `time` and `step`: evaluations have lines of their own."""
     first: dict[str, Any] = {}
     for line in last_lines(path, b'{"step":'):
         first = first or line
         if "charts/episodic_return" in line:
-            newest = {k: first[k] for k in ("time",) if k in first}
-            return {**line, **newest, "step": max(whole(line.get("step")), whole(first.get("step")))}
+            step = max(whole(line.get("step")), whole(first.get("step")))
+            return line | {k: first[k] for k in ("time",) if k in first} | {"step": step}
     return first
 
 
 def last_lines(path: Path, head: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON objects in the lines of a file, the last one first, as far as its last megabyte goes.
-
-    What was appended behind a torn line begins with `head`, and is found.
-    """
-    try:
-        file = open_regular(path)
-    except FileNotFoundError:
-        return
-    with file:
-        for line in _lines_backwards(file):
-            if found := _object(line) or _object(line[max(0, line.rfind(head)) :]):
-                yield found
+    """The JSON objects in the lines of a file, the last one first, as far as its last megabyte goes."""
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
+        yield from filter(None, (object_in(line, head) for line in _lines_backwards(file)))
 
 
 def _lines_backwards(file: BufferedReader) -> Iterator[bytes]:
@@ -236,12 +177,13 @@ def _lines_backwards(file: BufferedReader) -> Iterator[bytes]:
         yield rest
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+def object_in(line: bytes, head: bytes = b"") -> dict[str, Any]:
+    """The JSON object in a line, or the one that was appended behind a torn line and begins with `head`; else empty."""
+    for text in (line, line[max(0, line.rfind(head)) :]) if head else (line,):
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(found := json.loads(text), dict):
+                return found
+    return {}
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -258,24 +200,20 @@ def bytes_in(path: Path | str) -> int:
     total = 0
     with os.scandir(path) as entries:
         for entry in entries:
-            try:
+            with contextlib.suppress(OSError):  # it is deleted at this moment, or nobody may look
                 if entry.is_dir(follow_symlinks=False):
                     total += bytes_in(entry.path)
                 elif not entry.is_symlink():
                     total += entry.stat(follow_symlinks=False).st_size
-            except OSError:  # it is deleted at this moment, or nobody may look
-                continue
     return total
 
 
 def _latest(path: Path) -> float:
     """When anything was written there: lines, the pointer to a checkpoint, the lock."""
     times = [0.0]
-    for name in (".", "metrics.jsonl", "events.jsonl", "run.lock"):
-        try:
-            times.append(os.stat(f"{path}/{name}").st_mtime)
-        except OSError:
-            continue
+    for name in (".", "metrics.jsonl", "events.jsonl", lock.NAME):
+        with contextlib.suppress(OSError):
+            times.append(os.stat(path / name).st_mtime)
     return max(times)
 
 
@@ -297,7 +235,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a small file; empty if there is none."""
     try:
         with open_regular(path) as file:
-            return _object(file.read(MOST)) or {}
+            return object_in(file.read(MOST))
     except OSError:
         return {}
 
@@ -320,15 +258,11 @@ class Kept:
     """One checkpoint on disk, by its manifest."""
 
     path: Path
-    manifest: Mapping[str, Any]
-    """Empty if it cannot be read."""
-    wrong: tuple[str, ...] = ()
-    """What is not as its manifest says; empty if all is well."""
-    marks: tuple[str, ...] = ()
-    """`best`, `last`: what leads to it."""
+    manifest: Mapping[str, Any]  # empty if it cannot be read
+    wrong: tuple[str, ...] = ()  # what is not as its manifest says; empty if all is well
+    marks: tuple[str, ...] = ()  # `best`, `last`: what leads to it
     time: float = 0.0
-    files: Mapping[str, int] = field(default_factory=dict)
-    """Its own files and their stated sizes."""
+    files: Mapping[str, int] = field(default_factory=dict)  # its own files and their stated sizes
     segments: Mapping[str, int] = field(default_factory=dict)
     """The files that it shares with other checkpoints, and their stated sizes."""
 
@@ -349,10 +283,9 @@ class Kept:
 
     @property
     def parts(self) -> dict[str, int]:
-        """State trees and their sizes."""
-        parts: dict[str, int] = {}
+        parts: Counter[str] = Counter()
         for name, size in self.files.items():
-            parts[name.rpartition(".")[0]] = parts.get(name.rpartition(".")[0], 0) + size
+            parts[name.rpartition(".")[0]] += size
         return parts
 
     @property
@@ -364,31 +297,21 @@ class Kept:
     def to_json(self) -> dict[str, Any]:
         return {
             "path": str(self.path),
-            "step": self.step,
-            "number": self.number,
-            "time": self.time,
-            "marks": list(self.marks),
+            **{name: getattr(self, name) for name in ("step", "number", "time", "marks", "parts", "wrong")},
             "bytes": sum(self.files.values()),
             "segments": len(self.segments),
             "segment_bytes": sum(self.segments.values()),
             "format": self.manifest.get("format_version"),
-            "parts": self.parts,
-            "wrong": list(self.wrong),
             **self.versions,
         }
 
 
 def checkpoints_of(run: Path, *, verify: bool = False) -> list[Kept]:
     """The checkpoints of a run, the newest first; with `verify` every byte of them is read and compared."""
-    try:
-        names = [name for name in os.listdir(run / "checkpoints") if name.startswith(("step_", "best_"))]
-    except OSError:
-        names = []
     leads = {mark: os.path.realpath(run / mark) for mark in ("last", "best")}
     known: dict[str, str] = {}
     found = []
-    for name in names:
-        path = run / "checkpoints" / name
+    for path in (path for kind in ("step", "best") for path in (run / "checkpoints").glob(f"{kind}_*")):
         marks = tuple(mark for mark, target in leads.items() if target == os.path.realpath(path))
         kept = look_at(path, verify=verify, marks=marks, known=known)
         if not kept.wrong or path.exists():  # else a run that goes on has just deleted it
@@ -399,10 +322,7 @@ def checkpoints_of(run: Path, *, verify: bool = False) -> list[Kept]:
 def look_at(
     path: Path, *, verify: bool = False, marks: tuple[str, ...] = (), known: dict[str, str] | None = None
 ) -> Kept:
-    """One checkpoint: are its files there, with the stated sizes, and with `verify` the stated bytes?
-
-    `known` remembers what was found out about files that several checkpoints share.
-    """
+    """Look at the files of a checkpoint: sizes, and with `verify` every byte; `known` is of shared ones."""
     from raynforce.runs import checkpoint, files  # they import numpy: not for a list of runs
     from raynforce.trees import SEGMENTS
 

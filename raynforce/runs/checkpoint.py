@@ -24,8 +24,7 @@ MANIFEST = "manifest.json"
 _WORD = "[A-Za-z0-9_-]{1,100}"
 _FILE = re.compile(rf"{_WORD}\.(json|safetensors)")
 SEGMENT = re.compile(rf"({_WORD})\.({_WORD})\.([0-9a-f]{{16}})\.safetensors")
-"""The name of a segment's file: part, name, and the beginning of its hash, since a run that went back to an older
-checkpoint may give the same name to something else."""
+"""The name of a segment's file: part, name, hash. A run that went back may give the same name to something else."""
 
 
 # -- writing ----------------------------------------------------------------------------------------------
@@ -53,12 +52,9 @@ def save(path: Path, parts: Mapping[str, Tree], *, known: Mapping[str, Stated] |
             arrays, rest = split(trees.without(tree, segments))
             written[f"{name}.safetensors"] = files.write(temporary / f"{name}.safetensors", files.pack(arrays))
             written[f"{name}.json"] = files.write(temporary / f"{name}.json", [files.to_json(rest)])
-        manifest = {
-            **facts,
-            "format_version": FORMAT_VERSION,
-            "files": {name: stated._asdict() for name, stated in written.items()},
-            SEGMENTS: {name: stated._asdict() for name, stated in pool.used.items()},
-        }
+        manifest = {**facts, "format_version": FORMAT_VERSION}
+        for kind, several in (("files", written), (SEGMENTS, pool.used)):
+            manifest[kind] = {name: stated._asdict() for name, stated in several.items()}
         text = json.dumps(sealed(manifest), indent=2).encode() + b"\n"
         written[MANIFEST] = files.write(temporary / MANIFEST, [text])
         disk.flush(temporary)
@@ -70,7 +66,7 @@ def save(path: Path, parts: Mapping[str, Tree], *, known: Mapping[str, Stated] |
         disk.flush(path.parent)
         return sum(stated.size for stated in written.values()) + pool.written
     except Exception as error:
-        reason = (isinstance(error, OSError) and error.strerror) or summary(error)
+        reason = getattr(error, "strerror", None) or summary(error)
         if isinstance(error, Unreadable):
             reason = f"a file {error} after it was written"
         raise RaynforceError(f"cannot write checkpoint {path}: {reason}; older checkpoints are untouched") from error
@@ -170,8 +166,7 @@ def point(link: Path, target: Path) -> None:
 def load(path: Path, only: Iterable[str] | None = None, *, damaged: dict[str, str] | None = None) -> dict[str, Tree]:
     """Read a checkpoint's state trees, all or `only` those named, each file verified against the manifest.
 
-    If a dict is given for `damaged`, segments that cannot be read are left
-    out of their trees and told in it (by file, why), instead of an error.
+    With `damaged`, segments that cannot be read are left out and told in it (by file, why), instead of an error.
     """
     found = manifest(path)
     stated = stated_in(found, "files")
@@ -195,7 +190,6 @@ def load(path: Path, only: Iterable[str] | None = None, *, damaged: dict[str, st
 
 
 def _with_segments(path: Path, found: Mapping[str, Any], part: str, tree: Tree, damaged: dict[str, str] | None) -> Tree:
-    """A part's tree with its segments read into it."""
     wanted = trees.segments(tree)
     if not wanted:
         return tree
@@ -234,7 +228,7 @@ def manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} {error}") from error
     except KeyError:
         raise CheckpointError(f"checkpoint {path} is torn: its {MANIFEST} is not one") from None
-    if type(version) is not int or version != FORMAT_VERSION:
+    if type(version) is not int or version != FORMAT_VERSION:  # True is no version
         raise CheckpointError(f"checkpoint {path} has format {str(version)[:80]}; this release reads {FORMAT_VERSION}")
     try:
         segments = [(SEGMENT.fullmatch(name), stated) for name, stated in stated_in(data, SEGMENTS).items()]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raynforce.errors import CheckpointError, UsageError
+from raynforce.errors import CheckpointError, UsageError, nearest
 from raynforce.runs import checkpoint, disk, lock
 from raynforce.runs.files import Stated, Unavailable
 from raynforce.runs.journal import Journal
@@ -28,8 +28,6 @@ _UNFINISHED = re.compile(r"\.[A-Za-z0-9_.-]+\.\d+\.tmp")
 
 
 class Saved(NamedTuple):
-    """A checkpoint that was written."""
-
     path: Path
     bytes_written: int
 
@@ -57,27 +55,20 @@ class RunDirectory:
         """`numbered` if `create` may put `-2` behind its name, and so on, where there is one already."""
         self._numbered = numbered
         self._be_at(path)
-        self.notes: list[str] = []
-        """What a user should know of it since it was opened."""
+        self.notes: list[str] = []  # what a user should know of it since it was opened
         self._saving = threading.Lock()
         self._newest: dict[str, Stated] = {}  # segments of the checkpoint that was saved or loaded last, by file
         self._manifests: dict[str, dict[str, Any] | None] = {}  # of whole checkpoints
         self.made_on: dict[str, str] = {}
         """What manifests say of the machines that its roles live on, where that is more than of this one."""
-        self.journal: Journal | None = None
-        """Writes the events while there is one, so that nobody waits for the disk."""
+        self.journal: Journal | None = None  # writes the events while there is one, so that nobody waits for the disk
 
     def _be_at(self, path: Path) -> None:
         self.path = path
-        self.shown = str(path)
-        """How a user names it."""
-        self.config = path / "config.yaml"
-        self.metrics = path / "metrics.jsonl"
-        self.events = path / "events.jsonl"
-        self.tensorboard = path / "tensorboard"
-        self.checkpoints = path / "checkpoints"
-        self.best = path / "best"
-        self.last = path / "last"
+        self.shown = str(path)  # how a user names it
+        self.config, self.metrics, self.events = (path / f for f in ("config.yaml", "metrics.jsonl", "events.jsonl"))
+        self.tensorboard, self.checkpoints = path / "tensorboard", path / "checkpoints"
+        self.best, self.last = path / "best", path / "last"
 
     def must_be_new(self) -> None:
         """Refuse a directory that holds anything already, unless another name will do."""
@@ -88,11 +79,8 @@ class RunDirectory:
         except OSError as error:
             raise UsageError(f"cannot use output directory {self.path}: {error.strerror}") from None
         if taken:
-            hint = (
-                f"; to go on with that run: raynforce resume {shlex.quote(str(self.path))}"
-                if self.config.exists()
-                else ""
-            )
+            resume = f"; to go on with that run: raynforce resume {shlex.quote(str(self.path))}"
+            hint = resume if self.config.exists() else ""
             raise UsageError(f"output directory {self.path} exists already: choose another with --out{hint}")
 
     def _is_unmade(self) -> bool:
@@ -122,24 +110,20 @@ class RunDirectory:
     @contextlib.contextmanager
     def _claimed(self, made: list[Path]) -> Iterator[None]:
         """Have the directory, a new one or one with nothing in it, for oneself; `made` is told of a new one."""
-        with contextlib.suppress(FileExistsError):  # a file, which the next line complains about
+        with contextlib.suppress(FileExistsError):  # a file, which the next lines complain about
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        first, number = self.path, 1
-        while not made:
-            try:
+        if self._numbered:
+            self._be_at(disk.numbered(self.path))
+            made.append(self.path)
+        else:
+            with contextlib.suppress(FileExistsError):
                 self.path.mkdir()  # one process alone can do that
                 made.append(self.path)
-            except FileExistsError:
-                if not self._numbered:
-                    break
-                number += 1
-                self._be_at(first.with_name(f"{first.name}-{number}"))
         with disk.alone(self.path, os.O_RDONLY | os.O_DIRECTORY):
             self.must_be_new()  # another process may have had it until now
             yield
 
     def write_config(self, config: str) -> None:
-        """Replace the config, whole or not at all."""
         try:
             self._replace_config(config)
         except OSError as error:
@@ -171,12 +155,10 @@ class RunDirectory:
                 temporary.unlink(missing_ok=True)
 
     def holder(self) -> lock.Holder | None:
-        """Who writes to it; None if nobody does."""
         return lock.holder(self.path)
 
     @staticmethod
     def open(path: Path) -> RunDirectory:
-        """Open an existing run, one that can be resumed."""
         run = RunDirectory(path)
         if not path.exists():
             raise UsageError(f"there is no run at {path}{_similar(path)}")
@@ -189,7 +171,6 @@ class RunDirectory:
         return run
 
     def event(self, kind: str, /, **facts: Any) -> None:
-        """Append a line to the run's history."""
         line = json.dumps({"time": time.time(), "event": kind, **facts}).encode() + b"\n"
         try:
             if self.journal is not None:
@@ -208,13 +189,12 @@ class RunDirectory:
         """
         with self._saving:
             history = self._history()
-            self._newest = {
-                file: stated
-                for file, stated in self._newest.items()
-                if checkpoint.present(self.checkpoints / SEGMENTS / file, stated)
-            }
+            folder, newest = self.checkpoints / SEGMENTS, self._newest.items()
+            self._newest = {file: stated for file, stated in newest if checkpoint.present(folder / file, stated)}
             path = self._free(f"step_{step:012d}")
-            size = checkpoint.save(path, parts, known=self._newest, number=_next_number(history), **self._facts(step))
+            # How many there were before, those included that are deleted.
+            number = 1 + max(((manifest or {}).get("number", i) for i, (_, manifest) in enumerate(history)), default=-1)
+            size = checkpoint.save(path, parts, known=self._newest, number=number, **self._facts(step))
             self._newest = checkpoint.stated_in(checkpoint.manifest(path), SEGMENTS)
             checkpoint.point(self.last, path)
             with contextlib.suppress(OSError, CheckpointError):  # what is left over goes the next time
@@ -233,19 +213,16 @@ class RunDirectory:
         The next one may have them as `{}`: see `trees.without`. Training asks, so the disk is not: should one be gone,
         that checkpoint fails, and the segment is not known any more.
         """
-        owners = [file.split(".") for file in self._newest]
-        return {name for owner, name, *_ in owners if owner == part}
+        return {name for owner, name, *_ in (file.split(".") for file in self._newest) if owner == part}
 
     def save_best(self, step: int, policy: Tree, score: float) -> Saved:
-        """Write a policy and point `best` to it."""
         with self._saving:
             path = self._free(f"best_{step:012d}")
             size = checkpoint.save(path, {"policy": policy}, eval_return=score, **self._facts(step))
             checkpoint.point(self.best, path)
             with contextlib.suppress(OSError, CheckpointError):
-                for old in self._named("best"):
-                    if old != path:
-                        _remove(old)
+                for old in set(self._named("best")) - {path}:
+                    _remove(old)
                 self._sweep()
         return Saved(path, size)
 
@@ -258,10 +235,7 @@ class RunDirectory:
         return float(score), policy
 
     def load_newest(self) -> Loaded | None:
-        """The checkpoint that `last` names, or else the newest, that is whole; None if there never was one.
-
-        Where none is whole, the newest that lacks nothing but segments is taken without them.
-        """
+        """The newest whole checkpoint, `last` first; else the newest without its damaged segments; else None."""
         paths = self.candidates()
         if not paths and not self.last.is_symlink():
             return None
@@ -309,10 +283,7 @@ class RunDirectory:
         return self.checkpoints / (f"{name}.{max(taken) + 1}" if taken else name)
 
     def _history(self, *, sure: bool = False) -> list[tuple[Path, dict[str, Any] | None]]:
-        """Checkpoints in the order they were written, with their manifests; the first have none that is true.
-
-        To be sure of the latter, a disk that does not give one now is an error.
-        """
+        """Checkpoints as they were written, those without a true manifest first; `sure`: the disk must give each."""
         paths = self._named("step")
         manifests: dict[str, dict[str, Any] | None] = {}
         for path in paths:
@@ -325,25 +296,18 @@ class RunDirectory:
                         raise
         self._manifests = manifests  # they never change
 
-        def written(path: Path) -> tuple[bool, int]:
-            manifest = manifests[path.name]
-            return manifest is not None, -1 if manifest is None else manifest.get("number", -1)
-
-        return [(path, manifests[path.name]) for path in sorted(paths, key=written)]
+        found = [(path, manifests[path.name]) for path in paths]
+        return sorted(found, key=lambda one: (one[1] is not None, (one[1] or {}).get("number", -1)))
 
     def candidates(self) -> list[Path]:
-        """Where to resume from: what `last` names (a user may have set it back), then from the newest to the oldest.
-
-        Nobody knows how new those are that lack a true manifest: they are looked at, and reported, before the others.
-        """
+        """What to resume from, in order: `last`, those without a true manifest (to be reported), from the newest on."""
         history = self._history()[::-1]
         history.sort(key=lambda found: found[1] is not None)
         paths = [path for path, _ in history]
         if not self.last.is_dir():
             return paths
-        named = self.last.resolve()
-        others = [path for path in paths if path.resolve() != named]
-        return [*([path for path in paths if path not in others] or [self.last]), *others]
+        named = [path for path in paths if path.resolve() == self.last.resolve()]
+        return [*(named or [self.last]), *(path for path in paths if path not in named)]
 
     def _prune(self, newest: Path, keep: int, keep_nth: int) -> None:
         """Delete checkpoints that are not to be kept, then the segments that none refers to any more."""
@@ -352,9 +316,8 @@ class RunDirectory:
             if path != newest and not (keep_nth and number is not None and number % keep_nth == 0):
                 _remove(path)
         self._sweep()
-        used: set[str] = set()
-        for _, manifest in self._history(sure=True):
-            used |= (manifest or {}).get(SEGMENTS, {}).keys()  # without a true manifest none can be used
+        # Without a true manifest none can be used.
+        used = {file for _, manifest in self._history(sure=True) for file in (manifest or {}).get(SEGMENTS, {})}
         for file in (self.checkpoints / SEGMENTS).glob("*"):
             if file.name not in used and (checkpoint.SEGMENT.fullmatch(file.name) or _UNFINISHED.fullmatch(file.name)):
                 with contextlib.suppress(OSError):
@@ -368,11 +331,6 @@ def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
-
-
-def _next_number(history: list[tuple[Path, dict[str, Any] | None]]) -> int:
-    """How many checkpoints there were before, those included that are deleted."""
-    return 1 + max([(manifest or {}).get("number", index) for index, (_, manifest) in enumerate(history)], default=-1)
 
 
 def _age(path: Path) -> tuple[int, int]:
@@ -405,8 +363,6 @@ def seeds_in(folder: str | Path) -> list[Path]:
 
 
 def _similar(path: Path) -> str:
-    from raynforce.errors import nearest
-
     try:
         return nearest(path.name, os.listdir(path.parent))
     except OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +23,20 @@ def sync(descriptor: int) -> None:
 
 
 def flush(path: Path) -> None:
-    """The same for a file that is closed, or for the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def numbered(path: Path) -> Path:
+    """Make a folder of this name, or with `-2` behind it and so on where there is one: one process alone gets it."""
+    for name in itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2))):
+        with contextlib.suppress(FileExistsError):
+            path.with_name(name).mkdir()
+            return path.with_name(name)
+    raise AssertionError
 
 
 @contextlib.contextmanager

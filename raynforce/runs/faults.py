@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raynforce.errors import RaynforceError, UsageError, summary
+from raynforce.errors import RaynforceError, UsageError, reason
 from raynforce.runs import checkpoint
+from raynforce.runs.catalog import object_in, whole
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.metrics import cannot_write
 from raynforce.runs.repeats import Repeats
@@ -28,6 +30,7 @@ MOST_CAUSES = 200  # that are told apart; later ones are counted together
 LONGEST_CAUSE, LONGEST_TEXT = 400, 8000  # characters in a line of the history
 ENV_RESTARTED = "environment restarted"
 
+Evidence = Callable[[], dict[str, Tree]]
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|\d[\d_,.]*(?:[eE][-+]?\d+)?")
 _EPISODE = ("env", "args", "seed", "actions", "dtype", "too_long", "lane", "step")
 
@@ -54,18 +57,17 @@ class FaultHistory:
 
     def __init__(self, run: RunDirectory, say: Callable[[str], None] = lambda text: None) -> None:
         self.faults = 0
-        self.last = ""
-        """The newest fault in a few words, for whoever watches."""
+        self.last = ""  # the newest fault in a few words, for whoever watches
         self._run, self._say = run, say
         self._folder = run.path / FOLDER
         self._told = False
         self._repeats: Repeats[tuple[str, ...]] = Repeats()
         self._untold: dict[tuple[str, ...], dict[str, Any]] = {}  # the last of each that no line stands for yet
         self._causes: set[str] = set()
-        kept = list(evidence_of(run))  # of the processes that this run was resumed from
         taken = [path.stem for path in self._folder.glob("[0-9]*")]
         self._number = max((int(stem) for stem in taken if stem.isdecimal()), default=0)
-        self._kept = Counter(same_cause(*(str(facts.get(k)) for k in ("role", "fault", "cause"))) for _, facts in kept)
+        kept = [facts for _, facts in evidence_of(run)]  # of the processes that this run was resumed from
+        self._kept = Counter(same_cause(*(str(facts.get(k)) for k in ("role", "fault", "cause"))) for facts in kept)
 
     def env_fault(self, role: str, facts: Mapping[str, Any], steps: int) -> None:
         """Note an environment that broke and was made anew: `facts` are those of an `EnvFault`."""
@@ -87,7 +89,7 @@ class FaultHistory:
         said: str = "",
         trace: str = "",
         facts: Mapping[str, Any] | None = None,
-        evidence: Callable[[], dict[str, Tree]] | None = None,
+        evidence: Evidence | None = None,
     ) -> None:
         """Note a role that failed.
 
@@ -108,12 +110,10 @@ class FaultHistory:
         self._event("recovered", {"role": role, "seconds": round(seconds, 3)}, role)
 
     def absent(self, role: str, cause: str) -> None:
-        """Note that the run goes on without this role for now."""
         self.last = f"{role} is absent: {_brief(_one_line(cause), role)}"
         self._event("absent", {"role": role, "cause": _one_line(cause)}, role)
 
     def back(self, role: str) -> None:
-        """Note that a role that was absent takes part again."""
         self.last = f"{role} is back"
         self._event("back", {"role": role}, role)
 
@@ -122,13 +122,7 @@ class FaultHistory:
         for key, count in self._repeats.rest():
             self._write(key[0], {**self._untold[key], "count": count})
 
-    def _fault(
-        self,
-        line: dict[str, Any],
-        trace: str,
-        facts: Mapping[str, Any],
-        parts: Callable[[], dict[str, Tree]] | None,
-    ) -> None:
+    def _fault(self, line: dict[str, Any], trace: str, facts: Mapping[str, Any], parts: Evidence | None) -> None:
         self.faults += 1
         cause = same_cause(line["role"], line["kind"], line["cause"])
         if cause not in self._causes and len(self._causes) >= MOST_CAUSES:
@@ -143,16 +137,11 @@ class FaultHistory:
         self._causes.add(cause)
         self._event("fault", {**line, "evidence": evidence}, line["role"], cause, line["action"])
 
-    def _keep(
-        self,
-        cause: str,
-        known: dict[str, Any],
-        facts: Mapping[str, Any],
-        parts: Callable[[], dict[str, Tree]] | None,
-    ) -> str | None:
+    def _keep(self, cause: str, known: dict[str, Any], facts: Mapping[str, Any], parts: Evidence | None) -> str | None:
         """Write evidence; returns its name below the run, or None if there is nothing to see the fault again with."""
         evidence = {"kind": "", "fault": known.pop("kind"), "time": time.time(), **known}
         path = self._folder / f"{self._number + 1:04d}.json"
+        temporary = path.with_name(f".{path.name}.tmp")
         try:
             known_by_seed = facts.get("step") == 0 or facts.get("too_long")  # the latter is not to be seen again
             if "seed" in facts and (facts.get("actions") is not None or known_by_seed):
@@ -162,10 +151,14 @@ class FaultHistory:
                 checkpoint.save(path.with_suffix(""), parts())
             else:
                 return None
-            _write_whole(path, json.dumps(evidence, default=str))
+            path.parent.mkdir(exist_ok=True)
+            temporary.write_text(json.dumps(evidence, default=str))
+            temporary.replace(path)
         except Exception as error:  # whatever is wrong with it, training goes on
             shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-            self._complain(error)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            self._complain(cannot_write(path, error) if isinstance(error, OSError) else error)
             return None
         self._number += 1
         self._kept[cause] += 1
@@ -191,8 +184,7 @@ class FaultHistory:
     def _complain(self, error: Exception) -> None:
         if not self._told:
             self._told = True
-            reason = str(error) if isinstance(error, RaynforceError) else summary(error)
-            self._say(f"a fault could not be written down in full, training goes on: {reason}")
+            self._say(f"a fault could not be written down in full, training goes on: {reason(error)}")
 
 
 def _one_line(text: Any) -> str:
@@ -206,41 +198,24 @@ def _brief(cause: str, role: str) -> str:
     return text.partition("; ")[0].strip() or text
 
 
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        path.parent.mkdir(exist_ok=True)
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise cannot_write(path, error) from error
-
-
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def evidence_of(run: RunDirectory) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number and content of each evidence of a run, in order; what is torn is left out."""
     for path in sorted((run.path / FOLDER).glob("[0-9]*.json")):
-        try:
-            facts = json.loads(path.read_text())
-            number = int(path.stem)
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(facts, dict):
-            yield number, facts
+        with contextlib.suppress(OSError):
+            if path.stem.isdecimal() and (facts := object_in(path.read_bytes())):
+                yield int(path.stem), facts
 
 
 def each_event(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of an `events.jsonl`, one by one: a long history need not fit into memory.
-
-    A line that a kill or a full disk has torn is left out; what was appended right behind it is not.
-    """
+    """The events of an `events.jsonl`, one by one; torn lines are left out, but not what was appended behind them."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with path.open("rb") as file:
             for line in file:
-                if event := _parse(line) or _parse(line[max(0, line.rfind('{"time":')) :]):
+                event = object_in(line, b'{"time":')
+                if isinstance(event.get("event"), str) and isinstance(event.get("time"), int | float):
                     yield event
     except FileNotFoundError:
         return
@@ -248,35 +223,20 @@ def each_event(path: Path) -> Iterator[dict[str, Any]]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    usable = isinstance(event, dict) and isinstance(event.get("event"), str)
-    return event if usable and isinstance(event.get("time"), int | float) else None
-
-
 @dataclass
 class FaultGroup:
     """Faults of one kind of role with an equal cause."""
 
-    role: str
-    """`sampler`, `learner`, `evaluator`."""
+    role: str  # `sampler`, `learner`, `evaluator`
     kind: str
-    cause: str
-    """Of the first one."""
+    cause: str  # of the first one
     count: int = 0
-    roles: Counter[str] = field(default_factory=Counter)
-    """How often in which: `sampler 3`."""
-    actions: Counter[str] = field(default_factory=Counter)
-    """What was done, how often."""
-    first: tuple[float, int] = (0.0, 0)
-    """Time, and environment steps trained by then."""
+    roles: Counter[str] = field(default_factory=Counter)  # how often in which: `sampler 3`
+    actions: Counter[str] = field(default_factory=Counter)  # what was done, how often
+    first: tuple[float, int] = (0.0, 0)  # time, and environment steps trained by then
     last: tuple[float, int] = (0.0, 0)
     trace: str = ""
-    said: str = ""
-    """The last lines that the last one of them printed."""
+    said: str = ""  # the last lines that the last one of them printed
     evidence: list[int] = field(default_factory=list)
 
     @property
@@ -287,50 +247,38 @@ class FaultGroup:
 
 @dataclass
 class History:
-    """What a run went through."""
-
     began: float | None = None
-    ended: float | None = None
-    """Time of the last event; of the end, if it had one."""
-    outcome: str = "none"
-    """How the last process of the run ended: `stopped`, `failed`, or `none` that was written down."""
+    ended: float | None = None  # time of the last event; of the end, if it had one
+    outcome: str = "none"  # how the last process of the run ended: `stopped`, `failed`, or `none` that was written down
     reason: str = ""
     steps: int = 0
-    seconds: float = 0.0
-    """From start to end, of all processes of the run."""
-    starts: int = 0
-    """How often it was started or resumed."""
-    groups: list[FaultGroup] = field(default_factory=list)
-    """The grave ones first, then the most frequent."""
-    recoveries: dict[str, list[float]] = field(default_factory=dict)
-    """Seconds of each, by kind of role."""
+    seconds: float = 0.0  # from start to end, of all processes of the run
+    starts: int = 0  # how often it was started or resumed
+    groups: list[FaultGroup] = field(default_factory=list)  # the grave ones first, then the most frequent
+    recoveries: dict[str, list[float]] = field(default_factory=dict)  # seconds of each, by kind of role
     given_up: list[str] = field(default_factory=list)
-    absent: dict[str, str] = field(default_factory=dict)
-    """Roles that were away at the end, and why."""
+    absent: dict[str, str] = field(default_factory=dict)  # roles that were away at the end, and why
     absences: int = 0
-    lost: int | None = None
-    """Environment steps that were sampled and lost with a role, as far as that was written down."""
+    lost: int | None = None  # environment steps that were sampled and lost with a role, as far as that was written down
 
     @property
     def faults(self) -> int:
         return sum(group.count for group in self.groups)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
         recoveries = {
             role: {"count": len(s), "median_seconds": statistics.median(s), "max_seconds": max(s)}
             for role, s in self.recoveries.items()
         }
-        data: dict[str, Any] = {"began": self.began, "ended": self.ended, "outcome": self.outcome}
-        data |= {"reason": self.reason, "steps": self.steps, "seconds": round(self.seconds, 3), "starts": self.starts}
-        data |= {"faults": self.faults, "recoveries": recoveries, "given_up": self.given_up, "absent": self.absent}
+        data = {k: v for k, v in vars(self).items() if k not in ("groups", "lost")}
+        data |= {"seconds": round(self.seconds, 3), "faults": self.faults, "recoveries": recoveries}
         groups = []
         for group in self.groups:
             row = {k: v for k, v in vars(group).items() if k not in ("first", "last")}
             for name, (at, steps) in (("first", group.first), ("last", group.last)):
                 row |= {f"{name}_time": at, f"{name}_steps": steps}
             groups.append(row)
-        return data | {"absences": self.absences, "lost_steps": self.lost, "groups": groups}
+        return data | {"lost_steps": self.lost, "groups": groups}
 
 
 def summarise(events: Iterable[Mapping[str, Any]]) -> History:
@@ -347,8 +295,8 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> History:
             history.starts += 1
             history.outcome, history.reason, since = "none", "", at
             history.given_up, history.absent = [], {}  # everybody is tried again
-        history.ended = at
-        history.steps = max(history.steps, _int(event.get("steps"))) if kind != "started" else _int(event.get("steps"))
+        history.ended, steps = at, whole(event.get("steps"))
+        history.steps = steps if kind == "started" else max(history.steps, steps)
         if kind in ("stopped", "failed"):
             history.outcome, history.reason = kind, str(event.get("reason", ""))
             history.seconds += at - (at if since is None else since)
@@ -359,7 +307,7 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> History:
             history.recoveries.setdefault(kind_of(role), []).append(float(event["seconds"]))
         elif kind == "absent":
             history.absent[role] = str(event.get("cause", ""))
-            history.absences += max(1, _int(event.get("count", 1)))
+            history.absences += max(1, whole(event.get("count", 1)))
         elif kind == "back":
             history.absent.pop(role, None)
             if role in history.given_up:
@@ -372,17 +320,13 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> History:
 
 def _add(history: History, groups: dict[str, FaultGroup], event: Mapping[str, Any]) -> None:
     role, kind, cause = str(event.get("role", "")), str(event.get("kind", "failed")), str(event.get("cause", ""))
-    where = float(event["time"]), _int(event.get("steps"))
-    key = same_cause(role, kind, cause)
-    group = groups.get(key)
-    if group is None:
-        group = groups[key] = FaultGroup(kind_of(role), kind, cause, first=where)
-    count = max(1, _int(event.get("count", 1)))
+    where, action = (float(event["time"]), whole(event.get("steps"))), str(event.get("action", ""))
+    group = groups.setdefault(same_cause(role, kind, cause), FaultGroup(kind_of(role), kind, cause, first=where))
+    count = max(1, whole(event.get("count", 1)))
     group.count += count
     group.roles[role] += count
-    group.last = where
-    action = str(event.get("action", ""))
     group.actions[action] += count
+    group.last = where
     group.trace = group.trace or str(event.get("trace", ""))
     group.said = str(event.get("said", "")) or group.said
     evidence = event.get("evidence")
@@ -391,8 +335,4 @@ def _add(history: History, groups: dict[str, FaultGroup], event: Mapping[str, An
     if action == "given up" and role not in history.given_up:
         history.given_up.append(role)
     if "lost" in event:
-        history.lost = (history.lost or 0) + _int(event["lost"])
-
-
-def _int(value: Any) -> int:
-    return int(value) if isinstance(value, int | float) and abs(value) < 1e18 else 0
+        history.lost = (history.lost or 0) + whole(event["lost"])

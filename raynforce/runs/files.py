@@ -24,19 +24,13 @@ LARGEST_JSON = 64 << 20
 LARGEST_HEADER = 16 << 20
 _MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
-_DTYPES = {
-    name: np.dtype(code)
-    for name, code in {
-        "BOOL": "?", "U8": "<u1", "I8": "<i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4",
-        "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8",
-    }.items()
-}  # fmt: skip
+_SIZES = {"u": (1, 2, 4, 8), "i": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8,)}
+_DTYPES = {f"{kind.upper()}{8 * n}": np.dtype(f"<{kind}{n}") for kind, sizes in _SIZES.items() for n in sizes}
+_DTYPES["BOOL"] = np.dtype("?")
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class Stated(NamedTuple):
-    """What a manifest says of a file."""
-
     size: int
     sha256: str
 
@@ -77,7 +71,6 @@ def pack(arrays: Mapping[str, np.ndarray]) -> Iterator[bytes | memoryview]:
 
 
 def to_json(value: Any) -> bytes:
-    """A tree as JSON text, not larger than is read again."""
     text = json.dumps(value).encode()
     if len(text) > LARGEST_JSON:
         raise ValueError(f"{len(text)} bytes of JSON are more than {LARGEST_JSON}: save large data as arrays")
@@ -142,7 +135,6 @@ def _require(sha256: str, stated: Stated | None) -> None:
 
 
 def check_size(path: Path, stated: Stated) -> None:
-    """Find out whether a file of the stated size is there, without reading it."""
     with _opened(path, stated, stated.size):
         pass
 
@@ -156,7 +148,6 @@ def verify(path: Path, stated: Stated) -> None:
 
 
 def read_json(path: Path, stated: Stated | None) -> dict[str, Any]:
-    """A JSON object, from a file that is as stated."""
     with _opened(path, stated, LARGEST_JSON) as file:
         data = file.read()
         _require(hashlib.sha256(data).hexdigest(), stated)

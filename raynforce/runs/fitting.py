@@ -13,8 +13,6 @@ LONGEST = 48  # characters of a value
 
 
 class Difference(NamedTuple):
-    """One thing that is not the same."""
-
     what: str
     found: str
     expected: str
@@ -31,11 +29,7 @@ def require_fit(
     settings: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
     hint: str = "",
 ) -> None:
-    """Refuse a checkpoint whose facts are not those expected, with a table of every difference.
-
-    `settings`, found and expected, explain the differences, so they come first; they refuse nothing by themselves.
-    `hint` is a last line.
-    """
+    """Refuse a checkpoint whose facts differ, with a table; differing `settings` explain it and come first."""
     rows = list(differences(_as_read(found), _as_read(expected)))
     if not rows:
         return

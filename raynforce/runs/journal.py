@@ -80,10 +80,7 @@ class Journal:
     # -- for whoever writes ---------------------------------------------------------------------------
 
     def add(self, path: Path) -> None:
-        """Begin with a file, made if there is none; raises the `OSError` if it cannot be opened.
-
-        From here on nobody else may write to it.
-        """
+        """Begin with a file, made if need be, that nobody else writes to; raises `OSError` if it cannot be opened."""
         with self._changed:
             if path in self._files:
                 raise ValueError(f"{path} is written by this journal already")
@@ -112,23 +109,21 @@ class Journal:
             return self._files[path].end + sum(map(len, self._files[path].lines))
 
     def flush(self, timeout: float, *, insist: bool = False) -> bool:
-        """Wait until all that was appended so far is safe on disk; returns whether it is.
-
-        It is given up at the first error, or with `insist` not before the time is over.
-        """
+        """Wait until what was appended is safe on disk; returns whether it is. An error ends it, unless `insist`."""
         with self._changed:
             goals = [(file, file.settled + len(file.lines), file.attempts) for file in self._files.values()]
             self._awaited += 1
             self._wake()
-            self._changed.wait_for(
-                lambda: (
-                    all(file.settled >= goal for file, goal, _ in goals)
-                    or (not insist and any(file.attempts > before for file, _, before in goals))
-                ),
-                timeout,
-            )
+
+            def done() -> bool:
+                return all(file.settled >= goal for file, goal, _ in goals)
+
+            def failed() -> bool:
+                return not insist and any(file.attempts > before for file, _, before in goals)
+
+            self._changed.wait_for(lambda: done() or failed(), timeout)
             self._awaited -= 1
-            return all(file.settled >= goal for file, goal, _ in goals)
+            return done()
 
     @property
     def trouble(self) -> str:
@@ -239,9 +234,8 @@ class Journal:
             self._notices.append(f"cannot write {path}: {reason}; {kept} kept in memory until it can be written")
 
     def _end_outage(self) -> None:
-        if self._outage is not None and not any(
-            file.error or file.written < len(file.lines) for file in self._files.values()
-        ):
+        behind = any(file.error or file.written < len(file.lines) for file in self._files.values())
+        if self._outage is not None and not behind:
             lost = f"lost: {_lines(self._dropped)}, for lack of memory" if self._dropped else "nothing was lost"
             self._notices.append(f"{self._outage} can be written again: {lost}")
             self._outage, self._dropped = None, 0

@@ -45,15 +45,10 @@ os.register_at_fork(after_in_child=_forget)
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that writes to a run."""
-
     host: str = ""
-    pid: int = 0
-    """In that host. 0 if the holder cannot be named."""
-    boot: str = ""
-    """Which start of which kernel, and which of its containers: a process id says nothing elsewhere."""
-    started: float = 0.0
-    """When it took the lock: seconds since 1970, by the clock of its host."""
+    pid: int = 0  # in that host. 0 if the holder cannot be named
+    boot: str = ""  # which start of which kernel, and which of its containers: a process id says nothing elsewhere
+    started: float = 0.0  # when it took the lock: seconds since 1970, by the clock of its host
     token: str = ""
 
     def __str__(self) -> str:
@@ -101,8 +96,6 @@ def _boot() -> str:
 
 
 class Place(Protocol):
-    """Where a holder is named."""
-
     def read(self) -> Holder | None: ...
 
     def touch(self, own: Holder) -> None:
@@ -201,7 +194,7 @@ def _close(descriptor: int) -> None:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[Lock]:
     """Be the one writer of the run at `path`, until the end of this process at the latest, however that comes."""
-    lock = _take(path)
+    lock = _acquire(path)
     try:
         yield lock
     finally:
@@ -230,7 +223,7 @@ def holder(path: Path) -> Holder | None:
         os.close(descriptor)
 
 
-def _take(path: Path) -> Lock:
+def _acquire(path: Path) -> Lock:
     own = Holder.me()
     try:
         with contextlib.ExitStack() as stack:
@@ -242,7 +235,9 @@ def _take(path: Path) -> Lock:
             flock = _flock(descriptor)
             if flock is None:
                 raise in_use(path, before or Holder())
-            if before is not None and _is_alive(before, _clock(path) - os.fstat(descriptor).st_mtime, flock):
+            with tempfile.TemporaryFile(dir=path) as probe:  # the file system's own clock need not be that of this host
+                idle = os.fstat(probe.fileno()).st_mtime - os.fstat(descriptor).st_mtime
+            if before is not None and _is_alive(before, idle, flock):
                 raise in_use(path, before)
             file.write(own)
             # On a file system without a shared flock another host may break the same lock in this very moment.
@@ -253,9 +248,8 @@ def _take(path: Path) -> Lock:
             stack.pop_all()
             return Lock(str(path), own, file)
     except OSError as error:
-        raise RaynforceError(
-            f"cannot lock run {path}: {error.strerror or error}; make it writable (is there space?), or copy it"
-        ) from error
+        fix = "make it writable (is there space?), or copy it"
+        raise RaynforceError(f"cannot lock run {path}: {error.strerror or error}; {fix}") from error
 
 
 def _flock(descriptor: int) -> bool | None:
@@ -276,9 +270,3 @@ def _is_alive(holder: Holder | None, idle: float, flock: bool) -> bool:
     if holder is None or not holder.pid or holder.has_ended() or (flock and holder.same_kernel()):
         return False  # if we could lock it, the kernel knows of no holder
     return abs(idle) < STALE  # a clock that was set back leaves times of the future
-
-
-def _clock(path: Path) -> float:
-    """The time by the file system's own clock, which need not be that of this host."""
-    with tempfile.TemporaryFile(dir=path) as file:
-        return os.fstat(file.fileno()).st_mtime

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from raynforce.errors import RaynforceError, UsageError, summary
+from raynforce.errors import RaynforceError, UsageError, reason
 from raynforce.runs import disk
 from raynforce.runs.journal import Journal
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Sink(Protocol):
     """Anything that takes metrics: give your own to a run to send them elsewhere.
 
-    If it has a method `begin(path, config)`, that is called first, with the run's directory and all its settings.
+    A method `begin(path, config)`, if it has one, is called first, with the run's directory and all its settings.
     """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -44,22 +44,18 @@ class Metrics:
         self._sinks = list(sinks)
 
     def add(self, sink: Sink) -> None:
-        """Hand metrics to one more."""
         self._sinks.append(sink)
 
     def begin(self, path: Path, config: Mapping[str, Any]) -> None:
         """Tell every sink that wants to know which run this is."""
         for sink in tuple(self._sinks):
-            begin = getattr(sink, "begin", None)
             try:
-                if begin is not None:
-                    begin(path, config)
+                getattr(sink, "begin", lambda path, config: None)(path, config)
             except Exception as error:
                 self._sinks.remove(sink)
                 _warn(f"metric sink {type(sink).__name__} cannot begin and is left out", error)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand `metrics` to every sink that still works."""
         for sink in tuple(self._sinks):
             try:
                 sink.write(step, metrics)
@@ -68,24 +64,16 @@ class Metrics:
                     raise
                 self._sinks.remove(sink)
                 _warn(f"metric sink {type(sink).__name__} failed and is left out from step {step} on", error)
-                # It may hold a file or a connection; it has been reported already.
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # it may hold a file or a connection
                     sink.close()
 
     def close(self) -> None:
-        """Close every sink, also when one of them fails."""
-        failure: Exception | None = None
         while self._sinks:
             sink = self._sinks.pop()
             try:
                 sink.close()
             except Exception as error:
-                if isinstance(sink, JsonlSink):
-                    failure = error
-                else:
-                    _warn(f"metric sink {type(sink).__name__} failed to close", error)
-        if failure is not None:
-            raise failure
+                _warn(f"metric sink {type(sink).__name__} failed to close", error)
 
 
 class JsonlSink:
@@ -99,23 +87,17 @@ class JsonlSink:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        journal: Journal,
-        *,
-        resume_step: int | None = None,
-        resume: Tree | None = None,
+        self, path: Path, journal: Journal, *, resume_step: int | None = None, resume: Tree | None = None
     ) -> None:
-        self.path, self._journal = Path(path), journal
+        self.path, self._journal = path, journal
         elapsed = 0.0
         try:
             if self.path.exists():
                 if resume is not None or resume_step is not None:
                     elapsed = _cut(self.path, (resume or {}).get("bytes", 0))
                 elif self.path.stat().st_size > 0:
-                    raise UsageError(
-                        f"metrics file {self.path} already holds a run: resume that run, or choose another directory"
-                    )
+                    fix = "resume that run, or choose another directory"
+                    raise UsageError(f"metrics file {self.path} already holds a run: {fix}")
             journal.add(self.path)
         except OSError as error:
             raise cannot_write(self.path, error) from error
@@ -126,7 +108,6 @@ class JsonlSink:
         return {"bytes": self._journal.position(self.path)}
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line, by the journal."""
         values = {name: _json_number(name, value) for name, value in metrics.items()}
         seconds = values.get("time/seconds")
         if seconds is None:
@@ -144,9 +125,8 @@ def cannot_write(path: Path, error: OSError) -> RaynforceError:
 
 
 def _warn(what: str, error: Exception) -> None:
-    why = str(error) if isinstance(error, RaynforceError) else summary(error)
     with contextlib.suppress(OSError, ValueError):  # stderr may be closed
-        print(f"raynforce: {what}: {why}", file=sys.stderr, flush=True)
+        print(f"raynforce: {what}: {reason(error)}", file=sys.stderr, flush=True)
 
 
 def _json_number(name: str, value: float) -> float | None:

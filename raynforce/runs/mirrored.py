@@ -14,9 +14,8 @@ from pathlib import Path
 from raynforce.errors import RaynforceError, UsageError
 from raynforce.runs import disk, lock, remote_lock
 from raynforce.runs.directory import RunDirectory, Saved
-from raynforce.runs.remote import Remote
+from raynforce.runs.remote import Remote, WorkingCopy
 from raynforce.runs.store import is_url
-from raynforce.runs.working_copy import WorkingCopy
 from raynforce.trees import Tree
 
 FINISH_SECONDS = 30.0  # that the last push of a run is tried for
@@ -45,35 +44,34 @@ class MirroredRun(RunDirectory):
 
     def must_be_new(self) -> None:
         """Refuse a URL where there is anything; what an older run left of its working copy here is removed."""
-        resume = f"raynforce resume {shlex.quote(self.shown)}"
+        resume, other = f"raynforce resume {shlex.quote(self.shown)}", "choose another with --out"
         if self.remote.exists():
-            raise UsageError(
-                f"there is a run at {self.shown} already: choose another with --out; to go on with that run: {resume}"
-            )
+            raise UsageError(f"there is a run at {self.shown} already: {other}; to go on with that run: {resume}")
         if others := self.remote.strangers():
-            raise UsageError(f"{self.shown} holds {others[0]!r} already: choose another with --out")
+            raise UsageError(f"{self.shown} holds {others[0]!r} already: {other}")
         if (holder := lock.holder(self.path)) is not None:
             raise lock.in_use(self.shown, holder)
         if WorkingCopy(self.path).sent:  # it was there
             shutil.rmtree(self.path, ignore_errors=True)
             self.notes.append(f"the run that was at {self.shown} is gone: what this machine had of it was removed")
         elif self.config.exists():
-            raise UsageError(
-                f"a run for {self.shown} began on this machine and never came there: to go on with it: {resume}; "
-                f"to drop it: rm -r {shlex.quote(str(self.path))}"
-            )
+            ways = f"to go on with it: {resume}; to drop it: rm -r {shlex.quote(str(self.path))}"
+            raise UsageError(f"a run for {self.shown} began on this machine and never came there: {ways}")
         super().must_be_new()
 
     def create(self, config: str) -> None:
         super().create(config)
         self._created = True
 
-    def fetch(self, *, all: bool = False) -> None:
-        """Bring what is at the URL into the working copy, unless a process of this machine is at work in that.
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        """One process of this machine at a time fetches into the working copy, or begins to write there."""
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        return disk.alone(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT)
 
-        With `all` it is to be resumed: then such a process is a reason to refuse.
-        """
-        with _alone(self.path):
+    def fetch(self, *, all: bool = False) -> None:
+        """Fetch the run, unless a process of this machine writes to it; with `all`, to resume it, that is an error."""
+        with self._alone():
             if (holder := lock.holder(self.path)) is None:
                 self.notes += self.remote.fetch(self.path, all=all).notes
             elif all:
@@ -85,7 +83,7 @@ class MirroredRun(RunDirectory):
     def locked(self) -> Iterator[lock.Lock]:
         """Be the one writer of the working copy, and of the run at the URL."""
         with contextlib.ExitStack() as stack:
-            with _alone(self.path):
+            with self._alone():
                 held = stack.enter_context(super().locked())
             try:
                 self._held = remote_lock.claim(self.remote.store, held)
@@ -98,13 +96,11 @@ class MirroredRun(RunDirectory):
             yield self._held
 
     def holder(self) -> lock.Holder | None:
-        """Who writes to it, on this machine or another."""
         return super().holder() or remote_lock.holder(self.remote.store)
 
     # -- writing ------------------------------------------------------------------------------------------
 
     def save(self, step: int, parts: dict[str, Tree], keep: int, keep_nth: int = 0) -> Saved:
-        """Write a checkpoint to the working copy and push it."""
         saved = super().save(step, parts, keep, keep_nth)
         self._push(f"the checkpoint of step {step:,}")
         return saved
@@ -136,10 +132,7 @@ class MirroredRun(RunDirectory):
 
 
 def new_run(out: str | Path, *, numbered: bool = False) -> RunDirectory:
-    """The run directory for a new run; `UsageError` if there is anything already.
-
-    With `numbered`, one of that name or with a number behind it that nobody else has.
-    """
+    """The directory for a new run, if need be `numbered`; `UsageError` if there is anything already."""
     if is_url(str(out)):
         run: RunDirectory = MirroredRun(Remote.open(str(out)))
     else:
@@ -149,10 +142,7 @@ def new_run(out: str | Path, *, numbered: bool = False) -> RunDirectory:
 
 
 def open_run(run: str | Path | RunDirectory, *, all: bool = False) -> RunDirectory:
-    """An existing run: a local one, or that at a URL, of which this machine then has what there is to read.
-
-    `all` is for resuming it. `notes` of what is returned tells what a user should know.
-    """
+    """An existing run, local or at a URL, whose logs and policies are fetched, and with `all` what resume needs."""
     if isinstance(run, RunDirectory):
         return run
     if not is_url(str(run)):
@@ -165,12 +155,3 @@ def open_run(run: str | Path | RunDirectory, *, all: bool = False) -> RunDirecto
 def local_path(path: str | Path) -> Path:
     """Where the files are that a user typed the path of: a local path as it is, a URL's working copy."""
     return open_run(path).path if is_url(str(path)) else Path(path)
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One process of this machine at a time fetches into a working copy, or begins to write there."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with disk.alone(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT):
-        yield

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Literal, Protocol, TextIO, cast, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast, get_args
 
 from raynforce.errors import UsageError, nearest
 from raynforce.runs.terminal import columns, folded, shortened
@@ -31,12 +31,9 @@ _MISSING = "–"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Where a run stands."""
-
     steps: int
     total_steps: int
-    seconds: float
-    """Since the run began."""
+    seconds: float  # since the run began
     steps_per_second: float
     episodes: int
     updates: int
@@ -47,21 +44,19 @@ class Snapshot:
     note: str = ""
     evaluating_left: float | None = 0.0
     """Seconds that an evaluation will still take which training waits for; None if that is not known."""
-    ending: bool = False
-    """Whether no more is trained, however many steps are left."""
-    faults: int = 0
-    """How often something has failed and was restarted."""
+    ending: bool = False  # whether no more is trained, however many steps are left
+    faults: int = 0  # how often something has failed and was restarted
     last_fault: str = ""
 
 
-class Progress(Protocol):
+class Progress:
     """Shows a run. None of its methods fails because the terminal is gone."""
 
     def start(self, title: str) -> None:
         """Begin, with a line that says what runs."""
 
     def update(self, snapshot: Snapshot) -> None:
-        """Tell where the run stands; call it as often as you like, it is drawn a few times a second at most."""
+        """Tell where the run stands, as often as you like; it is drawn a few times a second at most."""
 
     def message(self, text: str) -> None:
         """Show a line that stays: a checkpoint, a note."""
@@ -74,22 +69,16 @@ class Progress(Protocol):
 
 
 def make_progress(stream: TextIO | None, *, mode: Mode | Progress = "auto") -> Progress:
-    """The view that fits `stream`: `auto` is live on a terminal, and plain in a pipe, a file or CI.
-
-    `mode` may also be a view itself.
-    """
+    """The view that fits `stream`, or `mode` if it is one: `auto` is live on a terminal, plain elsewhere."""
     if not isinstance(mode, str):
         return mode
     modes = get_args(Mode)
     if mode not in modes:
         raise UsageError(f"progress mode is {mode!r}: use one of {', '.join(modes)}{nearest(str(mode), modes)}")
-    if stream is None:  # closed before we were started
+    if stream is None or mode == "quiet":  # None: closed before we were started
         return QuietProgress()
-    if mode == "auto":
-        mode = "live" if _can_draw(stream) else "plain"
-    if mode == "live":
-        return LiveProgress(stream)
-    return PlainProgress(stream) if mode == "plain" else QuietProgress()
+    live = mode == "live" or (mode == "auto" and _can_draw(stream))
+    return LiveProgress(stream) if live else PlainProgress(stream)
 
 
 def _can_draw(stream: TextIO) -> bool:
@@ -101,82 +90,90 @@ def _can_draw(stream: TextIO) -> bool:
     return terminal and unicode and os.environ.get("TERM") not in ("dumb", "unknown") and not os.environ.get("CI")
 
 
-class QuietProgress:
+class QuietProgress(Progress):
     """Shows faults alone, on stderr: a run that heals itself for hours should not do so unseen."""
-
-    def start(self, title: str) -> None: ...
-    def update(self, snapshot: Snapshot) -> None: ...
-    def message(self, text: str) -> None: ...
-    def stop(self) -> None: ...
 
     def fault(self, text: str) -> None:
         if sys.stderr is not None:
             Output(sys.stderr).lines(text)
 
 
-class PlainProgress:
+class Pace:
+    """Says when a view is due: every so many seconds; with `thinning` more rarely in a long run, for a readable log."""
+
+    def __init__(self, every: float, clock: Clock = time.monotonic, *, thinning: bool = False) -> None:
+        self._every, self._clock, self._thinning = every, clock, thinning
+        self._began, self._due = clock(), -math.inf
+
+    @property
+    def seconds(self) -> float:
+        return self._clock() - self._began
+
+    def is_due(self) -> bool:
+        seconds = self.seconds
+        if seconds < self._due:
+            return False
+        self._due = seconds + max(self._every, seconds / 60 if self._thinning else 0.0)
+        return True
+
+
+class _Drawn(Progress):
+    """Shows the newest snapshot when that is due, and the last one in any case."""
+
+    def __init__(self, stream: TextIO, pace: Pace) -> None:
+        self._out, self._pace = Output(stream), pace
+        self._speed = _RecentSpeed()
+        self._waiting: Snapshot | None = None
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._waiting = snapshot
+        if self._pace.is_due():
+            self._show(snapshot, self._speed.seconds_left(snapshot))
+            self._waiting = None
+
+    def stop(self) -> None:
+        if self._waiting is not None:
+            self._show(self._waiting, None)
+            self._waiting = None
+
+    def _show(self, snapshot: Snapshot, seconds_left: float | None) -> None:
+        raise NotImplementedError
+
+
+class PlainProgress(_Drawn):
     """Lines for logs and pipes: one every `every` seconds at most, the first at once, the last always, none twice."""
 
     def __init__(self, stream: TextIO, *, every: float = 2.0, clock: Clock = time.monotonic) -> None:
-        self._out = Output(stream)
-        self._every = every
-        self._clock = clock
-        self._began: float | None = None
-        self._due = -math.inf
-        self._waiting: Snapshot | None = None
-        self._speed = _RecentSpeed()
+        super().__init__(stream, Pace(every, clock, thinning=True))
         self._shown: Snapshot | None = None
         self._note = ""
 
     def start(self, title: str) -> None:
         self.message(title)
 
-    def update(self, snapshot: Snapshot) -> None:
-        self._waiting = snapshot
-        now = self._clock()
-        if now >= self._due:
-            self._began = self._began or now
-            self._due = now + max(self._every, (now - self._began) / 60)  # an overnight log stays readable
-            self._print()
-
     def message(self, text: str) -> None:
         self._out.lines(text)
 
     fault = message
 
-    def stop(self) -> None:
-        self._print(over=True)
-
-    def _print(self, over: bool = False) -> None:
-        now, self._waiting = self._waiting, None
-        if now is None:
-            return
-        left = self._speed.seconds_left(now) if not over else None
-        learned = replace(now, seconds=0.0, steps_per_second=0.0, note="", faults=0, last_fault="")
+    def _show(self, snapshot: Snapshot, seconds_left: float | None) -> None:
+        learned = replace(snapshot, seconds=0.0, steps_per_second=0.0, note="", faults=0, last_fault="")
         figures = replace(learned, evaluating_left=0.0, ending=False)
         if figures != self._shown:
             self._shown = figures
-            self._out.lines(plain_line(now, left, self._out.columns))
-        if now.note and now.note != self._note:
-            self._out.lines(now.note)
-        self._note = now.note
+            self._out.lines(plain_line(snapshot, seconds_left, self._out.columns))
+        if snapshot.note and snapshot.note != self._note:
+            self._out.lines(snapshot.note)
+        self._note = snapshot.note
 
 
-class LiveProgress:
-    """A panel that is redrawn in place, `1 / every` times a second at most; messages scroll by above it.
-
-    It is drawn by whoever calls `update`, without a thread of its own, so it never competes with training.
-    """
+class LiveProgress(_Drawn):
+    """A panel that is redrawn in place, without a thread of its own; messages scroll by above it."""
 
     max_width = 100
 
     def __init__(self, stream: TextIO, *, every: float = 0.25, clock: Clock = time.monotonic) -> None:
-        self._out = Output(stream)
-        self._every = every
-        self._clock = clock
-        self._due = -math.inf
-        self._waiting: Snapshot | None = None
-        self._speed = _RecentSpeed()
+        super().__init__(stream, Pace(every, clock))
         self._returns = _History()
         self._title = ""
         self._running = False
@@ -188,13 +185,6 @@ class LiveProgress:
         self._title, self._running = title, True
         atexit.register(self.stop)  # shows the cursor again, whatever happens
         self._announce()
-
-    def update(self, snapshot: Snapshot) -> None:
-        self._waiting = snapshot
-        now = self._clock()
-        if now >= self._due:
-            self._due = now + self._every
-            self._draw()
 
     def message(self, text: str) -> None:
         if self._live is None:
@@ -211,7 +201,7 @@ class LiveProgress:
     def stop(self) -> None:
         if not self._running:
             return
-        self._draw(over=True)
+        super().stop()
         self._running = False
         if self._live is None:
             self._out.write(_CLEAR_LINE)
@@ -224,35 +214,20 @@ class LiveProgress:
         if self._running:
             self._out.write(f"{shortened(self._title, self._out.columns - 3)} …")
 
-    def _draw(self, over: bool = False) -> None:
-        snapshot, self._waiting = self._waiting, None
-        if snapshot is None or not self._running or self._out.broken:
+    def _show(self, snapshot: Snapshot, seconds_left: float | None) -> None:
+        if not self._running or self._out.broken:
             return
         if self._live is None:
-            self._live = self._open()
+            self._out.write(_CLEAR_LINE)
+            # What others print would tear the panel, so it goes above it; but not if it is going to a file or a pipe.
+            out, err = (stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))
+            self._live = open_live(self._out, redirect_stdout=out, redirect_stderr=err)
         self._fit(self._live.console)
         self._returns.add(snapshot.return_mean)
         width = min(self._live.console.width - 3, self.max_width)  # room for the terminal's own ^C
-        left = self._speed.seconds_left(snapshot) if not over else None
-        view = panel(self._title, snapshot, left, self._returns.values, width)
+        view = panel(self._title, snapshot, seconds_left, self._returns.values, width)
         self._live.update(view, refresh=True)
         self._drawn = (width, min(view.height or 0, self._live.console.height))
-
-    def _open(self) -> Live:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._out.write(_CLEAR_LINE)
-        console = Console(file=cast(IO[str], self._out), force_terminal=True, force_jupyter=False)
-        # What others print would tear the panel, so it goes above it; but not if it is going to a file or a pipe.
-        live = Live(
-            console=console,
-            auto_refresh=False,
-            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
-            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
-        )
-        live.start()
-        return live
 
     def _fit(self, console: Console) -> None:
         """After the terminal became narrower it has folded the panel's lines: clear the rows rich does not know of."""
@@ -270,6 +245,17 @@ class LiveProgress:
 _CLEAR_LINE = "\r\x1b[2K"
 
 
+def open_live(out: Output, **how: Any) -> Live:
+    """A view that is redrawn in place from now on, whenever it is updated."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=cast(IO[str], out), force_terminal=True, force_jupyter=False)
+    live = Live(console=console, auto_refresh=False, **how)
+    live.start()
+    return live
+
+
 class Output(io.TextIOBase):
     """A stream that goes quiet, instead of raising, once nobody reads it (`raynforce train … | head`)."""
 
@@ -284,19 +270,16 @@ class Output(io.TextIOBase):
 
     def lines(self, text: str) -> None:
         """Write it in lines that fit; not if it is what was written last."""
-        if self.again(text):
-            return
-        self.write("\n".join(folded(text, self.columns, further="  ")) + "\n")
+        if not self.again(text):
+            self.write("\n".join(folded(text, self.columns, further="  ")) + "\n")
 
     def again(self, text: str) -> bool:
-        """Whether this is what was written last."""
         before, self._last = self._last, text
         return text == before
 
     def write(self, text: str) -> int:
         if not self.broken:
-            encoding = self._stream.encoding or "utf-8"
-            text = text.encode(encoding, "replace").decode(encoding)
+            text = text.encode(self.encoding, "replace").decode(self.encoding)
             try:
                 self._stream.write(text)
                 self._stream.flush()
@@ -374,15 +357,10 @@ class _History:
 def plain_line(snapshot: Snapshot, seconds_left: float | None, most: int) -> str:
     """One line with the figures in the same columns each time, and as many losses as fit: the metrics have them all."""
     total = f"{snapshot.total_steps:,}"
-    fields = [
-        f"steps {snapshot.steps:>{len(total)},}/{total} {_percent(snapshot):>4}",
-        f"{snapshot.steps_per_second:>7,.0f} steps/s",
-        f"return {number(snapshot.return_mean):>7}",
-        f"best eval {number(snapshot.best_eval):>7}",
-        f"eta {clock_time(seconds_left):>7}",
-    ]
+    line = f"steps {snapshot.steps:>{len(total)},}/{total} {_percent(snapshot):>4}"
+    line += f"  {snapshot.steps_per_second:>7,.0f} steps/s  return {number(snapshot.return_mean):>7}"
+    line += f"  best eval {number(snapshot.best_eval):>7}  eta {clock_time(seconds_left):>7}"
     faults = f"  faults {snapshot.faults:,}" if snapshot.faults else ""
-    line = "  ".join(fields)
     for name, value in snapshot.losses.items():
         longer = f"{line}  {name} {number(value):>7}"
         if len(longer) + len(faults) > most:
@@ -397,8 +375,7 @@ def panel(title: str, snapshot: Snapshot, seconds_left: float | None, returns: l
     from rich.panel import Panel
     from rich.text import Text
 
-    inner = max(width - 4, 8)
-    total = f"{snapshot.total_steps:,}"
+    inner, total = max(width - 4, 8), f"{snapshot.total_steps:,}"
     run = [
         ("steps", f"{snapshot.steps:>{len(total)},} / {total}", ""),
         ("speed", f"{snapshot.steps_per_second:,.0f} steps/s", ""),
@@ -438,15 +415,9 @@ def panel(title: str, snapshot: Snapshot, seconds_left: float | None, returns: l
         lines.append(Text(snapshot.note.replace("\n", " "), "italic dim"))
     for line in lines:
         line.truncate(inner, overflow="ellipsis")
-    return Panel(
-        Text("\n").join(lines),
-        title=Text(shortened(title, inner - 2), "bold not dim"),
-        title_align="left",
-        box=box.ROUNDED,
-        border_style="dim",
-        width=width,
-        height=len(lines) + 2,
-    )
+    heading = Text(shortened(title, inner - 2), "bold not dim")
+    look: dict[str, Any] = {"title_align": "left", "box": box.ROUNDED, "border_style": "dim"}
+    return Panel(Text("\n").join(lines), title=heading, width=width, height=len(lines) + 2, **look)
 
 
 _LABEL = 11  # columns of a label
@@ -458,10 +429,8 @@ def _bar_line(snapshot: Snapshot, width: int) -> Text:
     percent = f" {_percent(snapshot):>4}"
     cells = max(width - len(percent), 1)
     full, half = divmod(int(_fraction(snapshot) * cells * 2), 2)
-    line = Text()
-    line.append("━" * full + "╸" * half, "green" if full == cells else "cyan")
-    line.append("─" * (cells - full - half), "dim")
-    return line.append(percent, "bold")
+    line = Text("━" * full + "╸" * half, "green" if full == cells else "cyan")
+    return line.append("─" * (cells - full - half), "dim").append(percent, "bold")
 
 
 def _loss_lines(losses: Mapping[str, float], width: int) -> list[Text]:
@@ -470,13 +439,12 @@ def _loss_lines(losses: Mapping[str, float], width: int) -> list[Text]:
 
     lines: list[Text] = []
     for name, value in losses.items():
-        shown = number(value)
-        if not lines or lines[-1].cell_len + 2 + len(name) + 1 + max(len(shown), 7) > width:
+        shown = f"{number(value):<7}"
+        if not lines or lines[-1].cell_len + 2 + len(name) + 1 + len(shown) > width:
             lines.append(Text().append(f"{'' if lines else 'losses':<{_LABEL}}", "dim"))
         else:
             lines[-1].append("  ")
-        bad = not math.isfinite(value)
-        lines[-1].append(f"{name} ", "dim").append(f"{shown:<7}", "bold red" if bad else "")
+        lines[-1].append(f"{name} ", "dim").append(shown, "" if math.isfinite(value) else "bold red")
     return lines
 
 

@@ -14,13 +14,12 @@ from raynforce.runs.store import Missing, Store
 
 
 class InStore:
-    """The lock of a run in a store."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def read(self) -> Holder | None:
-        return Holder.parse(text) or Holder() if (text := self._text()) is not None else None
+        text = self._text()
+        return None if text is None else Holder.parse(text) or Holder()
 
     def touch(self, own: Holder) -> None:
         self._store.write(NAME, json.dumps({**asdict(own), "beat": time.time()}).encode())
@@ -65,10 +64,7 @@ def holder(store: Store) -> Holder | None:
 
 
 def claim(store: Store, within: Lock | None = None, *, watch: float = 2.5 * lock.BEAT) -> Lock:
-    """Become the one writer of the run, or refuse by the name of who is.
-
-    Two that claim at the same time see it after `SETTLE` seconds, or at the next beat at the latest.
-    """
+    """Become the one writer, or refuse by the name of who is; two at once see it after `SETTLE` seconds or a beat."""
     own, place = Holder.me(), InStore(store)
     found = place.read()
     if found is not None and place.is_alive(found, watch):

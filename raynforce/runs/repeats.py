@@ -9,8 +9,7 @@ from typing import Generic, TypeVar
 
 FIRST = 10
 """Of equal events, the first so many are each worth a line; then the 20th to 100th by tens, by hundreds, and so on."""
-EVERY_SECONDS = 60.0
-"""Beside these, a line at most this often, so that a crash loses the count of a minute at most."""
+EVERY_SECONDS = 60.0  # beside these, a line at most this often, so that a crash loses the count of a minute at most
 
 K = TypeVar("K", bound=Hashable)
 
@@ -29,12 +28,6 @@ class Repeats(Generic[K]):
         self._clock = clock
         self._counts: dict[K, _Count] = {}
 
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._counts
-
     def add(self, key: K, *, due: bool = False) -> int:
         """Count one more. How many a line written now stands for; 0 if none is, unless asked for, `due`."""
         count = self._counts.setdefault(key, _Count())
@@ -50,7 +43,7 @@ class Repeats(Generic[K]):
         return self._counts[key].total if key in self._counts else 0
 
     def rest(self) -> Iterator[tuple[K, int]]:
-        """Those that no line stands for yet, which are then told of."""
+        """Those that no line stands for yet."""
         for key, count in self._counts.items():
             if count.untold:
                 untold, count.untold = count.untold, 0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
-from raynforce.runs.progress import Clock, Mode, Output, QuietProgress, Snapshot, clock_time, make_progress, number
+from raynforce.runs import progress as views
+from raynforce.runs.progress import Clock, Mode, Output, Pace, Snapshot, clock_time, number, open_live
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -22,8 +23,6 @@ SURE = 0.02  # of all that is to be done, before the time left can be guessed
 
 @dataclass
 class Row:
-    """One seed."""
-
     state: str = "waiting"
     seen: Snapshot | None = None
 
@@ -62,10 +61,9 @@ class SeedsView:
 
     def fault(self, seed: int, text: str) -> None:
         """Show that something failed in one seed, and what was done about it; also where nothing else is shown."""
-        QuietProgress().fault(f"seed {seed}: {text}")
+        views.QuietProgress().fault(f"seed {seed}: {text}")
 
     def ended(self, seed: int, result: Result | None, error: str) -> None:
-        """Show how one has ended."""
         stopped = result is None or result.stopped.startswith("SIG")
         self.rows[seed].state = "failed" if error else "stopped" if stopped else "done"
         self.message(f"seed {seed}: {_ending(result, error)}")
@@ -82,17 +80,17 @@ class SeedsView:
     def line(self, seconds: float) -> str:
         """Where all of them stand, in one line."""
         rows = list(self.rows.values())
-        seen = [row.seen for row in rows if row.seen is not None]
         fraction = statistics.fmean(row.fraction(self._total) for row in rows)
         speed = sum(row.seen.steps_per_second for row in rows if row.seen is not None and row.state == "training")
-        fields = [
-            f"seeds done {sum(row.state in ('done', 'failed') for row in rows)}/{len(rows)} {fraction:>4.0%}",
-            f"{speed:>7,.0f} steps/s",
-            f"return {number(_median([one.return_mean for one in seen])):>7}",
-            f"best eval {number(_median([one.best_eval for one in seen])):>7} (medians)",
-            f"eta {clock_time(seconds * (1 / fraction - 1) if fraction > SURE else None):>5}",
-        ]
-        return "   ".join(fields)
+        done, left = sum(row.state in ("done", "failed") for row in rows), seconds * (1 / max(fraction, SURE) - 1)
+        line = f"seeds done {done}/{len(rows)} {fraction:>4.0%}   {speed:>7,.0f} steps/s"
+        line += f"   return {self._median('return_mean'):>7}   best eval {self._median('best_eval'):>7} (medians)"
+        return f"{line}   eta {clock_time(left if fraction > SURE else None):>5}"
+
+    def _median(self, figure: str) -> str:
+        values = [getattr(row.seen, figure) for row in self.rows.values() if row.seen is not None]
+        known = [value for value in values if value is not None]
+        return number(statistics.median(known) if known else None)
 
 
 class PlainSeeds(SeedsView):
@@ -100,22 +98,19 @@ class PlainSeeds(SeedsView):
 
     def __init__(self, stream: TextIO, *, every: float = 2.0, clock: Clock = time.monotonic) -> None:
         super().__init__()
-        self._lines = make_progress(stream, mode="plain")
-        self._every, self._clock = every, clock
-        self._began = clock()
-        self._due = self._began + every
+        self._out = Output(stream)
+        self._pace = Pace(every, clock, thinning=True)
+        self._pace.is_due()  # at once there is nothing to tell
         self._last = ""
 
     fault = SeedsView.told
 
     def message(self, text: str) -> None:
-        self._lines.message(text)
+        self._out.lines(text)
 
     def draw(self) -> None:
-        now = self._clock()
-        if now >= self._due and any(row.seen for row in self.rows.values()):
-            self._due = now + max(self._every, (now - self._began) / 60)  # an overnight log stays readable
-            line = self.line(now - self._began)
+        if any(row.seen for row in self.rows.values()) and self._pace.is_due():
+            line = self.line(self._pace.seconds)
             if line.partition("eta")[0] != self._last.partition("eta")[0]:  # else nothing has happened
                 self.message(line)
             self._last = line
@@ -126,9 +121,7 @@ class LiveSeeds(SeedsView):
 
     def __init__(self, stream: TextIO, *, every: float = 0.25, clock: Clock = time.monotonic) -> None:
         super().__init__()
-        self._out = Output(stream)
-        self._every, self._clock = every, clock
-        self._began, self._due = clock(), -math.inf
+        self._out, self._pace = Output(stream), Pace(every, clock)
         self._live: Live | None = None
 
     fault = SeedsView.told
@@ -140,18 +133,11 @@ class LiveSeeds(SeedsView):
             self._live.console.print(text, markup=False, highlight=False)
 
     def draw(self) -> None:
-        now = self._clock()
-        if now < self._due or self._out.broken:
+        if self._out.broken or not self._pace.is_due():
             return
-        self._due = now + self._every
         if self._live is None:
-            from rich.console import Console
-            from rich.live import Live
-
-            console = Console(file=cast(IO[str], self._out), force_terminal=True, force_jupyter=False)
-            self._live = Live(console=console, auto_refresh=False, transient=True)
-            self._live.start()
-        self._live.update(self._view(now - self._began, self._live.console.height), refresh=True)
+            self._live = open_live(self._out, transient=True)
+        self._live.update(self._view(self._pace.seconds, self._live.console.height), refresh=True)
 
     def stop(self) -> None:
         if self._live is not None:
@@ -179,14 +165,13 @@ class LiveSeeds(SeedsView):
         return Group(table, Text(f" {self.line(seconds)}", no_wrap=True, overflow="ellipsis"))
 
 
-def make_view(stream: TextIO | None, mode: Mode) -> SeedsView:
-    """The view that fits `stream`, as `make_progress` chooses it."""
-    from raynforce.runs.progress import LiveProgress
-
-    chosen = make_progress(stream, mode=mode)
-    if stream is None or isinstance(chosen, QuietProgress):
+def make_view(progress: Mode = "auto", stream: TextIO | None = None) -> SeedsView:
+    """The view that fits `stream`, or stdout, as `make_progress` chooses it."""
+    stream = stream or sys.stdout
+    chosen = views.make_progress(stream, mode=progress)
+    if stream is None or isinstance(chosen, views.QuietProgress):
         return SeedsView()
-    return LiveSeeds(stream) if isinstance(chosen, LiveProgress) else PlainSeeds(stream)
+    return LiveSeeds(stream) if isinstance(chosen, views.LiveProgress) else PlainSeeds(stream)
 
 
 def _ending(result: Result | None, error: str) -> str:
@@ -198,8 +183,3 @@ def _ending(result: Result | None, error: str) -> str:
     if result.solved_steps is not None and result.solved_at is not None:
         how = f"target met at {result.solved_steps:,} steps, after {result.solved_at:.1f} s"
     return f"{how}; best policy {number(result.eval_return)}"
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None

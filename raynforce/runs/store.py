@@ -43,12 +43,10 @@ class Store:
     def __init__(self, url: str, fs: Any, root: str) -> None:
         self.fs, self.root = fs, root.rstrip("/")
         self.given = url.rstrip("/")
-        self.url = _shown(self.given)
-        """Without a password."""
+        self.url = _shown(self.given)  # without a password
 
     @staticmethod
     def open(url: str) -> Store:
-        """Find the file system for a URL."""
         try:
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
@@ -110,8 +108,6 @@ class Store:
         return found
 
     def read(self, path: str) -> bytes:
-        """A small file."""
-
         def read(full: str) -> bytes:
             with self.fs.open(full, "rb") as file:
                 return bytes(file.read(_MOST_BYTES))
@@ -125,39 +121,31 @@ class Store:
         def write(full: str) -> None:
             folder, _, name = full.rpartition("/")
             target = f"{folder}/.{name}.tmp" if isinstance(self.fs, LocalFileSystem) else full
+            in_bytes = isinstance(source, bytes)
+            put, args = (self.fs.pipe_file, (target, source)) if in_bytes else (self.fs.put_file, (str(source), target))
             try:
-                self._put(target, source)
+                put(*args)
             except FileNotFoundError:
                 self.fs.makedirs(folder, exist_ok=True)
-                self._put(target, source)
+                put(*args)
             if target != full:
                 os.replace(target, full)
 
         self.do("write", path, write)
 
-    def _put(self, full: str, source: Path | bytes) -> None:
-        if isinstance(source, bytes):
-            self.fs.pipe_file(full, source)
-        else:
-            self.fs.put_file(str(source), full)
-
-    def download(self, path: str, target: Path) -> int:
-        """Bring a file here, whole or not at all; returns its size."""
+    def download(self, path: str, target: Path) -> None:
+        """Bring a file here, whole or not at all."""
         temporary = target.with_name(f".{target.name}.fetch.tmp")
         target.parent.mkdir(parents=True, exist_ok=True)
         self.do("read", path, lambda full: self.fs.get_file(full, str(temporary)))
-        size = temporary.stat().st_size
         temporary.replace(target)
-        return size
 
-    def delete(self, path: str) -> None:
-        """Delete a file, if it is there."""
+    def delete(self, path: str, *, folder: bool = False) -> None:
         with contextlib.suppress(Missing):
-            self.do("delete", path, self.fs.rm_file)
-
-    def delete_folder(self, path: str) -> None:
-        with contextlib.suppress(Missing):
-            self.do("delete", path, self.fs.rm, recursive=True)
+            if folder:
+                self.do("delete", path, self.fs.rm, recursive=True)
+            else:
+                self.do("delete", path, self.fs.rm_file)
 
 
 def _shown(url: str) -> str:

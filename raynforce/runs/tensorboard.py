@@ -33,20 +33,15 @@ class TensorBoardSink:
     """
 
     def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        journal: Journal,
-        *,
-        resume_step: int | None = None,
-        resume: Tree | None = None,
+        self, directory: Path, journal: Journal, *, resume_step: int | None = None, resume: Tree | None = None
     ) -> None:
         self._journal = journal
         try:
-            _go_back(Path(directory), resume or {})
-            self._path = _new_file(Path(directory))
+            _go_back(directory, resume or {})
+            self._path = _new_file(directory)
             journal.add(self._path)
         except OSError as error:
-            raise cannot_write(Path(directory), error) from error
+            raise cannot_write(directory, error) from error
         # Event: double wall_time = 1, int64 step = 2, string file_version = 3, Summary summary = 5,
         # SessionLog session_log = 7
         self._append(_double(1, time.time()) + _bytes(3, b"brain.Event:2"))
@@ -155,23 +150,14 @@ def _float(field: int, value: float) -> bytes:
     return _varint(field << 3 | 5) + packed
 
 
-def _crc_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        crc = byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)  # Castagnoli's polynomial, bits reversed
-        table.append(crc)
-    return table
-
-
-_CRC = _crc_table()
+_CRC = list(range(256))
+for _ in range(8):  # Castagnoli's polynomial, bits reversed
+    _CRC = [crc >> 1 ^ (0x82F63B78 if crc & 1 else 0) for crc in _CRC]
 
 
 def crc32c(data: bytes) -> int:
     """The CRC-32C checksum (RFC 3720, appendix B.4)."""
-    crc = 0xFFFFFFFF
-    table = _CRC
+    crc, table = 0xFFFFFFFF, _CRC
     for byte in data:
         crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
     return crc ^ 0xFFFFFFFF

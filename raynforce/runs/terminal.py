@@ -33,21 +33,14 @@ def folded(text: str, most: int, head: str = "", further: str | None = None) -> 
     with its value, and a command in backticks with itself.
     """
     pad = " " * len(head) if further is None else further
-    room = most - max(len(head), len(pad))
+    room, width = most - max(len(head), len(pad)), max(most, len(pad) + 30, len(head) + 30)
     lines: list[str] = []
     for part in text.splitlines() or [""]:
         tied = _UNIT.sub(TIED, _OPTION.sub(rf"\1{TIED}", part))
         tied = _QUOTED.sub(lambda found: found[0].replace(" ", TIED) if len(found[0]) <= room else found[0], tied)
         first = pad if lines else head
-        wrapped = textwrap.wrap(
-            tied,
-            max(most, len(pad) + 30, len(head) + 30),
-            initial_indent=first,
-            subsequent_indent=pad,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        lines += [line.replace(TIED, " ") for line in wrapped] or [first.rstrip()]
+        wrapper = textwrap.TextWrapper(width, first, pad, break_long_words=False, break_on_hyphens=False)
+        lines += [line.replace(TIED, " ") for line in wrapper.wrap(tied)] or [first.rstrip()]
     return lines
 
 

@@ -394,7 +394,7 @@ def test_json_is_not_printed_for_what_cannot_be_replayed(cli: Cli, history: Faul
 
 
 def test_progress_is_shown_when_it_takes_long(cli: Cli, history: FaultHistory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raynforce.cli.replay.PATIENCE", 0.02)
+    monkeypatch.setattr("raynforce.cli.replay.TELL_AFTER", 0.02)
     step = cli_envs.Plain.step
 
     def slow(self: cli_envs.Plain, action: int) -> Any:

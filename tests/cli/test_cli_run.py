@@ -268,7 +268,7 @@ def test_eval_of_slow_environments(cli: Cli, run: Path, monkeypatch: pytest.Monk
 
     fast, threads = cli_envs.Plain.step, set()
     monkeypatch.setattr(cli_envs.Plain, "step", slow)
-    monkeypatch.setattr(api, "PATIENCE", 0.1)
+    monkeypatch.setattr(api, "TELL_AFTER", 0.1)
     answer = cli("eval", "run", "--parallel", "threads", "--episodes", "40")
     assert len(threads) == 20
     assert answer.out == "run/best: mean return 5.000 over 40 greedy episodes (deviation 0.0, from 5.000 to 5.000)\n"

@@ -243,7 +243,7 @@ def test_it_shows_life_and_sees_when_it_was_taken_over(tmp_path: Path, monkeypat
 
 
 def test_showing_life_does_not_keep_the_process(tmp_path: Path) -> None:
-    code = "import sys, pathlib\nfrom raynforce.runs import lock\nheld = lock._take(pathlib.Path(sys.argv[1]))\n"
+    code = "import sys, pathlib\nfrom raynforce.runs import lock\nheld = lock._acquire(pathlib.Path(sys.argv[1]))\n"
     assert start(code, tmp_path).communicate(timeout=10)[0] == ""
     assert holder(tmp_path) is None
 

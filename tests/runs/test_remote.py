@@ -69,10 +69,10 @@ def test_a_run_goes_there_and_back(url: str, local: Path, tmp_path: Path) -> Non
     (local / "run.lock").write_text("mine")
     first = there.push(local)
     assert there.exists()
-    assert first.files == len([x for x in tree(local) if x not in ("last", "best")])
+    assert first.moved == len([x for x in tree(local) if x not in ("last", "best")])
     assert there.store.fs.cat_file(there.store.full("last")) == b"step_000000002000\n"
     assert "run.lock" not in stored(there)
-    assert there.push(local).files == 0
+    assert there.push(local).moved == 0
 
     copy = tmp_path / "copy"
     assert Remote.open(url).fetch(copy, all=True).notes == []
@@ -89,7 +89,7 @@ def test_a_push_uploads_what_is_new_and_deletes_what_is_gone(url: str, local: Pa
     save(local, 3000)  # and 1000 is gone, with the segment 0
     (local / "tensorboard" / "events.out.tfevents.1").unlink()
     done = there.push(local)
-    assert done.files == 5  # metrics, two files, one segment, the manifest
+    assert done.moved == 5  # metrics, two files, one segment, the manifest
     assert stored(there) == {x for x in tree(local) if x != "last"} | {"last"}
     assert not any("000000001000" in x or "learner.0." in x or "tensorboard" in x for x in stored(there))
 
@@ -123,7 +123,7 @@ def test_what_is_here_already_is_not_fetched_again(url: str, local: Path, tmp_pa
     there.push(local)
     (copy / "checkpoints" / "segments" / "learner.2000.safetensors").write_bytes(b"flipped")
     done = there.fetch(copy, all=True)
-    assert done.files == 3 + 2 + 2  # the logs, two files, the new segment and the one that was wrong
+    assert done.moved == 3 + 2 + 2  # the logs, two files, the new segment and the one that was wrong
     assert tree(copy) == tree(local)
 
 
