@@ -92,7 +92,6 @@ def _turn(name: str, samplers: int, seeds: Any, fragment: int, steps: int) -> So
         "eval.every": EVERY,
         "eval.episodes": 20,
         "eval.max_length": 500,
-        "eval.parallel": "no",  # with threads it takes five times as long, and versions would be skipped
         "sampling.samplers": samplers,
         "sampling.envs": envs,
         "sampling.fragment": fragment,

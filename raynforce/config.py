@@ -11,7 +11,7 @@ from raynforce.errors import UsageError
 from raynforce.settings import Range
 
 CONFIG_VERSION = 1
-REMOVED: dict[str, Any] = {"faults.absent_seconds": 20.0, "faults.backoff": 0.5}
+REMOVED: dict[str, Any] = {"faults.absent_seconds": 20.0, "faults.backoff": 0.5, "eval.parallel": "auto"}
 """Settings that runs made before may have, which are constants now, and their values."""
 Positive = Annotated[int, Range(1, 1e12)]
 
@@ -108,9 +108,7 @@ class EvalConfig:
     """Episodes played with the best policy at the end of the run; 0 skips this. null plays 100, or fewer where that
     would take more than a tenth of an inline run, but never fewer than eval.episodes."""
     envs: Annotated[int, Range(1, 10_000)] = 20
-    """Environments that evaluate side by side."""
-    parallel: Literal["auto", "no", "threads", "processes"] = "auto"
-    """How they are stepped, as `sampling.parallel` is for samplers; auto is as there."""
+    """Environments that evaluate, stepped as sampling.parallel says."""
     max_length: Annotated[int, Range(1, 1e12)] = 100_000
     """Longer episodes are cut off here and count with their return so far."""
 

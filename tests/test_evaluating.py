@@ -430,10 +430,10 @@ def test_training_is_not_held_up(tmp_path: Path) -> None:
     assert len(found) < 8
 
 
-def test_evaluation_has_its_own_way_to_step(tmp_path: Path) -> None:
-    own = {"eval.parallel": "threads", "env_args": {"seconds": 0.0}}
+def test_evaluation_steps_as_sampling_does(tmp_path: Path) -> None:
+    own = {"sampling.parallel": "threads", "env_args": {"seconds": 0.0}}
     run = start(tmp_path / "run", "inline", 64, env="Elsewhere", **own)
-    assert run.result.return_mean == 10.0
+    assert run.result.return_mean == 20.0
     assert evaluated(tmp_path / "run") == [(64, 20.0)]
 
 

@@ -263,18 +263,21 @@ def test_resuming_is_an_event(tmp_path: Path) -> None:
     assert [event["steps"] for event in events(run.path, "started")] == [0, run.result.steps]
 
 
-@pytest.mark.parametrize(("had", "told"), [(20.0, False), (5.0, True)])
+@pytest.mark.parametrize(
+    ("setting", "had", "now"),
+    [("faults.absent_seconds", 20.0, 20.0), ("faults.absent_seconds", 5.0, 20.0), ("eval.parallel", "threads", "auto")],
+)
 def test_a_setting_that_there_is_no_more_does_not_stop_a_run(
-    had: float, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    setting: str, had: Any, now: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(tmp_path / "run", steps=128)
-    path = run.path / "config.yaml"
+    path, (section, name) = run.path / "config.yaml", setting.split(".")
     config = yaml.safe_load(path.read_text())
-    config["faults"]["absent_seconds"] = had
+    config[section][name] = had
     path.write_text(yaml.safe_dump(config))
     raynforce.resume(run.path, steps=256, progress="plain")
-    note = "note: faults.absent_seconds = 5.0 is no setting any more: it is 20.0 from here on"
-    assert (note in capsys.readouterr().out) == told
-    assert "absent_seconds" not in path.read_text()
-    with pytest.raises(UsageError, match=r"unknown setting 'faults\.absent_seconds'"):
-        raynforce.resume(run.path, settings={"faults.absent_seconds": 5.0}, progress="quiet")
+    note = f"note: {setting} = {had!r} is no setting any more: it is {now!r} from here on"
+    assert (note in capsys.readouterr().out) == (had != now)
+    assert name not in yaml.safe_load(path.read_text())[section]
+    with pytest.raises(UsageError, match=rf"unknown setting '{section}\.{name}'"):
+        raynforce.resume(run.path, settings={setting: had}, progress="quiet")

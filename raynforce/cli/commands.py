@@ -142,7 +142,7 @@ def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterato
 
     from raynforce.topologies.declaration import stepping
 
-    target, parallel = config.target, stepping(config, evaluating=True)
+    target, parallel = config.target, stepping(config)
     faulty, missed = result.restarts or result.env_restarts, False
     yield ""
     if result.solved_steps is not None and target is not None:

@@ -13,26 +13,25 @@ from raynforce.config import Config
 from raynforce.driver.evaluating import FINAL, Evaluations, Pinned, Played, Schedule
 from raynforce.driver.machines import Machines
 from raynforce.driver.recording import Best, Record
-from raynforce.driver.resuming import settings_note, steps_note
+from raynforce.driver.resuming import require_fit, settings_note, steps_note, weights_to_begin_with
 from raynforce.driver.signals import StopRequest
 from raynforce.driver.status import Callback, Result
 from raynforce.driver.supervision import Supervision
 from raynforce.driver.tally import Tally
-from raynforce.driver.weights import require_fit, weights_to_begin_with
 from raynforce.engines import engine_class
 from raynforce.engines.base import Round
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
 from raynforce.imports import bare
 from raynforce.policies.acting import PolicyVersion
 from raynforce.policy import Policy
-from raynforce.runs.directory import Loaded, RunDirectory
+from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import FaultHistory
 from raynforce.runs.metrics import Sink
 from raynforce.runs.progress import Mode, Progress, Snapshot, make_progress
 from raynforce.runtimes.base import Handle, Pending, RoleError
 from raynforce.runtimes.member import Job
 from raynforce.spaces import EnvSpec
-from raynforce.topologies.declaration import env_args, stepping
+from raynforce.topologies.declaration import env_args, evaluator_rules, stepping
 from raynforce.trees import Tree
 
 EVALUATOR = "raynforce.roles.evaluator:Evaluator"
@@ -57,9 +56,7 @@ class Driver:
     ) -> None:
         """`before` is the config of a run that is resumed."""
         self._began = time.monotonic() if began is None else began
-        self._config = config
-        self._run = run
-        self._callbacks = callbacks
+        self._config, self._run, self._callbacks = config, run, callbacks
         self._tally = Tally(config, self._began)
         self._status = self._tally.status
         self._status.path, self._status.make_policy = run.path, self._newest_policy
@@ -96,12 +93,16 @@ class Driver:
         if before is not None and loaded is not None:
             require_fit(loaded.parts["policy"].get("acting"), self._acting, config, run)
             engine.require_resumable(before, run.shown)
-            self._check_steps(before, loaded)
+            steps, done = config.steps, loaded.manifest["step"]
+            if steps != before.steps and steps < done:
+                where = f"{run.shown} has {done:,} already"
+                raise UsageError(f"steps = {steps:,}, but {where}: give more, or leave it out")
         weights = weights_to_begin_with(config, self._acting) if loaded is None else None
         self._progress.start(title)
         if before is not None:
-            self._tell_changes(before, loaded)
-        supervision = self._supervision = Supervision(config, self._progress.fault, self._progress.message)
+            unsaved = ["no checkpoint was written yet: beginning from the start"]
+            self._note(*settings_note(before, config), *(unsaved if loaded is None else loaded.notes))
+        supervision = self._supervision = Supervision(self._progress.fault, self._progress.message)
         engine = opened.enter_context(engine)
         engine.open(supervision, self._progress.message)
         self._runtime = engine.pool.runtime
@@ -110,7 +111,7 @@ class Driver:
         self._evaluations = Evaluations(
             engine.pool,
             self._make_evaluator,
-            supervision.evaluator_rules(),
+            evaluator_rules(config),
             config.eval,
             self._schedule,
             longest=config.faults.sample_seconds / 2,
@@ -129,7 +130,7 @@ class Driver:
         self._machines.look()
         if loaded is not None:
             self._machines.compare(loaded.manifest)
-        self._rounds = engine.rounds(self._show_waiting)
+        self._rounds = engine.rounds(lambda who: self._show(f"waiting for {who}{self._runtime.pending_reason()}"))
         if resume:
             run.write_config(config.to_yaml())
         else:
@@ -138,14 +139,13 @@ class Driver:
         self._record = Record(
             run,
             lock,
-            config.checkpoint,
+            config,
             sinks,
             self._progress.fault,
             opened,
             resume_step=self._status.steps if resume else None,
             positions={} if saved is None else saved["run"]["sinks"],
         )
-        self._record.begin(config.to_dict())
         supervision.history = FaultHistory(run, self._progress.fault)
         opened.callback(supervision.history.close)
         if saved is None:
@@ -154,10 +154,9 @@ class Driver:
             self._go_on_evaluating(saved)
 
     def _make_evaluator(self, _: int) -> Handle:
-        config = self._config
-        lanes = min(config.eval.envs, config.eval.episodes)
-        envs = env_args(config, lanes, stepping(config, evaluating=True))
-        args = self._acting, envs, config.faults.restarts, config.faults.sample_seconds
+        config, faults = self._config, self._config.faults
+        envs = env_args(config, min(config.eval.envs, config.eval.episodes), stepping(config))
+        args = self._acting, envs, faults.restarts, faults.sample_seconds
         return self._runtime.spawn(EVALUATOR, *args, name="evaluator", place=self._runtime.places.get("evaluator"))
 
     def _go_on_evaluating(self, saved: Mapping[str, Tree]) -> None:
@@ -167,18 +166,7 @@ class Driver:
             pinned = Pinned(self._runtime.share(version), version.number, saved[name]["steps"])
             self._judge(self._evaluations.begin(pinned))
 
-    def _check_steps(self, before: Config, loaded: Loaded) -> None:
-        steps, done = self._config.steps, loaded.manifest["step"]
-        if steps != before.steps and steps < done:
-            where = f"{self._run.shown} has {done:,} already"
-            raise UsageError(f"steps = {steps:,}, but {where}: give more, or leave it out")
-
-    def _tell_changes(self, before: Config, loaded: Loaded | None) -> None:
-        notes = [*settings_note(before, self._config)]
-        if loaded is None:
-            notes.append("no checkpoint was written yet: beginning from the start")
-        else:
-            notes += loaded.notes
+    def _note(self, *notes: str) -> None:
         for note in notes:
             self._progress.message(f"note: {note}")
 
@@ -201,9 +189,8 @@ class Driver:
                     reason = str(error) if isinstance(error, RaynforceError) else summary(error)
                     self._run.event("failed", reason=reason, steps=self._status.steps)
                 if self._record.saved_step:  # else there is nothing to go on with
-                    self._progress.message(
-                        f"failed; what was saved can be continued: raynforce resume {self._run.shown}"
-                    )
+                    what = f"raynforce resume {self._run.shown}"
+                    self._progress.message(f"failed; what was saved can be continued: {what}")
                 raise
 
     def _loop(self) -> None:
@@ -216,8 +203,7 @@ class Driver:
             except RaynforceError as error:
                 if self._engine.keeps_learning_after(error):
                     with contextlib.suppress(RaynforceError):
-                        unfinished = self._engine.last_round()
-                        if unfinished is not None:
+                        if (unfinished := self._engine.last_round()) is not None:
                             self._count(unfinished)
                         self._record.save_now(self._save, self._show)
                 raise
@@ -253,14 +239,9 @@ class Driver:
         learned = round_.learned
         self._version, self._number = round_.version, learned.number
         self._tally.add(learned)
-        for note in learned.notes:
-            self._tell_once(f"note: {note}")
+        self._note(*(new for new in dict.fromkeys(learned.notes) if new not in self._told))  # workers may say the same
+        self._told.update(learned.notes)
         self._supervision.steps = self._status.steps
-
-    def _tell_once(self, line: str) -> None:
-        if line not in self._told:  # several workers may say the same
-            self._told.add(line)
-            self._progress.message(line)
 
     def _report(self, round_: Round) -> None:
         status = self._status
@@ -290,7 +271,7 @@ class Driver:
 
     def _show(self, note: str = "", left: float | None = 0.0) -> None:
         """Show where the run stands; `left` are the seconds that an evaluation will still take, if that is known."""
-        status = self._status
+        status, history = self._status, self._supervision.history
         self._progress.update(
             Snapshot(
                 steps=status.steps,
@@ -306,23 +287,17 @@ class Driver:
                 note=note,
                 evaluating_left=left,
                 ending=status.stop_reason is not None,
-                faults=self._supervision.faults,
-                last_fault=self._supervision.last,
+                faults=0 if history is None else history.faults,
+                last_fault="" if history is None else history.last,
             )
         )
-
-    def _show_waiting(self, who: str) -> None:
-        self._show(f"waiting for {who}{self._runtime.pending_reason()}")
 
     # -- evaluation -----------------------------------------------------------------------------------
 
     def _evaluate(self) -> None:
-        """The newest version is due to be evaluated."""
         status = self._status
         if not status.episodes and status.steps > self._config.eval.max_length:
-            self._progress.message(
-                f"note: no episode has ended in {status.steps:,} steps; evaluation cuts them at eval.max_length"
-            )
+            self._note(f"no episode has ended in {status.steps:,} steps; evaluation cuts them at eval.max_length")
         pinned = self._pinned
         self._judge(self._evaluations.hold())
         if self.stop_request.number is None and status.stop_reason != "target met":
@@ -371,11 +346,8 @@ class Driver:
         unevaluated = self._unevaluated
         if self.stop_request.number is None:
             self._judge(self._evaluations.wait())
-        if (
-            self.stop_request.number is None
-            and status.stop_reason != "target met"
-            and self._tally.evaluated != self._number
-        ):
+        due = status.stop_reason != "target met" and self._tally.evaluated != self._number
+        if self.stop_request.number is None and due:
             returns = self._evaluations.play(self._pinned, self._config.eval.episodes, "evaluating")
             self._judge(None if returns is None else Played(self._pinned, returns))
         self._evaluations.stop()
@@ -393,7 +365,8 @@ class Driver:
         status, config = self._status, self._config
         eval_return = None
         episodes = self._schedule.final_episodes(status.steps)
-        if self._was_the_only_one(episodes):
+        alone = self._evaluations.count == 1 and not self._resumes and self._best is not None
+        if alone and 0 < episodes <= config.eval.episodes:  # it was not chosen for its outcome
             eval_return = status.last_eval
         elif episodes and self.stop_request.number is None:
             best, doing = self._best or self._pinned, "evaluating the best policy"
@@ -414,7 +387,7 @@ class Driver:
             seconds=round(time.monotonic() - self._began, 3),
             startup_seconds=self._startup_seconds and round(self._startup_seconds, 3),
             steps_per_second=self._final_speed and round(self._final_speed, 1),
-            return_mean=self._tally.return_mean,
+            return_mean=self._tally.counts.return_mean,
             eval_return=eval_return,
             solved_at=status.solved_at and round(status.solved_at, 3),
             solved_steps=status.solved_steps,
@@ -431,23 +404,14 @@ class Driver:
             eval_seconds=round(self._evaluations.waited, 3),
         )
 
-    def _was_the_only_one(self, episodes: int) -> bool:
-        """Whether one version alone was evaluated, in as many episodes: it was not chosen for its outcome."""
-        alone = self._evaluations.count == 1 and not self._resumes and self._best is not None
-        return alone and 0 < episodes <= self._config.eval.episodes
-
     def where_the_time_went(self) -> str:
         """A few lines on what bound the run, and which setting to change."""
-        return self._engine.where_the_time_went(self._seconds_of_run, self._tally.trained_here)
-
-    @property
-    def _seconds_of_run(self) -> dict[str, float]:
-        """What this process has spent its time on."""
         evaluation, turning = self._evaluations.waited, self._turned_until - self._turning_since
         training = turning - self._evaluated_while_turning
         startup = self._turning_since - self._began
         rest = time.monotonic() - self._began - startup - training - evaluation
-        return {"start-up": startup, "training": training, "evaluation": evaluation, "saving": rest}
+        seconds = {"start-up": startup, "training": training, "evaluation": evaluation, "saving": rest}
+        return self._engine.where_the_time_went(seconds, self._tally.trained_here)
 
     def _newest_policy(self) -> Policy:
         version = self._version.result()
@@ -466,13 +430,11 @@ class Driver:
         parts = self._engine.state(self._run.known)
         parts |= {"policy": self._policy(self._version), "run": self._counts()}
         for index, pinned in enumerate(self._unevaluated):
-            version = pinned.version.result().state()
-            parts[f"evaluating_{index}"] = {"version": version, "steps": pinned.steps}
+            parts[f"evaluating_{index}"] = {"version": pinned.version.result().state(), "steps": pinned.steps}
         self._record.save(self._status.steps, parts)
         self._status.metrics["disk/checkpoint_pause"] = time.monotonic() - began
 
     def _counts(self) -> Tree:
-        """What is counted, by the engine and by the driver."""
         return {
             **self._tally.state(),
             **self._engine.counts(),
@@ -486,7 +448,6 @@ class Driver:
         }
 
     def _load(self, saved: Mapping[str, Tree]) -> None:
-        """Go on from a checkpoint."""
         status = self._status
         try:
             counts = saved["run"]
@@ -505,8 +466,7 @@ class Driver:
             told.append(
                 f"the target was met at {status.solved_steps:,} steps already; --target none goes on without it"
             )
-        for note in told:
-            self._progress.message(f"note: {note}")
+        self._note(*told)
         self._best = self._load_best()
 
     def _load_best(self) -> Pinned | None:
@@ -517,7 +477,7 @@ class Driver:
             version = PolicyVersion.from_state(tree["version"])
         except CheckpointError as error:
             if status.best_eval is not None:
-                self._progress.message(f"note: {error}; the next evaluation decides which policy is the best")
+                self._note(f"{error}; the next evaluation decides which policy is the best")
                 status.best_eval = None
             return None
         status.best_eval = score

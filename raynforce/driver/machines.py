@@ -10,57 +10,35 @@ from raynforce.runs.directory import RunDirectory
 from raynforce.runs.provenance import provenance
 from raynforce.runtimes.base import Runtime
 
-VERSIONS = ("torch", "numpy", "libc")
-"""What results depend on to the last bit, beside the config and the kind of processor; `provenance` has it."""
+VERSIONS = ("torch", "numpy", "libc")  # what results depend on to the last bit, beside config and processor
 
 
 class Machines:
-    """Where the roles of a run live, as far as they have told.
-
-    `portable` says whether its network can be held to AVX2: convolutions and a user's own module cannot.
-    """
+    """CPU models of the roles; `portable` if the network can be held to AVX2: convolutions and own modules cannot."""
 
     def __init__(self, run: RunDirectory, runtime: Runtime, say: Callable[[str], None], *, portable: bool) -> None:
-        self._run, self._portable = run, portable
-        self._runtime = runtime
-        self._say = say
+        self._run, self._runtime, self._say, self._portable = run, runtime, say, portable
         self._known: Set[Kind] = frozenset()
 
     def look(self) -> None:
-        """See who has told meanwhile."""
         kinds = self._runtime.kinds()
         if not self._portable:
             kinds = {each._replace(kernels="native") for each in kinds}
-        if kinds != self._known:
-            self._known = kinds
-            self._run.made_on = described(kinds)
-            for note in kinds_note(kinds):
-                self._say(f"note: {note}")
+        if kinds == self._known:
+            return
+        self._known = kinds
+        models = sorted({each.cpu for each in kinds})
+        common = "avx2" if all(each.kernels == "avx2" for each in kinds) else "native"
+        self._run.made_on = {"cpu": ", ".join(models), "kernels": common} if kinds else {}
+        if len(models) > 1 and common != "avx2":
+            self._say(
+                f"note: roles live on {len(models)} kinds of CPU ({', '.join(models)}), and not all are held to AVX2: "
+                "the run equals another only if each role is on the same kind there"
+            )
 
     def compare(self, manifest: Mapping[str, Any]) -> None:
-        """Tell what is not as it was when a checkpoint was written."""
         for note in machine_note(manifest, {**provenance(), **self._run.made_on}):
             self._say(f"note: {note}")
-
-
-def described(kinds: Set[Kind]) -> dict[str, str]:
-    """For a manifest: all models, and the kernels that all of them have."""
-    if not kinds:
-        return {}
-    return {"cpu": ", ".join(sorted({each.cpu for each in kinds})), "kernels": _common(kinds)}
-
-
-def _common(kinds: Set[Kind]) -> str:
-    return "avx2" if all(each.kernels == "avx2" for each in kinds) else "native"
-
-
-def kinds_note(kinds: Set[Kind]) -> Iterator[str]:
-    models = sorted({each.cpu for each in kinds})
-    if len(models) > 1 and _common(kinds) != "avx2":
-        yield (
-            f"roles live on {len(models)} kinds of CPU ({', '.join(models)}), and not all are held to AVX2: the run "
-            "equals another only if each role is on the same kind there"
-        )
 
 
 def machine_note(manifest: Mapping[str, Any], here: Mapping[str, str]) -> Iterator[str]:

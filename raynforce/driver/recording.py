@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from raynforce.config import CheckpointConfig
+from raynforce.config import Config
 from raynforce.driver.saving import LAST_SECONDS, Saver
 from raynforce.errors import RaynforceError
 from raynforce.runs.directory import RunDirectory
@@ -35,7 +35,7 @@ class Record:
         self,
         run: RunDirectory,
         lock: Lock,
-        how: CheckpointConfig,
+        config: Config,
         sinks: Sequence[Sink],
         say: Callable[[str], None],
         opened: contextlib.ExitStack,
@@ -44,10 +44,9 @@ class Record:
         positions: Tree,
     ) -> None:
         """`positions` is what `position` was at the checkpoint that the run is resumed from at `resume_step`."""
-        self.best: Best | None = None
-        """The policy that evaluated best in this process."""
+        self.best: Best | None = None  # the policy that evaluated best in this process
         self._best_on_disk: Best | None = None  # set by the saver's thread alone
-        self._run, self._lock, self._how = run, lock, how
+        self._run, self._lock, self._how = run, lock, config.checkpoint
         self._due, self._saved_at = False, time.monotonic()
         self._resume_step = resume_step or 0
         self._journal = run.journal = Journal(say)
@@ -63,27 +62,20 @@ class Record:
         )
         self._metrics.add(self._jsonl)
         self._metrics.add(self._tensorboard)
+        self._metrics.begin(run.path, config.to_dict())
 
     def _close_journal(self) -> None:
         self._run.journal = None
         self._journal.close()
 
-    def begin(self, config: Mapping[str, Any]) -> None:
-        """Tell sinks which run this is."""
-        self._metrics.begin(self._run.path, config)
-
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand a line of metrics to every sink."""
         self._metrics.write(step, metrics)
 
     def position(self) -> Tree:
-        """How long the files of metrics are."""
         return {"metrics": self._jsonl.position(), "tensorboard": self._tensorboard.position()}
 
     def metrics(self) -> dict[str, float]:
         return self._saver.metrics()
-
-    # -- checkpoints ------------------------------------------------------------------------------------
 
     @property
     def saved_step(self) -> int:
@@ -105,7 +97,6 @@ class Record:
         return (self._due or self._saver.retry_is_due) and not self._saver.busy
 
     def save(self, step: int, parts: dict[str, Tree]) -> None:
-        """Let a whole checkpoint be written beside training."""
         self._lock.check()
         self.save_best()
         self._due, self._saved_at = False, time.monotonic()
@@ -149,6 +140,5 @@ class Record:
             self._saver.insist(begin, show)
 
     def finish(self) -> None:
-        """All has been written."""
         self._journal.flush(FLUSH_SECONDS)
         self._run.finish()

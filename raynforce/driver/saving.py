@@ -23,33 +23,24 @@ class Written(NamedTuple):
     """A checkpoint that is on the disk."""
 
     step: int
-    bytes: int
-    """That were written for it; what older ones have in common with it is not written again."""
-    seconds: float
-    """That this took, beside training."""
+    bytes: int  # that were written for it; what older ones have in common with it is not written again
+    seconds: float  # that this took, beside training
 
 
 class _Task(NamedTuple):
     what: str
     step: int
-    write: Callable[[], int]
-    """Writes it, and returns how many bytes."""
-    whole: bool
-    """Whether it is all that a resume needs."""
+    write: Callable[[], int]  # writes it, and returns how many bytes
+    whole: bool  # whether it is all that a resume needs
 
 
 class Saver:
     """The one that writes a run's checkpoints. Training hands states over and goes on; `look` brings back the news."""
 
     def __init__(self, say: Callable[[str], None], event: Callable[..., None], patience: float | None = None) -> None:
-        """`say` is for the user, `event` for the run's history; both are called by whoever calls `look`.
-
-        `patience` is how many seconds the last checkpoint of a run may be under way, `LAST_SECONDS` if not given.
-        """
-        self.last: Written | None = None
-        """The newest checkpoint that this process has written."""
-        self.failures = 0
-        """How often writing failed so far."""
+        """`say` is for the user, `event` for the run's history, `patience` the seconds for the last checkpoint."""
+        self.last: Written | None = None  # the newest checkpoint that this process has written
+        self.failures = 0  # how often writing failed so far
         self._say, self._event, self._patience = say, event, patience
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._news: queue.SimpleQueue[tuple[_Task, int, float, Exception | None]] = queue.SimpleQueue()
@@ -64,7 +55,6 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether something is being written: the next checkpoint has to wait for it."""
         return bool(self._open)
 
     @property
@@ -74,7 +64,6 @@ class Saver:
 
     @property
     def failing(self) -> bool:
-        """Whether the last attempt failed."""
         return self._retry_at is not None
 
     def write(self, what: str, step: int, task: Callable[[], int], *, whole: bool = True) -> None:
@@ -89,7 +78,6 @@ class Saver:
         self._tasks.put(self._open[-1])
 
     def look(self) -> None:
-        """Take note of what has been written or has failed since the last look."""
         while not self._news.empty():
             task, size, seconds, error = self._news.get()
             self._open.remove(task)
@@ -106,29 +94,24 @@ class Saver:
     def wait(self, show: Callable[[str], None] = lambda doing: None, timeout: float = float("inf")) -> bool:
         """Wait until everything is written or has failed; False if the time was over before."""
         began = time.monotonic()
-        until = began + timeout
         while True:
             self.look()
-            if not self._open:
-                return True
-            left = until - time.monotonic()
-            if left <= 0:
-                return False
+            left = began + timeout - time.monotonic()
+            if not self._open or left <= 0:
+                return not self._open
             if time.monotonic() - began > UNNOTICED:
                 show(f"writing {self._open[0].what}")
-            self._sleep_until_news(min(PIECE, left))
+            piece_over = time.monotonic() + min(PIECE, left)
+            while self._news.empty() and time.monotonic() < piece_over:
+                time.sleep(0.005)
 
     def insist(self, begin: Callable[[], None], show: Callable[[str], None]) -> None:
-        """Write the last checkpoint of a run: `begin` is called again and again until one succeeds.
-
-        After `LAST_SECONDS` of failures, or `patience` without an end of one, it is a `RaynforceError`.
-        """
-        patience = self._patience or LAST_SECONDS
+        """Retry the last checkpoint for `LAST_SECONDS`, each attempt for `patience`; then it is a `RaynforceError`."""
         until = time.monotonic() + LAST_SECONDS
         while True:
-            self._wait_or_raise(show, patience)
+            self._wait_or_raise(show)
             begin()
-            self._wait_or_raise(show, patience)
+            self._wait_or_raise(show)
             if not self.failing:
                 return
             if time.monotonic() >= until:
@@ -140,7 +123,8 @@ class Saver:
             show("the last checkpoint could not be written; trying again")
             time.sleep(min(1.0, LAST_SECONDS / 10))
 
-    def _wait_or_raise(self, show: Callable[[str], None], seconds: float) -> None:
+    def _wait_or_raise(self, show: Callable[[str], None]) -> None:
+        seconds = self._patience or LAST_SECONDS
         if not self.wait(show, seconds):
             raise RaynforceError(f"{self._open[0].what} was not written within {seconds:.0f} s: slow storage")
 
@@ -150,10 +134,7 @@ class Saver:
             raise RaynforceError(self._reason)
 
     def close(self) -> None:
-        """Let the thread end after what it was given: whoever comes next must not find it writing.
-
-        Storage that hangs is not waited for.
-        """
+        """Let the thread finish what it was given; storage that hangs is not waited for."""
         self._tasks.put(None)
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
@@ -164,28 +145,15 @@ class Saver:
             found |= {"disk/checkpoint_bytes": self.last.bytes, "disk/checkpoint_seconds": self.last.seconds}
         return found
 
-    # -- its steps ----------------------------------------------------------------------------------------
-
     def _work(self) -> None:
-        while self._wrote(self._tasks.get()):  # nothing of a task is held here: its states may be most of the memory
-            pass
-
-    def _wrote(self, task: _Task | None) -> bool:
-        """Write something, and leave the news of it; False at the end."""
-        if task is None:
-            return False
-        began, size, error = time.monotonic(), 0, None
-        try:
-            size = task.write()
-        except Exception as found:  # whatever it is, training goes on, and the next one is tried
-            error = found
-        self._news.put((task, size, time.monotonic() - began, error))
-        return True
-
-    def _sleep_until_news(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self._news.empty() and time.monotonic() < until:
-            time.sleep(0.005)
+        while (task := self._tasks.get()) is not None:
+            began, size, error = time.monotonic(), 0, None
+            try:
+                size = task.write()
+            except Exception as found:  # whatever it is, training goes on, and the next one is tried
+                error = found
+            self._news.put((task, size, time.monotonic() - began, error))
+            del task, error  # its states may be most of the memory
 
     def _succeeded(self, task: _Task, size: int, seconds: float) -> None:
         if not task.whole:

@@ -10,15 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-AGAIN = 5.0  # seconds after which an end that was asked for must have happened
+AGAIN = 5.0  # seconds after which an end must have happened: Python drops what is raised in a `__del__`
 
 
 class StopRequest:
-    """Remembers the first SIGINT or SIGTERM; the second raises `KeyboardInterrupt` wherever the program is.
-
-    Later ones change nothing, as by then everything is being ended as fast as it can; unless seconds have passed:
-    Python drops what is raised in a `__del__`, and the second may have come just there.
-    """
+    """The first SIGINT or SIGTERM asks to stop, the second raises `KeyboardInterrupt`; later ones every `AGAIN`
+    seconds."""
 
     def __init__(self, announce: Callable[[], None]) -> None:
         self.number: int | None = None

@@ -22,18 +22,13 @@ class Status:
     steps: int = 0
     episodes: int = 0
     updates: int = 0
-    best_eval: float | None = None
-    """Best mean return of an evaluation so far."""
-    last_eval: float | None = None
-    """Mean return of the newest evaluation."""
-    solved_at: float | None = None
-    """Seconds since the start of the run, over all its processes, when an evaluation first met the target."""
+    best_eval: float | None = None  # best mean return of an evaluation so far
+    last_eval: float | None = None  # mean return of the newest evaluation
+    solved_at: float | None = None  # seconds of the run, over all its processes, until an evaluation met the target
     solved_steps: int | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    """The newest value of everything that is measured, by name."""
+    metrics: dict[str, float] = field(default_factory=dict)  # the newest value of everything that is measured, by name
     stop_reason: str | None = None
-    path: Path = Path()
-    """The run's directory; of a run at a URL, the working copy on this machine."""
+    path: Path = Path()  # the run's directory; of a run at a URL, the working copy on this machine
     make_policy: Callable[[], Policy] | None = field(default=None, repr=False)
 
     def policy(self) -> Policy:
@@ -84,20 +79,13 @@ class Result:
     dropped_steps: int
     weights_sha256: str
     stopped: str
-    env_restarts: int = 0
-    """Environments that broke and were made anew."""
-    redone_updates: int = 0
-    """Optimiser steps that were taken again because the learner had died; `updates` counts them once."""
-    lost_steps: int = 0
-    """Steps at most of fragments that were lost with a sampler and not redone."""
-    abandoned_episodes: int = 0
-    """Episodes in flight that resuming could not go on with."""
-    evaluations: int = 0
-    """That came to their end in this process, the last one included."""
-    skipped_evaluations: int = 0
-    """That were due and not played, or in vain."""
-    eval_seconds: float = 0.0
-    """Seconds that this process has waited for evaluations."""
+    env_restarts: int = 0  # environments that broke and were made anew
+    redone_updates: int = 0  # optimiser steps taken again because the learner had died; `updates` counts them once
+    lost_steps: int = 0  # steps at most of fragments that were lost with a sampler and not redone
+    abandoned_episodes: int = 0  # episodes in flight that resuming could not go on with
+    evaluations: int = 0  # that came to their end in this process, the last one included
+    skipped_evaluations: int = 0  # that were due and not played, or in vain
+    eval_seconds: float = 0.0  # seconds that this process has waited for evaluations
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,17 +1,14 @@
-"""What is told and remembered of a run's failures, and how its evaluator is kept alive."""
+"""What is told and remembered of a run's failures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from raynforce.config import Config
 from raynforce.errors import EnvError
-from raynforce.roles.evaluator import Evaluation
 from raynforce.runs.faults import FaultHistory, same_cause
 from raynforce.runs.repeats import Repeats
-from raynforce.runtimes.base import RoleDied, RoleError
-from raynforce.runtimes.member import Fault, Job, Member, Rules
+from raynforce.runtimes.member import Fault, Job, Member
 from raynforce.runtimes.pool import Pool
 from raynforce.trees import Tree
 
@@ -22,41 +19,18 @@ MILESTONES = [1, 2, 3, *(10**n for n in range(1, 13))]  # the how-manieth enviro
 class Supervision:
     """Watches the pool of a run: writes its history, tells the user, keeps the counts."""
 
-    def __init__(self, config: Config, say: Callable[[str], None], note: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], note: Callable[[str], None]) -> None:
         """`say` is told of faults, `note` of what else a user should know."""
-        self.redone_updates = 0
-        """Optimiser steps that were taken again because the learner had died."""
-        self.env_restarts = 0
-        """Environments that broke and were restarted."""
-        self.history: FaultHistory | None = None
-        """Where faults are written, once the run has a directory."""
-        self.steps = 0
-        """Where the run is."""
-        self.lost = 0
-        """Steps that were lost with the fault that will be told next."""
-        self._config = config
+        self.redone_updates = 0  # optimiser steps that were taken again because the learner had died
+        self.env_restarts = 0  # environments that broke and were restarted
+        self.history: FaultHistory | None = None  # where faults are written, once the run has a directory
+        self.steps = 0  # where the run is
+        self.lost = 0  # steps that were lost with the fault that will be told next
         self._say, self._note = say, note
         self._repeats: Repeats[tuple[str, ...]] = Repeats()  # of what is said
         self._last_cause = ""  # of an environment's fault that was told
 
-    def evaluator_rules(self) -> Rules:
-        """How the evaluator is kept alive."""
-        faults = self._config.faults
-        return Rules(
-            restarts=faults.restarts,
-            backoff=faults.backoff,
-            start_seconds=faults.start_seconds,
-            job_seconds=faults.sample_seconds,
-            work="play",
-            shows_progress=_is_over,  # a restart begins the evaluation again, and may fail at the same place
-            restartable=(RoleDied, EnvError, RoleError),
-            has_state=False,
-            quorum=0,
-            hint=f"; if a step of env {self._config.env!r} needs that long, raise faults.sample_seconds",
-        )
-
     def env_faults(self, role: str, faults: Sequence[Mapping[str, Any]]) -> None:
-        """Environments broke in a role, and were restarted."""
         for facts in faults:
             self.env_restarts += 1
             role = f"host {facts['host']}" if "host" in facts else role
@@ -104,14 +78,12 @@ class Supervision:
             self.history.back(role)
 
     def say(self, text: str) -> None:
-        """Tell the user of a failure's consequence."""
         self._say(text)
 
     def note(self, text: str) -> None:
         self._note(f"note: {text}")
 
     def evaluation_given_up(self, steps: int, failure: EnvError) -> None:
-        """The policy of this step could not be evaluated."""
         cause = f"the evaluation of step {steps:,} is given up: {failure}"
         self._say_if_due(cause, "evaluation", same_cause("evaluator", "failed", cause))
         if self.history is not None:
@@ -128,28 +100,10 @@ class Supervision:
         if job.member.kind == "learner" and job.method == job.member.rules.work:
             self.redone_updates += job.result().updates
 
-    @property
-    def faults(self) -> int:
-        """How often something failed in this process's time."""
-        return 0 if self.history is None else self.history.faults
-
-    @property
-    def last(self) -> str:
-        """What failed last, or nothing."""
-        return "" if self.history is None else self.history.last
-
     def load(self, counts: Tree) -> None:
-        """Count on from where a checkpoint was."""
         self.redone_updates = counts["redone_updates"]
         self.env_restarts = counts["env_restarts"]
 
     def metrics(self, pool: Pool) -> dict[str, float]:
-        return {
-            "health/restarts": float(pool.restarts),
-            "health/env_restarts": float(self.env_restarts),
-            "health/redone_updates": float(self.redone_updates),
-        }
-
-
-def _is_over(evaluation: Evaluation) -> bool:
-    return evaluation.over
+        counts = {"restarts": pool.restarts, "env_restarts": self.env_restarts, "redone_updates": self.redone_updates}
+        return {f"health/{name}": float(count) for name, count in counts.items()}

@@ -18,32 +18,22 @@ class Tally:
 
     def __init__(self, config: Config, began: float) -> None:
         self.status = Status(config)
-        self.began = began
-        """When this process was started for the run, on the monotonic clock."""
-        self.evaluated = -1
-        """Number of the policy version that was evaluated last."""
-        self.trained_here = 0
-        """Environment steps that this process has trained on."""
-        self.abandoned_episodes = 0
-        """Episodes in flight that no resume could go on with."""
+        self.began = began  # when this process was started for the run, on the monotonic clock
+        self.evaluated = -1  # number of the policy version that was evaluated last
+        self.trained_here = 0  # environment steps that this process has trained on
+        self.abandoned_episodes = 0  # episodes in flight that no resume could go on with
         self._log_every = config.log_every
         self._unreported = 0  # environment steps since the last line of metrics
         self._seconds_before = 0.0  # of training before this process
-        self._counts = Counts()
+        self.counts = Counts()
 
     @property
     def seconds(self) -> float:
         """How long the run has lasted, in this process and those it was resumed from."""
         return self._seconds_before + time.monotonic() - self.began
 
-    @property
-    def return_mean(self) -> float | None:
-        """Of the last episodes."""
-        return self._counts.return_mean
-
     def add(self, learned: Learned) -> None:
-        """Count what the learner has learned from."""
-        status, counts = self.status, self._counts
+        status, counts = self.status, self.counts
         for record in learned.trained:
             counts.add(record)
             self.trained_here += record.steps
@@ -67,7 +57,7 @@ class Tally:
         status = self.status
         return {
             **{name: getattr(status, name) for name in _KEPT},
-            **self._counts.state(),
+            **self.counts.state(),
             "evaluated": self.evaluated,
             "seconds": self.seconds,
             "unreported": self._unreported,
@@ -82,5 +72,5 @@ class Tally:
         self.evaluated, self._unreported = tree["evaluated"], tree["unreported"]
         self.abandoned_episodes = tree.get("abandoned_episodes", 0)
         self._seconds_before = tree["seconds"]
-        self._counts.load(tree)
-        self.status.steps, self.status.episodes = self._counts.steps, self._counts.episodes
+        self.counts.load(tree)
+        self.status.steps, self.status.episodes = self.counts.steps, self.counts.episodes

@@ -1,21 +1,20 @@
 """The engine seam: what a run needs from whatever trains.
 
-The driver has the run directory, progress, evaluation, checkpoints, signals and the result, and knows none of what is
-behind this interface. Calls come in this order: the constructor, which refuses what cannot be trained and starts
-nothing; `open`; `load`, or `begin_from`, or neither; then `rounds`, with `state` between two of them; `close`.
+Calls come in this order: the constructor, which refuses what cannot be trained and starts nothing; `open`; `load`, or
+`begin_from`, or neither; then `rounds`, with `state` between two of them; `close`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 from raynforce.config import Config
 from raynforce.errors import RaynforceError
 from raynforce.policies.acting import ActingSpec, PolicyVersion
 from raynforce.roles.learned import Learned
-from raynforce.runtimes.base import Pending
+from raynforce.runtimes.base import Closable, Pending
 from raynforce.runtimes.member import Job, Watcher
 from raynforce.runtimes.pool import Pool
 from raynforce.spaces import EnvSpec
@@ -25,45 +24,33 @@ from raynforce.trees import Tree
 class Round(NamedTuple):
     """One turn of an engine: what a report is made of."""
 
-    learned: Learned
-    """Counts and metrics, and the fragments that were learned from."""
-    version: Job | Pending
-    """The policy version that it led to; a reference, whose value is fetched only if it is needed."""
-    seconds: Mapping[str, float]
-    """How long its parts took, as metrics by full name."""
+    learned: Learned  # counts and metrics, and the fragments that were learned from
+    version: Job | Pending  # the policy version that it led to: a reference, fetched only if it is needed
+    seconds: Mapping[str, float]  # how long its parts took, as metrics by full name
 
 
 class Supervisor(Watcher, Protocol):
-    """Who is told of faults in a run, and writes them down."""
+    """Notified of faults in a run, which it writes down."""
 
-    lost: int
-    """Steps that were lost with the fault that will be told next."""
+    lost: int  # steps that were lost with the fault that will be told next
 
-    def say(self, text: str) -> None:
-        """Tell the user of a failure's consequence."""
-
-    def env_faults(self, role: str, faults: Sequence[Mapping[str, object]]) -> None:
-        """Environments broke in a role, and were restarted."""
+    def say(self, text: str) -> None: ...  # the consequence of a failure
+    def env_faults(self, role: str, faults: Sequence[Mapping[str, object]]) -> None: ...  # environments that broke
 
 
 class Totals(NamedTuple):
     """What an engine counts over the whole run, for its result."""
 
-    dropped_steps: int = 0
-    """Sampled and never learned from."""
-    lost_steps: int = 0
-    """Lost with a role, at most."""
-    abandoned_episodes: int = 0
-    """In flight at the checkpoint, and impossible to go on with."""
+    dropped_steps: int = 0  # sampled and never learned from
+    lost_steps: int = 0  # lost with a role, at most
+    abandoned_episodes: int = 0  # in flight at the checkpoint, and impossible to go on with
 
 
-class Engine(ABC):
+class Engine(Closable):
     """Trains one policy. Subclasses set `acting` in the constructor and `pool` in `open`."""
 
-    acting: ActingSpec
-    """How its policy acts: what evaluation, `best` and `raynforce.load` need."""
-    pool: Pool
-    """Where its roles live; the run's evaluator joins them."""
+    acting: ActingSpec  # how its policy acts: what evaluation, `best` and `raynforce.load` need
+    pool: Pool  # where its roles live; the run's evaluator joins them
 
     def __init__(self, config: Config, env: EnvSpec) -> None:
         """Refuse a config that it cannot train, with one line. Nothing is started yet."""
@@ -117,16 +104,5 @@ class Engine(ABC):
         return Totals()
 
     def where_the_time_went(self, run: Mapping[str, float], steps: int) -> str:
-        """A few lines on what bound the run: `run` are the seconds that the driver has spent, by purpose, `steps` the
-        environment steps that were trained meanwhile."""
+        """A few lines on what bound the run, from the driver's seconds by purpose and the steps trained meanwhile."""
         return ""
-
-    @abstractmethod
-    def close(self, *, now: bool = False) -> None:
-        """End what was started, if anything: after its own `close`, or with `now` at once."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(now=kind is not None and not issubclass(kind, Exception))

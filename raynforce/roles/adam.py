@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,17 +12,14 @@ from raynforce.trees import Tree
 
 
 class Adam:
-    """One fused kernel per step: clipping enters as its gradient scale, so nothing waits for the norm.
-
-    `torch.optim` would do the same arithmetic, but its first use imports the compiler stack (over a second).
-    """
+    """One fused kernel per step; clipping is its gradient scale. `torch.optim` takes over a second to import."""
 
     def __init__(self, flat: Tensor, epsilon: float) -> None:
         self._flat = flat
-        self._epsilon = epsilon
-        self._first = torch.zeros_like(flat)
-        self._second = torch.zeros_like(flat)
+        self._first, self._second = torch.zeros_like(flat), torch.zeros_like(flat)
         self._count = torch.zeros((), device=flat.device)
+        how = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        self._fused = partial(torch._fused_adam_, **how, eps=epsilon)
 
     def step(self, gradient: Tensor, learning_rate: float, max_norm: float | None) -> Tensor:
         """Apply a gradient; returns its length before clipping (a tensor: reading it is up to the caller)."""
@@ -31,8 +29,9 @@ class Adam:
         # Only for this kernel: numpy in the same process must round as it does in a sampler's own process.
         torch.set_flush_denormal(True)
         try:
+            vectors = [self._flat], [gradient], [self._first], [self._second]
             divisor = None if max_norm is None else (norm / max_norm).clamp_(min=1.0)
-            self._fused([self._flat], [gradient], [self._first], [self._second], learning_rate, divisor)
+            self._fused(*vectors, [], [self._count], lr=learning_rate, grad_scale=divisor)
         finally:
             torch.set_flush_denormal(False)
         return norm
@@ -45,48 +44,19 @@ class Adam:
         try:
             for places, learning_rate, max_norm in groups:
                 vectors = self._flat, gradient, self._first, self._second
-                flat, back, first, second = ([vector[place] for place in places] for vector in vectors)
+                parts = [[vector[place] for place in places] for vector in vectors]
                 divisor = None
                 if max_norm is not None:
-                    lengths = torch.stack([torch.linalg.vector_norm(part) for part in back])
+                    lengths = torch.stack([torch.linalg.vector_norm(part) for part in parts[1]])
                     divisor = (torch.linalg.vector_norm(lengths) / max_norm).clamp_(min=1.0)
-                self._fused(flat, back, first, second, learning_rate, divisor)
+                self._fused(*parts, [], [self._count] * len(places), lr=learning_rate, grad_scale=divisor)
         finally:
             torch.set_flush_denormal(False)
         return norm
 
-    def _fused(
-        self,
-        flat: list[Tensor],
-        gradient: list[Tensor],
-        first: list[Tensor],
-        second: list[Tensor],
-        learning_rate: float,
-        divisor: Tensor | None,
-    ) -> None:
-        torch._fused_adam_(
-            flat,
-            gradient,
-            first,
-            second,
-            [],
-            [self._count] * len(flat),
-            lr=learning_rate,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.0,
-            eps=self._epsilon,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=divisor,
-        )
-
     def state(self) -> Tree:
-        return {
-            "first": self._first.cpu().numpy().copy(),
-            "second": self._second.cpu().numpy().copy(),
-            "count": float(self._count),
-        }
+        first, second = (moment.cpu().numpy().copy() for moment in (self._first, self._second))
+        return {"first": first, "second": second, "count": float(self._count)}
 
     def load(self, tree: Tree) -> None:
         self._first.copy_(torch.tensor(tree["first"]))

@@ -8,10 +8,8 @@ import numpy as np
 
 
 class BatchFormer:
-    """Lanes that wait for an action. They are taken together: first come, first served.
-
-    A batch is due when at least `least` are there, or one has waited for `wait` seconds, or nobody else is to come.
-    """
+    """Lanes that wait for an action; a batch is due with `least` of them, after `wait` seconds, or if no other
+    comes."""
 
     def __init__(self, lanes: int, least: int, most: int | None, wait: float) -> None:
         self.least, self.most, self.wait = least, lanes if most is None else most, wait

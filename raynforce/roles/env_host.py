@@ -23,20 +23,17 @@ from raynforce.protocol.handshake import Hello
 from raynforce.protocol.host import Reset, Step
 from raynforce.protocol.session import Closing, Ended
 from raynforce.protocol.spaces import Spaces
+from raynforce.roles.learned import Outcome, Served
 from raynforce.roles.one_core import OneCore
-from raynforce.roles.served import Outcome, Served
 from raynforce.threads import exact_timers
 
 LOOK = 0.25  # seconds between two looks at who is silent, or hangs
 CONNECTING, TRIES = 3.0, 20  # seconds for the policy to be found, and how often in a row it may be looked for again
-GAP, LARGEST_GAP = 3e-10, 0.03
-"""Seconds that are waited for others once one is ready, for the third power of the number of environments: messages for
-several cost hardly more than for one, but only where a host has much to do is that worth a delay. And the share of a
-step's mean time that this may take."""
+GAP = 3e-10  # seconds, times environments cubed, to gather answers for one message: worth it for busy hosts alone
+LARGEST_GAP = 0.03  # of a step's mean time
 FEW_FILES = 1024  # that `select` can name
-CALM, GROWTH = 1.0, 1.25
-"""Seconds after which a host's memory is looked at, and how much larger it may become whatever the limit: environments
-that are large from the start are no reason to restart them."""
+CALM = 1.0  # seconds after which a host's memory is looked at
+GROWTH = 1.25  # how much larger it may become then, whatever the limit: environments may be large from the start
 
 
 class EnvHost:
@@ -63,7 +60,6 @@ class EnvHost:
         self._fresh = np.zeros(envs.num_envs, np.bool_)  # shows the first observation of an episode
 
     def note(self) -> str:
-        """What a user should know of these environments; most often nothing."""
         return self._made().note
 
     def start_fresh(self, attempt: int) -> None:
@@ -206,7 +202,6 @@ class EnvHost:
                 return
 
     def _answer(self, link: HostLink, lanes: Lanes | Simulators, now: float) -> None:
-        """Hand over whatever is ready."""
         done, broken = lanes.collect()
         if link.session.ended is not None:
             return

@@ -17,26 +17,19 @@ from raynforce.infos import NOTHING, Info, Values, values
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 
 EVALUATION_STREAM = 1 << 20  # apart from every sampler's index, so that evaluation never repeats training episodes
-BREAKS = 5
-"""How often in a row the episodes of a lane may break before the evaluation is given up; `faults.restarts`."""
+BREAKS = 5  # how often in a row the episodes of a lane may break before the evaluation is given up; `faults.restarts`
 
 
 class Evaluation(NamedTuple):
     """How far an evaluation has come."""
 
     over: bool
-    returns: np.ndarray
-    """Returns of the episodes that have ended."""
-    faults: Sequence[Mapping[str, Any]] = ()
-    """Environments that broke since this was last asked, and were restarted: `EnvFault.facts()` of each."""
-    steps: int = 0
-    """Environment steps that were played for it so far."""
-    lockstep: bool = False
-    """Whether they were those of an environment's own vector implementation, which cost a fraction of others."""
-    failure: EnvError | None = None
-    """Why it was given up: it is over, and has no outcome."""
-    info: Values = NOTHING
-    """Numbers in `info` at the ends of these episodes."""
+    returns: np.ndarray  # returns of the episodes that have ended
+    faults: Sequence[Mapping[str, Any]] = ()  # `EnvFault.facts()` of environments that broke since the last call
+    steps: int = 0  # environment steps that were played for it so far
+    lockstep: bool = False  # steps of an environment's own vector implementation, which cost a fraction of others
+    failure: EnvError | None = None  # why it was given up: it is over, and has no outcome
+    info: Values = NOTHING  # numbers in `info` at the ends of these episodes
 
 
 class Evaluator:
@@ -50,23 +43,18 @@ class Evaluator:
         hang_seconds: float = math.inf,
         vector: VectorEnv | None = None,
     ) -> None:
-        """`breaks` is how often in a row a lane's episodes may break; side by side, a step may take `hang_seconds`.
-
-        `vector` are the environments, if they are not to be made as `envs` says.
-        """
+        """`breaks`: how often in a row a lane's episodes may break; `vector`: environments instead of `envs`."""
         self._args, self._breaks, self._hang_seconds = envs, breaks, hang_seconds
         self._actor = Actor(acting)
         self._envs = vector
         self._playing: tuple[int, ...] | None = None
 
     def begin(self, version: PolicyVersion, episodes: int, max_length: int = 100_000, purpose: int = 0) -> None:
-        """Start an evaluation of `episodes` greedy episodes; one that is still going on is given up.
+        """Start an evaluation of greedy episodes; one that is still running is given up.
 
-        Each lane plays a number of episodes fixed beforehand: taking whichever end first would favour short ones.
-        An episode longer than `max_length` is counted as it stands, and its lane plays no further one. Seeds derive
-        from the run's seed, the version's number and `purpose`: each version plays other episodes, the same version
-        the same ones, however often the run was stopped. An episode whose env breaks is not counted: its lane plays
-        another one. If that happens too often in a row in one lane, the evaluation is given up.
+        The number of episodes of each lane is fixed beforehand: taking whichever end first would favour short ones. One
+        longer than `max_length` counts as it stands, and ends its lane. Seeds derive from the run's seed, the version's
+        number and `purpose`. An episode whose env breaks is played again, `breaks` times in a row at most.
         """
         self._actor.load(version)
         self._max_length = max_length
@@ -83,7 +71,6 @@ class Evaluator:
         self._hopeless: int | None = None  # a lane
 
     def advance(self, seconds: float = math.inf) -> Evaluation:
-        """Play on, for so long at most."""
         envs, until = self._vector(), time.monotonic() + seconds
         lockstep, failure = isinstance(envs, NativeVector), None
         try:
@@ -131,10 +118,7 @@ class Evaluator:
             self._envs.close()
             self._envs = None
 
-    # -- its steps ----------------------------------------------------------------------------------------
-
     def _step_all(self, envs: VectorEnv) -> None:
-        """One step of all lanes together."""
         step = envs.step(self._actor.greedy(self._obs))
         self._obs = step.obs
         seen = {"reward": step.reward, **step.obs}
@@ -171,7 +155,6 @@ class Evaluator:
             self._running[lane], self._length[lane], self._breaks_in_a_row[lane] = 0.0, 0, 0
 
     def _broke(self, lanes: np.ndarray) -> None:
-        """The envs of these lanes broke, and their episodes with them."""
         if len(lanes):
             self._running[lanes], self._length[lanes] = 0.0, 0
             self._breaks_in_a_row[lanes] += 1

@@ -1,8 +1,4 @@
-"""The worker of a shared agent: a sampler that computes gradients of what it has sampled, with its copy of the network.
-
-It has no optimiser: the agent applies its gradients, and answers with the policy version they have led to. What an
-algorithm keeps beside the network, such as a replay buffer or a target network, each worker has of its own.
-"""
+"""The worker of a shared agent: a sampler that computes gradients, with its copy of the network, for the agent."""
 
 from __future__ import annotations
 
@@ -24,17 +20,15 @@ from raynforce.experience.record import Receipt
 from raynforce.policies.acting import ActingSpec, PolicyVersion
 from raynforce.policies.normalizer import ObservationNormalizer
 from raynforce.policies.torch_net import build, tensor
-from raynforce.roles.contribution import Contribution
 from raynforce.roles.gradients import tensors, train
-from raynforce.roles.keeper import Keeper
+from raynforce.roles.keeper import Keeper, TorchStream
+from raynforce.roles.learned import Contribution
 from raynforce.roles.learner import flat_gradient
 from raynforce.roles.sampler import Sampler
-from raynforce.roles.torch_stream import TorchStream
 from raynforce.trees import Tree, load_rng, rng_state, without
 
 CPU = torch.device("cpu")
-OWN = "worker"
-"""The part of its state that a sampler does not have."""
+OWN = "worker"  # the part of its state that a sampler does not have
 
 
 class GradientWorker:
@@ -46,24 +40,20 @@ class GradientWorker:
         own_config = algorithm_class(config.algo).per_worker_config(config)
         self._keeper = Keeper(own_config, acting.env, CPU)
         self._algo = self._keeper.algo
-        self._spec = self._algo.network()
-        leaves, own, threads = acting.env.obs, config.network, config.learner.threads
-        heads = self._algo.heads()
+        self._spec, heads, leaves = self._algo.network(), self._algo.heads(), acting.env.obs
+        own, threads = config.network, config.learner.threads
         self._net = build(self._spec, own.factory, heads, leaves, config.seed, CPU, own.factory_args, threads)
         self._seed, self._index = config.seed, index
         self._begun = False
-        self._attempt = 0
         self._draw_from(0)
 
     def _draw_from(self, attempt: int) -> None:
-        """Begin random streams of its own."""
         self._attempt = attempt
         seeds = np.random.SeedSequence([self._seed, self._index, 2, attempt])
         self._rng = np.random.default_rng(seeds)
         self._torch_rng = TorchStream(int(seeds.generate_state(1)[0]), CPU)
 
     def note(self) -> str:
-        """What a user should know of its environments and of how it acts; most often nothing."""
         return self._sampler.note()
 
     def work(self, version: PolicyVersion) -> tuple[Contribution, Receipt]:
@@ -80,7 +70,6 @@ class GradientWorker:
         return contribution, receipt._replace(seconds=seconds, size=gradients.nbytes, kept=self._kept)
 
     def _load(self, version: PolicyVersion) -> None:
-        """Compute with this version from now on."""
         net = self._net
         with torch.no_grad():
             net.flat.copy_(tensor(version.params, CPU))
@@ -132,11 +121,9 @@ class GradientWorker:
 
     @property
     def _kept(self) -> int:
-        """Transitions in its buffer."""
         return self._algo.stored() if self._begun else 0
 
     def state(self, known: Sequence[str] = ()) -> Tree:
-        """Everything, but the content of segments whose names are known to be saved already."""
         own: Tree = {"attempt": self._attempt, "kept": self._kept}
         own |= {"rng": rng_state(self._rng), "torch_rng": self._torch_rng.state()}
         if self._begun:
@@ -144,22 +131,17 @@ class GradientWorker:
         return without({**self._sampler.state(), OWN: own}, set(known))
 
     def load(self, tree: Tree) -> list[str]:
-        """Undo `state`; returns a sentence for everything that could not be restored exactly."""
         own = tree[OWN]
         self._attempt = own["attempt"]
         load_rng(self._rng, own["rng"])
         self._torch_rng.load(own["torch_rng"])
-        notes = []
-        if "algo" in own:
-            self._begin()
-            notes = self._keeper.load(own)
-        return [*notes, *self._sampler.load(tree)]
+        if "algo" not in own:
+            return self._sampler.load(tree)
+        self._begin()
+        return [*self._keeper.load(own), *self._sampler.load(tree)]
 
     def start_fresh(self, sequence: int, attempt: int) -> None:
-        """Go on without a recovery point: other episodes, other random streams, an empty buffer.
-
-        The next fragment is number `sequence`; `attempt`, 1 or more, tells all of this apart from what was before.
-        """
+        """Go on at fragment `sequence` without a state: other episodes and random streams, an empty buffer."""
         self._sampler.start_fresh(sequence, attempt)
         self._draw_from(attempt)
 

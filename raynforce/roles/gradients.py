@@ -13,26 +13,18 @@ from raynforce.algos.base import Algorithm, Batch, Loss
 from raynforce.algos.contract import explained, is_own, wrong_arrays
 from raynforce.errors import RaynforceError
 from raynforce.policies.torch_net import Network, tensor
-from raynforce.roles.keeper import Keeper
-from raynforce.roles.torch_stream import TorchStream
+from raynforce.roles.keeper import Keeper, TorchStream
 
-Use = Callable[[Batch, Loss], Mapping[str, Tensor]]
-"""Applies or collects the gradient of a minibatch's loss; returns what else to measure."""
+Use = Callable[[Batch, Loss], Mapping[str, Tensor]]  # applies or collects a gradient; returns what else to measure
 
 
 class Trained(NamedTuple):
-    """What a round's minibatches gave."""
-
     updates: int
     metrics: dict[str, float]
 
 
 def train(
-    keeper: Keeper,
-    net: Network,
-    minibatches: Iterable[Mapping[str, Any]],
-    stream: TorchStream,
-    use: Use,
+    keeper: Keeper, net: Network, minibatches: Iterable[Mapping[str, Any]], stream: TorchStream, use: Use
 ) -> Trained:
     """Compute the loss of each minibatch and let `use` apply or collect its gradient; torch draws from `stream`."""
     algo = keeper.algo
@@ -76,8 +68,6 @@ def averages(metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     joined = [torch.cat(values) if values[0].ndim else torch.stack(values) for values in columns]
     means = torch.stack([values.mean() for values in joined]).tolist()
     if not np.isfinite(means).all():
-        raise RaynforceError(
-            f"training diverged: losses are {dict(zip(names, means, strict=True))}; lower algorithm.learning_rate, "
-            "or set network.normalize_obs=true if observations are large"
-        )
+        problem = f"training diverged: losses are {dict(zip(names, means, strict=True))}; lower algorithm.learning_rate"
+        raise RaynforceError(f"{problem}, or set network.normalize_obs=true if observations are large")
     return {f"losses/{n}": v for n, v in zip(names, means, strict=True)}

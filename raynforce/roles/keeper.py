@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from raynforce.algos import algorithm_class
 from raynforce.algos.base import Algorithm
@@ -14,7 +16,6 @@ from raynforce.algos.contract import blamed, is_own, make_algorithm, require_sav
 from raynforce.config import Config
 from raynforce.policies.torch_net import Network
 from raynforce.roles.kept import Kept
-from raynforce.roles.torch_stream import TorchStream
 from raynforce.roles.unsaved import Unsaved
 from raynforce.spaces import EnvSpec
 from raynforce.trees import Tree
@@ -65,10 +66,7 @@ class Keeper:
         return notes
 
     def state(self, known: Collection[str] = ()) -> Tree:
-        """The algorithm's own state, what it keeps, and the names of what it does not.
-
-        It may leave out the content of segments that are `known`.
-        """
+        """The algorithm's state without the content of `known` segments, what it keeps, names of what it does not."""
         self.algo.round.known = known
         with blamed(self._name, self.algo):
             tree: Tree = {"algo": self.algo.state()}
@@ -94,3 +92,31 @@ class Keeper:
             were = were if len(lost) == 1 else "were not saved: they begin at their initial values"
             notes.append(f"{', '.join(lost)} of {type(self.algo).__name__} {were}")
         return notes
+
+
+class TorchStream:
+    """What dropout and the like draw from: the role's own, whoever else draws from torch's global ones."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(self._devices):
+            torch.manual_seed(seed)
+            self._states = self._read()
+
+    def _read(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in self._devices)]
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        with torch.random.fork_rng(self._devices):
+            torch.set_rng_state(self._states[0])
+            for device, state in zip(self._devices, self._states[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
+            yield
+            self._states = self._read()
+
+    def state(self) -> Tree:
+        return {str(i): s.cpu().numpy().copy() for i, s in enumerate(self._states)}
+
+    def load(self, tree: Tree) -> None:
+        self._states = [torch.from_numpy(tree[str(i)].copy()) for i in range(len(self._states))]

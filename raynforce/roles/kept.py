@@ -16,8 +16,7 @@ from raynforce.errors import CheckpointError, UsageError, summary
 from raynforce.experience.replay import Replay
 from raynforce.trees import SEGMENTS, Tree, load_rng, rng_state
 
-PIECES = "pieces"
-"""What `segments` of a kept buffer are called in its tree: names of segments may be those of another buffer."""
+PIECES = "pieces"  # `segments` of a kept buffer in its tree: their names may be those of another buffer
 CPU = torch.device("cpu")
 PLAIN = (bool, int, float, str, type(None))
 
@@ -50,11 +49,8 @@ class Kept:
                 thing.data = thing.data.to(device)  # in place, as a module does it
         elif isinstance(thing, torch.optim.Optimizer):
             self._began[id(thing)] = _settings(thing)
-        elif isinstance(thing, Mapping):
-            for each in thing.values():
-                self._place(each, device)
-        elif isinstance(thing, list | tuple | deque):
-            for each in thing:
+        elif isinstance(thing, Mapping | list | tuple | deque):
+            for each in thing.values() if isinstance(thing, Mapping) else thing:
                 self._place(each, device)
 
     def state(self) -> Tree:
@@ -94,10 +90,9 @@ class Kept:
             return {"kind": "state_dict", "value": self._written(thing.state_dict(), name)}
         if _has(thing, "state", "load"):
             return {"kind": "state", "value": thing.state()}
-        raise UsageError(
-            f"{self._who(name)} has a {type(thing).__name__}, which cannot be saved: give it state() and load(tree), "
-            "keep its parts by names of their own, or name it in forgets"
-        )
+        problem = f"{self._who(name)} has a {type(thing).__name__}, which cannot be saved"
+        fix = "give it state() and load(tree), keep its parts by names of their own, or name it in forgets"
+        raise UsageError(f"{problem}: {fix}")
 
     def _several(self, values: Sequence[Any], name: str, labels: Sequence[str] | None = None) -> Tree:
         if all(isinstance(value, PLAIN) for value in values):
@@ -108,14 +103,13 @@ class Kept:
     @torch.no_grad()
     def load(self, tree: Tree) -> list[str]:
         """Undo `state`; returns a sentence for what is not in the tree, or not kept any more."""
-        for name in self.names:
-            if name in tree:
-                try:
-                    setattr(self._algo, name, self._read(getattr(self._algo, name), tree[name], self._device))
-                except CheckpointError:
-                    raise
-                except Exception as error:
-                    raise CheckpointError(f"{self._who(name)} is not what was saved: {summary(error)}") from error
+        for name in (name for name in self.names if name in tree):
+            try:
+                setattr(self._algo, name, self._read(getattr(self._algo, name), tree[name], self._device))
+            except CheckpointError:
+                raise
+            except Exception as error:
+                raise CheckpointError(f"{self._who(name)} is not what was saved: {summary(error)}") from error
         gone = [name for name in tree if name not in self.names]
         if not gone:
             return []
@@ -141,15 +135,22 @@ class Kept:
             load_rng(now, value)
             return now
         if kind == "dict":
-            found = self._all_read(now.get if isinstance(now, Mapping) else _none, node["keys"], value, device)
-            pairs = dict(zip(node["keys"], found, strict=True))
-            return _filled(now, pairs, lambda old: (old.clear(), old.update(pairs))) if type(now) is dict else pairs
+            there = now if isinstance(now, Mapping) else {}
+            pairs = dict(zip(node["keys"], self._all_read(there.get, node["keys"], value, device), strict=True))
+            if type(now) is not dict:
+                return pairs
+            now.clear()
+            now.update(pairs)
+            return now
         if kind == "list":
-            there = list(now) if isinstance(now, list | tuple | deque) else []
-            found = self._all_read(lambda i: there[i] if i < len(there) else None, None, value, device)
-            if isinstance(now, tuple):
-                return tuple(found)
-            return _filled(now, found, lambda old: (old.clear(), old.extend(found)))
+            there = dict(enumerate(now)) if isinstance(now, list | tuple | deque) else {}
+            found = self._all_read(there.get, None, value, device)
+            if not isinstance(now, list | deque | dict):
+                return tuple(found) if isinstance(now, tuple) else found
+            container: Any = now
+            container.clear()
+            container.extend(found)
+            return now
         if kind == "optimizer":
             self._load_optimizer(now, self._read(None, value), self._read(None, node["began"]))
             return now
@@ -202,17 +203,5 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else float(value) if isinstance(value, Tensor) else value
 
 
-def _filled(now: Any, found: Any, fill: Callable[[Any], Any]) -> Any:
-    """The container that is there with other content, or the content itself."""
-    if isinstance(now, list | deque | dict):
-        fill(now)
-        return now
-    return found
-
-
 def _has(thing: Any, *methods: str) -> bool:
     return not isinstance(thing, type) and all(callable(getattr(thing, method, None)) for method in methods)
-
-
-def _none(_: Any) -> None:
-    return None

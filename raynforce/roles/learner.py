@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -26,11 +25,9 @@ from raynforce.policies.groups import REST, is_rate, rate_of, stretches
 from raynforce.policies.normalizer import ObservationNormalizer, RunningStats
 from raynforce.policies.torch_net import Network, build, tensor
 from raynforce.roles.adam import Adam
-from raynforce.roles.contribution import Contribution
-from raynforce.roles.gradients import Trained, Use, averages, tensors, train
-from raynforce.roles.keeper import Keeper
-from raynforce.roles.learned import Learned
-from raynforce.roles.torch_stream import TorchStream
+from raynforce.roles.gradients import Trained, averages, tensors, train
+from raynforce.roles.keeper import Keeper, TorchStream
+from raynforce.roles.learned import Contribution, Learned
 from raynforce.spaces import EnvSpec
 from raynforce.trees import Tree, load_rng, rng_state, without
 
@@ -45,11 +42,9 @@ class Learner:
         self._config = config
         self._device = _device(config.learner.device)
         self._keeper = Keeper(config, env, self._device, buffers=not (gathers_gradients or config.replay.shards))
-        self._algo = self._keeper.algo
-        spec = self._algo.network()
-        heads = self._algo.heads()
-        own = config.network
-        self._net = build(spec, own.factory, heads, env.obs, config.seed, self._device, own.factory_args, threads)
+        algo = self._algo = self._keeper.algo
+        spec, own, device = algo.network(), config.network, self._device
+        self._net = build(spec, own.factory, algo.heads(), env.obs, config.seed, device, own.factory_args, threads)
         self._groups = self._algo.groups()
         self._places = stretches(self._groups, self._net.parts)
         self._adam = Adam(self._net.flat, config.algorithm.adam_epsilon)
@@ -61,8 +56,7 @@ class Learner:
         self._running_returns: dict[int, np.ndarray] = {}  # discounted return in flight, per sampler [B]
         self._rng = np.random.default_rng([config.seed, 2])
         self._torch_rng = TorchStream(config.seed, self._device)
-        self._steps = 0
-        self._number = 0
+        self._steps = self._number = 0
         self._is_agent = gathers_gradients
         self._counts = Counts()  # of all workers, if it is their agent
         self._refused = 0  # contributions whose gradients were too old to be applied
@@ -84,27 +78,22 @@ class Learner:
 
     def learn(self, *received: Fragment) -> Learned:
         """Train on fragments; the next `publish` gives the policy version they led to."""
-        return self._learn(received)
+        return self.learn_some(None, *received)
 
-    def learn_some(self, due: int, *received: Fragment) -> Learned:
-        """Put fragments into replay, then make the updates that are due."""
-        return self._learn(received, due)
-
-    def _learn(self, received: Sequence[Fragment], due: int | None = None) -> Learned:
+    def learn_some(self, due: int | None, *received: Fragment) -> Learned:
+        """Put fragments into replay, then make the updates that are due; None leaves their number to the algorithm."""
         began = time.perf_counter()
-        algo, net = self._algo, self._net
+        algo, net, name = self._algo, self._net, self._config.algo
         fragments = sorted(received, key=lambda f: (f.sampler, f.sequence))  # statistics depend on the order
         lag = max((self._number - f.version for f in fragments), default=0)
         if algo.max_lag is not None and lag > algo.max_lag:
-            raise RaynforceError(
-                f"{self._config.algo} learns from fragments at most {algo.max_lag} versions old, not {lag}"
-            )
-        with blamed(self._config.algo, algo):
+            raise RaynforceError(f"{name} learns from fragments at most {algo.max_lag} versions old, not {lag}")
+        with blamed(name, algo):
             scale = self._updated_reward_scale(fragments) if self._config.learner.scale_rewards else 1.0
             self._begin_round(reward_scale=scale, due=due)
             batch = tensors(algo, algo.prepare(net, fragments), "prepare", self._device)
             prepared = time.perf_counter()
-            trained = self._train(algo.minibatches(batch, self._rng), self._step)
+            trained = train(self._keeper, net, algo.minibatches(batch, self._rng), self._torch_rng, self._step)
         if self._normalizer is not None and fragments:
             for fragment in fragments:
                 self._normalizer.update(fragment.seen(self._normalizer.paths))
@@ -116,11 +105,8 @@ class Learner:
     def learn_drawn(
         self, records: Sequence[Record], counts: np.ndarray, which: Sequence[int], *draws: Arrays | None
     ) -> tuple[list[tuple[np.ndarray, np.ndarray]], Learned]:
-        """Make the updates that shards have drawn transitions for; returns their errors, to be sent back.
-
-        `counts[k, s]` of minibatch k come from shard s, `which` are the shards of the draws, and `records` are of the
-        fragments that shards have inserted meanwhile.
-        """
+        """Make the updates that shards (`which`) have drawn transitions for, `counts[k, s]` of minibatch k from shard
+        s; returns their errors, to be sent back. `records` are of fragments inserted meanwhile."""
         began = time.perf_counter()
         algo, spec = self._algo, self._algo.replay_spec(self._config)
         prioritized = spec is not None and spec.prioritized
@@ -131,31 +117,28 @@ class Learner:
                 errors.append(tuple(x.cpu().numpy() for x in (batch["shard"], batch["index"], loss.per_sample)))
             return self._step(batch, loss)
 
-        drawn = dict(zip(which, draws, strict=True))
-        by_shard = [drawn.get(shard) for shard in range(counts.shape[1])]
+        given = dict(zip(which, draws, strict=True))
+        by_shard = [given.get(shard) for shard in range(counts.shape[1])]
         with blamed(self._config.algo, algo):
             self._begin_round()
-            trained = self._train(minibatches(by_shard, counts, algo.scheduled.get("priority_beta", 1.0)), step)
-        return _by_shard(errors, self._config.replay.shards), self._end_round(trained, records, began, began)
+            drawn = minibatches(by_shard, counts, algo.scheduled.get("priority_beta", 1.0))
+            trained = train(self._keeper, self._net, drawn, self._torch_rng, step)
+        told = []
+        if errors:
+            shard, index, error = (np.concatenate(parts) for parts in zip(*errors, strict=True))
+            told = split_errors(shard, index, error, self._config.replay.shards)
+        return told, self._end_round(trained, records, began, began)
 
     def _begin_round(self, *, reward_scale: float = 1.0, due: int | None = None) -> None:
         algo = self._algo
         algo.round = Round(self._number, algo.updates, algo.schedules(self._progress), reward_scale, due)
 
-    def _train(self, minibatches: Iterable[Mapping[str, Any]], step: Use) -> Trained:
-        return train(self._keeper, self._net, minibatches, self._torch_rng, step)
-
     def _step(self, _: Batch, loss: Loss) -> Mapping[str, Tensor]:
-        """Take an optimiser step along the gradient of a loss."""
         norm = self.apply(self.gradients(loss), self._algo.scheduled["learning_rate"])
-        self._count_updates(1)
+        self._algo.round.updates += 1
         return {"grad_norm": norm}
 
-    def _count_updates(self, count: int) -> None:
-        self._algo.round.updates += count
-
     def _end_round(self, trained: Trained, records: Sequence[Record], began: float, prepared: float) -> Learned:
-        """Count what has arrived, and tell how the round went."""
         self._steps += sum(record.steps for record in records)
         self._number += 1
         return self._told(trained, records, began, prepared)
@@ -163,18 +146,11 @@ class Learner:
     def _told(self, trained: Trained, records: Sequence[Record], began: float, prepared: float) -> Learned:
         metrics = trained.metrics | {f"charts/{k}": v for k, v in self._algo.scheduled.items() if is_rate(k)}
         seconds = {"prepare": prepared - began, "learn": time.perf_counter() - prepared}
-        return Learned(
-            self._number,
-            self._schedules(),
-            metrics | self._algo.metrics(),
-            trained.updates,
-            records,
-            seconds=seconds,
-            notes=self._keeper.new_notes(),
-        )
+        metrics |= self._algo.metrics()
+        notes = self._keeper.new_notes()
+        return Learned(self._number, self._schedules(), metrics, trained.updates, records, (), seconds, notes)
 
     def gradients(self, loss: Loss) -> Tensor:
-        """The flat gradient of one minibatch's loss."""
         return flat_gradient(self._net, loss)
 
     def apply(self, gradient: Tensor, learning_rate: float) -> Tensor:
@@ -189,7 +165,6 @@ class Learner:
             return self._adam.step_groups(gradient, [(places, *how[n]) for n, places in self._places.items()])
 
     def publish(self) -> PolicyVersion:
-        """The current policy version."""
         shift, scale = self._normalizer.affine() if self._normalizer else (None, None)
         params = self._net.flat.detach().cpu().numpy().copy()
         schedules = self._schedules()
@@ -217,9 +192,8 @@ class Learner:
             done, reward = f["terminated"] | f["truncated"], f["reward"] * f["valid"]
             returns, gamma = np.empty(reward.shape), self._config.algorithm.gamma
             for some in in_turn(lanes):
-                returns[:, some], running[lanes[some]] = discounted(
-                    reward[:, some], done[:, some], gamma, running[lanes[some]]
-                )
+                before = running[lanes[some]]
+                returns[:, some], running[lanes[some]] = discounted(reward[:, some], done[:, some], gamma, before)
             self._return_stats.update(returns[f["valid"]][:, None])
             self._running_returns[f.sampler] = running
         deviation = float(np.sqrt(self._return_stats.variance[0]))
@@ -272,11 +246,8 @@ class Learner:
     # -- as the agent that workers share ------------------------------------------------------------------
 
     def apply_contributions(self, *contributions: Contribution) -> Learned:
-        """Apply what workers contribute, one after another in this order, and count it.
-
-        Gradients that are older than the bound are refused. A fragment that was learned from by them alone is dropped
-        then; one that is in a worker's replay buffer will be learned from.
-        """
+        """Apply gradients in this order, and count them; those older than the bound are refused, and their fragments
+        dropped unless they are in a worker's replay buffer."""
         began = time.perf_counter()
         self._begin_round()
         norms: list[Mapping[str, Tensor]] = []
@@ -315,7 +286,7 @@ class Learner:
         # The optimiser clips in place, and what was received is read-only: one copy of all.
         gradients = tensor(contribution.gradients, self._device)
         norms = [{"grad_norm": self.apply(gradient, rate)} for gradient in gradients]
-        self._count_updates(len(norms))
+        self._algo.round.updates += len(norms)
         self._number += 1
         if self._normalizer is not None and contribution.moments is not None:
             self._normalizer.stats.merge(contribution.moments)
@@ -333,14 +304,6 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _by_shard(errors: Sequence[tuple[np.ndarray, ...]], shards: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each shard the errors of what it has given, to be sent back."""
-    if not errors:
-        return []
-    shard, index, error = (np.concatenate(parts) for parts in zip(*errors, strict=True))
-    return split_errors(shard, index, error, shards)
-
-
 def flat_gradient(net: Network, loss: Loss) -> Tensor:
     """The gradient `[P]` of a loss; the vector may be reused by the next call."""
     return net.gradient(loss.total) if loss.gradients is None else net.backward(loss.gradients)
@@ -348,8 +311,6 @@ def flat_gradient(net: Network, loss: Loss) -> Tensor:
 
 def means(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each metric over those who report it."""
-    found: dict[str, list[float]] = {}
-    for metrics in several:
-        for name, value in metrics.items():
-            found.setdefault(name, []).append(value)
+    names = dict.fromkeys(name for metrics in several for name in metrics)
+    found = {name: [metrics[name] for metrics in several if name in metrics] for name in names}
     return {name: sum(values) / len(values) for name, values in found.items()}

@@ -12,18 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-FITS, FULL = 0.7, 0.95
-"""How busy a core may be for the threads to be kept on it, and to stay there."""
+FITS, FULL = 0.7, 0.95  # how busy a core may be for the threads to be kept on it, and to stay there
 WINDOW = 1.0  # seconds over which that is measured
 _SPAWNS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"))
 
 
 class OneCore:
-    """Keeps the calling thread and some others, which `threads` names, on one core as long as they fit there.
-
-    They are let go for good if they do not: environments may compute without the lock. And when one of them starts a
-    process, which would stay there with them: before it does if Python sees it, or else soon after.
-    """
+    """Keeps the calling thread and `threads` on one core as long as they fit there. They are released for good if they
+    do not, or when one of them starts a process, which would inherit the core."""
 
     def __init__(self, threads: Callable[[], Iterable[int]], number: int, wanted: bool = True) -> None:
         self.kept = False
@@ -42,7 +38,7 @@ class OneCore:
         load = (busy - self._busy) / (now - self._since)
         self._since, self._busy = now, busy
         with self._changing:
-            if self.kept and (load > FULL or self._has_children()):
+            if self.kept and (load > FULL or any(self._is_here(process) for process in self._children())):
                 self.close()
             elif not self.kept and not self._over and load < FITS:
                 _watch(self)
@@ -57,23 +53,14 @@ class OneCore:
             if not self.kept:
                 return
             self.kept = False
-            for thread in _tasks("self"):
-                self._release(thread)
-            for process in self._children():
-                for thread in _tasks(process):
-                    self._release(thread)
+            for thread in (*_tasks("self"), *(task for child in self._children() for task in _tasks(child))):
+                if self._is_here(thread):
+                    _put(thread, self._all, os.SCHED_OTHER)
 
-    def _release(self, thread: int) -> None:
+    def _is_here(self, thread: int) -> bool:
+        """Whether a thread or process is on this core alone: those that were there before are not."""
         with suppress(OSError):  # it has ended
-            if os.sched_getaffinity(thread) == {self._core}:
-                _put(thread, self._all, os.SCHED_OTHER)
-
-    def _has_children(self) -> bool:
-        """Whether processes were started here since: those that were there before are not on this core alone."""
-        for process in self._children():
-            with suppress(OSError):
-                if os.sched_getaffinity(process) == {self._core}:
-                    return True
+            return os.sched_getaffinity(thread) == {self._core}
         return False
 
     def _children(self) -> list[int]:
@@ -85,7 +72,6 @@ class OneCore:
 
 
 def _tasks(process: int | str) -> list[int]:
-    """The threads of a process."""
     try:
         return [int(name) for name in os.listdir(f"/proc/{process}/task")]
     except OSError:

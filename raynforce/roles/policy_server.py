@@ -33,25 +33,20 @@ from raynforce.protocol.spaces import Spaces
 from raynforce.roles.batching import BatchFormer
 
 LOOK = 0.25  # seconds between two checks of deadlines
-PATIENCE = 0.05  # seconds that a call waits for a fragment
+POLL = 0.05  # seconds that a call waits for a fragment
 ROOM = 2  # rows for each lane, in fragments: one that is faster than that fills several
 NOISE = 4096  # rows of randomness drawn at once
 Channel = Literal["direct", "unix", "tcp"]
 
 
 class PolicyServer:
-    """The policy's side of `central`. Where hosts are in processes of their own, it serves them in a thread of its own,
-    whether or not anybody asks for fragments. Backpressure: no actions while a fragment is not consumed.
-    """
+    """The policy's side of `central`. Backpressure: no actions while a fragment is not consumed."""
 
     def __init__(self, config: Config, acting: ActingSpec, channel: Channel) -> None:
         sampling, central = config.sampling, config.central
-        self._config, self._acting = config, acting
-        self._envs = sampling.envs
-        self._lanes = sampling.samplers * sampling.envs
+        self._config, self._envs, self._lanes = config, sampling.envs, sampling.samplers * sampling.envs
         self._steps = (config.stream.batch or sampling.samplers) * sampling.envs * sampling.fragment  # of a fragment
-        rows = ROOM * sampling.fragment
-        self._trajectories = Trajectories(acting.env.obs, acting.env.action, rows, self._lanes)
+        self._trajectories = Trajectories(acting.env.obs, acting.env.action, ROOM * sampling.fragment, self._lanes)
         self._former = BatchFormer(self._lanes, central.batch_min, central.batch_max, central.batch_wait)
         self._actor = Actor(acting)
         self._rng = np.random.default_rng([config.seed, 0, 1])
@@ -78,7 +73,7 @@ class PolicyServer:
         self._listener = Listener(channel, offer, bind_host=home)
         self._changed = threading.Condition()
         self._bell = Doorbell()  # wakes the thread that serves
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # serves hosts that have processes of their own
         if channel != "direct":
             self._selector.register(self._listener, selectors.EVENT_READ)
             self._selector.register(self._bell, selectors.EVENT_READ)
@@ -86,27 +81,19 @@ class PolicyServer:
             self._thread.start()
 
     def note(self) -> str:
-        """What a user should know of how it acts; most often nothing."""
         return self._actor.note
 
     def address(self) -> Address:
-        """Where hosts find it."""
         return self._listener.address
 
     def start_fresh(self, sequence: int, attempt: int) -> Address:
-        """Replace one that died: the next fragment is number `sequence`, the random stream another.
-
-        Returns where hosts find it, who are sent there before anything else is asked of it.
-        """
+        """Replace one that died: go on at fragment `sequence` with another random stream; returns the address."""
         self._rng = np.random.default_rng([self._config.seed, 0, 1, attempt])
         self._trajectories.sequence = sequence
         return self.address()
 
     def produce(self, version: PolicyVersion) -> tuple[Fragment | None, Receipt]:
-        """The next fragment; from now on actions are chosen with this version.
-
-        If it takes longer than `PATIENCE` the answer is none, so that the next call may bring a newer version.
-        """
+        """The next fragment, or None after `POLL` seconds; from now on actions are chosen with this version."""
         began = time.perf_counter()
         self._version = version
         fragment = self._next_here() if self._thread is None else self._next_served()
@@ -123,7 +110,7 @@ class PolicyServer:
 
     def _next_here(self) -> Fragment:
         while not self._done:
-            self._turn(LOOK)
+            self._turn()
             if not self._links:
                 raise RaynforceError("no env host is there")
         return self._done.popleft()
@@ -132,7 +119,7 @@ class PolicyServer:
         with self._changed:
             if self._loaded is None:
                 self._bell.ring()
-            self._changed.wait_for(lambda: self._done or self._failure is not None, PATIENCE)
+            self._changed.wait_for(lambda: self._done or self._failure is not None, POLL)
             if self._failure is not None:
                 raise self._failure
             if not self._done:
@@ -156,38 +143,32 @@ class PolicyServer:
     def _serve(self) -> None:
         try:
             while not self._closed:
-                self._turn(LOOK)
+                self._turn()
         except BaseException as error:
             with self._changed:
                 self._failure = error
                 self._changed.notify()
 
-    def _turn(self, patience: float) -> None:
+    def _turn(self) -> None:
         """Receive what hosts have sent, then choose actions for the lanes that wait."""
-        self._hear(patience)
+        self._hear()
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK
             for link in tuple(self._links.values()):
                 self._handle(link, link.poll(now), now)
         if self._version is not None and self._version is not self._loaded:
-            self._load(self._version)
-        if self._loaded is not None and not self._is_full(now):
-            while self._former.due_in(now, self._coming) == 0.0:
+            version = self._version
+            self._actor.load(version)
+            self._loaded = version
+        full = bool(self._done)  # backpressure
+        if self._loaded is not None:
+            self._times.pause(full, now)
+            while not full and self._former.due_in(now, self._coming) == 0.0:
                 self._choose(self._loaded)
                 now = time.monotonic()
 
-    def _load(self, version: PolicyVersion) -> None:
-        self._actor.load(version)
-        self._loaded = version
-
-    def _is_full(self, now: float) -> bool:
-        """Whether there is backpressure: a fragment that is not consumed."""
-        full = bool(self._done)
-        self._times.pause(full, now)
-        return full
-
-    def _hear(self, patience: float) -> None:
+    def _hear(self) -> None:
         if self._thread is None:
             self._accept()
             for link in tuple(self._links.values()):
@@ -196,22 +177,20 @@ class PolicyServer:
             return
         due = self._former.due_in(time.monotonic(), self._coming)
         rests = self._times.paused or self._loaded is None  # until the bell rings
-        ready = self._selector.select(patience if rests else min(patience, due))
+        ready = self._selector.select(LOOK if rests else min(LOOK, due))
         for key, events in ready:
+            now, link = time.monotonic(), key.data
             if key.fileobj is self._listener:
                 self._accept()
-                continue
-            if key.fileobj is self._bell:
+            elif key.fileobj is self._bell:
                 self._bell.clear()
                 self._hand_over()
-                continue
-            now = time.monotonic()
-            link = key.data
-            if events & selectors.EVENT_WRITE:
-                link.flush()
-                self._watch(link)
-            if events & selectors.EVENT_READ:
-                self._handle(link, link.receive(now), now)
+            else:
+                if events & selectors.EVENT_WRITE:
+                    link.flush()
+                    self._watch(link)
+                if events & selectors.EVENT_READ:
+                    self._handle(link, link.receive(now), now)
 
     def _choose(self, version: PolicyVersion) -> None:
         """One batch through the policy, and the actions back to where the observations came from."""
@@ -234,7 +213,6 @@ class PolicyServer:
         self._times.wired(sent - now, time.monotonic() - sent)
 
     def _draw(self, count: int) -> np.ndarray:
-        """Randomness for so many rows."""
         if self._drawn + count > len(self._noise):
             self._noise = np.asarray(self._actor.distribution.noise(self._rng, 1, max(NOISE, count))[0])
             self._drawn = 0
@@ -244,7 +222,6 @@ class PolicyServer:
     # -- what hosts say -----------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        """Let hosts that have come begin."""
         now = time.monotonic()
         while (link := self._listener.accept(now)) is not None:
             if (older := self._links.get(_host(link))) is not None:  # it has not been missed yet
@@ -322,10 +299,9 @@ class PolicyServer:
         if self._links.get(_host(link)) is not link:
             return
         del self._links[_host(link)]
-        lanes = self._all_of(link)
-        self._coming -= (
-            self._envs - self._former.remove(lanes) - int(np.count_nonzero(link.session.envs.phase == Envs.GONE))
-        )
+        lanes = np.arange(_host(link) * self._envs, (_host(link) + 1) * self._envs)
+        gone = int(np.count_nonzero(link.session.envs.phase == Envs.GONE))
+        self._coming -= self._envs - self._former.remove(lanes) - gone
         self._trajectories.cut(lanes)
         if silent:
             self._silent.append(_host(link))
@@ -339,9 +315,6 @@ class PolicyServer:
         with self._changed:
             self._done.append(fragment)
             self._changed.notify()
-
-    def _all_of(self, link: Link) -> np.ndarray:
-        return np.arange(_host(link) * self._envs, (_host(link) + 1) * self._envs)
 
     def _offer(self, offer: Offer, hello: Hello) -> Offer:
         """For one host: the seeds of its first episodes."""
@@ -361,11 +334,10 @@ class EnvTimes:
         self._lanes = lanes
         self._since: float | None = None
         self._sent = np.zeros(lanes)  # when each was asked to step
-        self._paused_at = 0.0
-        self._paused = 0.0  # seconds of backpressure so far
+        self._paused_at = self._paused = 0.0  # when backpressure began, and its seconds so far
         self._paused_before = np.zeros(lanes)  # the same when each became ready
-        self._policy = self._wire = 0.0  # of this process
-        self._busy = self._for_policy = self._for_wire = self._for_learner = 0.0  # of environments
+        self._policy = self._wire = 0.0  # seconds of this process
+        self._of_envs = dict.fromkeys(("busy", "policy", "wire", "learner"), 0.0)  # of environments
         self._rest = 0.0  # what is not known of, below zero while more is known of than time has passed
 
     def begin(self, now: float) -> None:
@@ -389,19 +361,19 @@ class EnvTimes:
     def answered(self, lanes: np.ndarray, seconds: np.ndarray | None, now: float) -> None:
         away = len(lanes) * now - float(self._sent[lanes].sum())
         busy = away if seconds is None else min(float(seconds.sum()), away)
-        self._busy += busy
-        self._for_wire += away - busy
+        self._of_envs["busy"] += busy
+        self._of_envs["wire"] += away - busy
         self._paused_before[lanes] = self._paused
 
     def begun(self, lanes: np.ndarray) -> None:
-        """They show the first observation of an episode; how long that took is told by nobody."""
+        """They show the first observation of an episode; how long that took is not known."""
         self._paused_before[lanes] = self._paused
 
     def chosen(self, lanes: np.ndarray, since: np.ndarray, now: float, seconds: float) -> None:
         waited = len(lanes) * now - float(since.sum())
         learner = len(lanes) * self._paused - float(self._paused_before[lanes].sum()) if self._paused else 0.0
-        self._for_learner += learner
-        self._for_policy += max(0.0, waited - learner)
+        self._of_envs["learner"] += learner
+        self._of_envs["policy"] += max(0.0, waited - learner)
         self._sent[lanes] = now
         self._policy += seconds
 
@@ -410,16 +382,9 @@ class EnvTimes:
         now = time.monotonic()
         wall, self._since = max(now - (self._since or now), 1e-9), now
         policy, wire = self._policy / wall, self._wire / wall
-        rest = max(0.0, 1 - policy - wire)
-        seconds = {"env": rest * call, "policy": policy * call, "other": wire * call}
-        known = {
-            "busy": self._busy,
-            "policy": self._for_policy,
-            "wire": self._for_wire,
-            "learner": self._for_learner,
-        }
+        seconds = {"env": max(0.0, 1 - policy - wire) * call, "policy": policy * call, "other": wire * call}
+        known, self._of_envs = self._of_envs, dict.fromkeys(self._of_envs, 0.0)
         self._policy = self._wire = 0.0
-        self._busy = self._for_policy = self._for_wire = self._for_learner = 0.0
         self._rest += wall * self._lanes - sum(known.values())  # of what is known much began before: it is made up for
         known["restart"] = max(0.0, self._rest)
         self._rest -= known["restart"]

@@ -14,8 +14,7 @@ from raynforce.experience.replay_spec import make_replay
 from raynforce.spaces import EnvSpec
 from raynforce.trees import Tree, load_rng, rng_state
 
-Told = tuple[float, Mapping[str, float]]
-"""The mass of what can be drawn, and the buffer's metrics."""
+Told = tuple[float, Mapping[str, float]]  # the mass of what can be drawn, and the buffer's metrics
 
 
 class ReplayShard:
@@ -36,10 +35,7 @@ class ReplayShard:
         return self.told()
 
     def draw(self, counts: np.ndarray, mass: float) -> tuple[dict[str, np.ndarray] | None, Told]:
-        """Draw `counts[k]` transitions for the minibatch k, by the one that asks in proportion to a former `mass`.
-
-        None if there is nothing any more, because it had to start fresh in between.
-        """
+        """Draw `counts[k]` transitions for minibatch k, chosen by a former `mass`; None if it started fresh since."""
         if not len(self._replay):
             return None, self.told()
         drawn = self._replay.draw(counts, self._rng)
@@ -54,19 +50,14 @@ class ReplayShard:
         return self.told()
 
     def told(self) -> Told:
-        """How much there is to draw from."""
         return self._replay.mass, self._replay.metrics()
 
     def start_fresh(self, attempt: int) -> None:
-        """Begin empty, without a recovery point: as it was built, and with another random stream.
-
-        `attempt`, 1 or more, tells its segments apart from those that checkpoints have.
-        """
+        """Begin empty, with another random stream; `attempt` tells its segments apart from those in checkpoints."""
         self._rng = np.random.default_rng([*self._seeds, attempt])
         self._replay.start_fresh(attempt)
 
     def state(self, known: Sequence[str] = ()) -> Tree:
-        """Everything, but the content of segments whose names are known to be saved already."""
         return {"replay": self._replay.state(set(known)), "rng": rng_state(self._rng)}
 
     def load(self, tree: Tree) -> None:

@@ -18,24 +18,15 @@ from raynforce.trees import Tree, load_rng, rng_state
 
 
 class Sampler:
-    """Steps `num_envs` environments through one forward pass each time, `length` times per fragment.
-
-    It is number `index` of so many `samplers`.
-    """
+    """Steps `num_envs` environments with one forward pass each time, `length` times per fragment; one of `samplers`."""
 
     def __init__(self, acting: ActingSpec, envs: EnvArgs, length: int, index: int = 0, samplers: int = 1) -> None:
         self.index = index
         self._length = length
+        self._args = a = envs
         self._envs = make_vector(
-            envs.env,
-            envs.args,
-            envs.num_envs,
-            seed=envs.seed,
-            sampler=index,
-            exact_resume=envs.exact_resume,
-            parallel=envs.parallel,
+            a.env, a.args, a.num_envs, seed=a.seed, sampler=index, exact_resume=a.exact_resume, parallel=a.parallel
         )
-        self._args = envs
         lanes = np.arange(envs.num_envs) * samplers + index  # of all: each sampler has some of every kind
         self._actor = Actor(acting, places=(lanes + 0.5) / (envs.num_envs * samplers))
         self._rng = np.random.default_rng([envs.seed, index, 1])
@@ -49,7 +40,6 @@ class Sampler:
         return "; ".join(filter(None, (self._envs.note, self._actor.note)))
 
     def sample(self, version: PolicyVersion) -> Fragment:
-        """Gather one fragment with this policy version."""
         return self.produce(version)[0]
 
     def produce(self, version: PolicyVersion) -> tuple[Fragment, Receipt]:
@@ -171,10 +161,7 @@ class Sampler:
         return notes
 
     def start_fresh(self, sequence: int, attempt: int) -> None:
-        """Go on without a recovery point: other episodes, another random stream.
-
-        The next fragment is number `sequence`; `attempt`, 1 or more, tells the episodes apart from earlier ones.
-        """
+        """Go on at fragment `sequence` without a state: other episodes and another random stream, by `attempt`."""
         self._obs = self._envs.start_fresh(attempt)
         self._rng = np.random.default_rng([self._args.seed, self.index, 1, attempt])
         self._sequence = sequence

@@ -20,8 +20,7 @@ from raynforce.experience.replay import Replay
 from raynforce.policies.torch_net import Network
 from raynforce.trees import SEGMENTS, Tree, rng_state
 
-GIVEN = ("config", "hp", "env", "round")
-"""Attributes that are the framework's."""
+GIVEN = ("config", "hp", "env", "round")  # attributes that are the framework's
 WHOLE = 1 << 22  # bytes of an array up to which all of it is compared
 PART = 1 << 19  # bytes at both ends of a larger one: buffers are filled from one
 ELEMENTS = 64  # of a list or dict, at both ends
@@ -31,24 +30,22 @@ NUMBERS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 class Unsaved:
-    """Compares the attributes of an algorithm with what they were before the first update."""
+    """Compares the attributes of an algorithm with what they were before the first update, the large ones in part."""
 
     def __init__(self, algo: Algorithm[Any], net: Network) -> None:
-        self._algo = algo
-        kind = type(algo)
-        self._apart = {*GIVEN, *names(kind, "keeps"), *names(kind, "forgets")}
-        self._look = _Look(algo, net)
-        self._before = {name: self._look.mark(value) for name, value in self._candidates()}
-        self.found: dict[str, str] = {}
-        """Their names, and what they are."""
+        self._algo, self._net = algo, net
+        self._declared = {*GIVEN, *names(type(algo), "keeps"), *names(type(algo), "forgets")}
+        self._apart = {id(algo), id(net), *(id(getattr(algo, name, None)) for name in ("config", "hp", "env"))}
+        self._before = {name: self._mark(value) for name, value in self._candidates()}
+        self.found: dict[str, str] = {}  # their names, and what they are
 
     def is_candidate(self, name: str) -> bool:
         """Whether an attribute of this name, if there is one, is neither ours nor declared."""
-        return name not in self._apart
+        return name not in self._declared
 
     def _candidates(self) -> Iterator[tuple[str, Any]]:
         for name, value in vars(self._algo).items():
-            if self.is_candidate(name) and not self._look.is_network(value):
+            if self.is_candidate(name) and not self._is_network(value):
                 yield name, value
 
     def look(self, saved: Tree | None = None) -> list[str]:
@@ -56,7 +53,7 @@ class Unsaved:
         changed = {
             name: value
             for name, value in self._candidates()
-            if name not in self.found and self._look.mark(value) != self._before.get(name)
+            if name not in self.found and self._mark(value) != self._before.get(name)
         }
         if changed and saved is None:
             saved = self._algo.state()
@@ -65,7 +62,6 @@ class Unsaved:
         return list(new)
 
     def note(self, new: list[str]) -> str:
-        """One line on these."""
         which = ", ".join(f"{name} ({self.found[name]})" for name in new)
         it, value = ("it", "its initial value") if len(new) == 1 else ("them", "their initial values")
         return (
@@ -83,28 +79,21 @@ class Unsaved:
         if isinstance(value, np.random.Generator):
             return rng_state(value) in [leaf for _, leaf in items if isinstance(leaf, dict) and "bit_generator" in leaf]
         arrays = [leaf for _, leaf in items if isinstance(leaf, np.ndarray)]
-        return bool(own := list(_arrays(value))) and all(any(self._same(a, b) for b in arrays) for a in own)
+        own = list(_arrays(value))
+        return bool(own) and all(
+            any(a.shape == b.shape and self._mark(a) == self._mark(b) for b in arrays) for a in own
+        )
 
-    def _same(self, one: np.ndarray, other: np.ndarray) -> bool:
-        return one.shape == other.shape and self._look.mark(one) == self._look.mark(other)
-
-
-class _Look:
-    """Marks of things, which differ if their content does. Of large ones, parts are looked at."""
-
-    def __init__(self, algo: Algorithm[Any], net: Network) -> None:
-        self._apart = {id(algo), id(net), *(id(getattr(algo, name, None)) for name in ("config", "hp", "env"))}
-        self._net = net
-
-    def is_network(self, value: Any) -> bool:
+    def _is_network(self, value: Any) -> bool:
         """Whether it is the network, or a part of its parameters."""
         if value is self._net:
             return True
         tensors = list(value.parameters()) if isinstance(value, torch.nn.Module) else [value]
         flat = self._net.flat.untyped_storage().data_ptr()
-        return bool(tensors) and all(isinstance(t, Tensor) and _storage(t) == flat for t in tensors)
+        dense = [t for t in tensors if isinstance(t, Tensor) and not t.is_sparse]
+        return 0 < len(dense) == len(tensors) and all(t.untyped_storage().data_ptr() == flat for t in dense)
 
-    def mark(self, value: Any) -> str:
+    def _mark(self, value: Any) -> str:
         sha = hashlib.sha1(usedforsecurity=False)
         for chunk in self._chunks(value, DEPTH, set()):
             sha.update(chunk)
@@ -125,7 +114,6 @@ class _Look:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """What the content of a thing is made of."""
     if isinstance(value, Replay):
         yield from (len(value), value.resident)
     elif isinstance(value, np.random.Generator):
@@ -190,7 +178,6 @@ def _items(tree: Tree) -> Iterator[tuple[str, Any]]:
 
 
 def _arrays(value: Any) -> Iterator[Any]:
-    """The arrays of a thing, as `state` would have them."""
     if isinstance(value, Tensor):
         yield value.detach().cpu().numpy()
     elif isinstance(value, np.ndarray):
@@ -202,7 +189,3 @@ def _arrays(value: Any) -> Iterator[Any]:
     elif isinstance(value, list | tuple | deque):
         for each in value:
             yield from _arrays(each)
-
-
-def _storage(tensor: Tensor) -> int:
-    return -1 if tensor.is_sparse else tensor.untyped_storage().data_ptr()

@@ -15,32 +15,22 @@ from raynforce.kernels import Kernels, Kind
 class Place:
     """What a role asks of the machine it lives on."""
 
-    cpus: float = 1.0
-    """Logical CPUs on Ray; not a limit, only what is counted."""
+    cpus: float = 1.0  # logical CPUs on Ray; not a limit, only what is counted
     gpus: float = 0.0
-    resources: Mapping[str, float] = field(default_factory=dict)
-    """Custom Ray resources."""
-    threads: int = 1
-    """Threads of its numerical libraries."""
-    nice: int = 0
-    """How far it steps back for others when cores are scarce."""
-    awake: float = 0.0
-    """Seconds that a process stays awake for its next call before it sleeps."""
-    home: bool = False
-    """On a cluster, it prefers the driver's own machine; others are spread over all."""
-    start_seconds: float = 0.0
-    """A process whose role is not built by then prints where it hangs and ends; 0 waits for ever."""
-    call_seconds: float = 0.0
-    """The same for each of its calls."""
-    kernels: Kernels = "portable"
-    """What its numerical libraries may choose from."""
+    resources: Mapping[str, float] = field(default_factory=dict)  # custom Ray resources
+    threads: int = 1  # threads of its numerical libraries
+    nice: int = 0  # how far it steps back for others when cores are scarce
+    awake: float = 0.0  # seconds that a process stays awake for its next call before it sleeps
+    home: bool = False  # on a cluster, it prefers the driver's own machine; others are spread over all
+    start_seconds: float = 0.0  # a process that has not built its role by then prints its stacks and ends; 0: no limit
+    call_seconds: float = 0.0  # the same for each of its calls
+    kernels: Kernels = "portable"  # what its numerical libraries may choose from
 
 
 class Pending(ABC):
     """The answer to a call, some day. As an argument of another call, it goes there without passing through here."""
 
-    name: str
-    """Whose answer it is, such as `sampler 3`."""
+    name: str  # whose answer it is, such as `sampler 3`
 
     @abstractmethod
     def result(self) -> Any:
@@ -54,6 +44,9 @@ class Pending(ABC):
     def size(self) -> int:
         """Bytes of memory that the answer takes beside its maker; 0 where that is not known."""
         return 0
+
+
+Split = tuple[list[Pending], list[Pending]]  # answers that are there, and those that are not
 
 
 class Handle(ABC):
@@ -78,31 +71,38 @@ class Handle(ABC):
         return True
 
 
-class Runtime(ABC):
-    """Where roles live. Leaving the `with` block, or `close`, ends all of them."""
+class Closable(ABC):
+    """Closed at the end of its `with` block, at once if that is left by Ctrl-C or the like."""
 
-    places: Mapping[str, Place]
-    """What the roles of this run ask for, by kind: `sampler`, `learner`, `evaluator`."""
-    has_processes: bool = True
-    """Whether roles have processes of their own, and so can work at the same time, die and be killed."""
-    channel: Literal["direct", "unix", "tcp"] = "unix"
-    """What roles talk to each other through that have much to say: in one process, on one machine, between machines."""
+    @abstractmethod
+    def close(self, *, now: bool = False) -> None:
+        """End all roles: after their own `close` (within a few seconds), or with `now` at once."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(now=kind is not None and not issubclass(kind, Exception))
+
+
+class Runtime(Closable):
+    """Where roles live; `close` ends all of them."""
+
+    has_processes: bool = True  # roles have processes of their own: they work in parallel, and can be killed
+    channel: Literal["direct", "unix", "tcp"] = "unix"  # between env hosts and policy
+
+    def __init__(self, places: Mapping[str, Place]) -> None:
+        self.places = places  # what the roles of this run ask for, by kind: `sampler`, `learner`, `evaluator`
+        self._starting: list[Pending] = []  # answers that tell on what a role lives
+        self._kinds: set[Kind] = set()
 
     @abstractmethod
     def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> Handle:
-        """Start `role`, a class given as `module:Class`, with these arguments.
-
-        Returns at once. If the role cannot be built, every call of it fails with the reason.
-        """
+        """Start `role`, a `module:Class`, without waiting; if it cannot be built, every call fails with the reason."""
 
     @abstractmethod
-    def wait(
-        self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None
-    ) -> tuple[list[Pending], list[Pending]]:
-        """Wait until `count` (None: all) of these answers are there, or the time is over.
-
-        Returns those that are there and those that are not. A call that failed counts as answered: `result` raises.
-        """
+    def wait(self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None) -> Split:
+        """Wait until `count` (None: all) of these answers, or failures, are there."""
 
     @abstractmethod
     def share(self, value: Any) -> Pending:
@@ -116,30 +116,28 @@ class Runtime(ABC):
         """Metrics of the runtime itself, by name."""
         return {}
 
-    @abstractmethod
     def kinds(self) -> Set[Kind]:
         """Of the machines that roles live on, as far as they have started."""
+        built, self._starting = self.wait(self._starting, 0, 0.0)
+        self._kinds |= {each.result() for each in built if each.failure() is None}
+        return frozenset(self._kinds)
 
     def pending_reason(self) -> str:
         """Why roles may not have answered yet, to be put behind their names; most often nothing."""
         return ""
 
-    @abstractmethod
-    def close(self, *, now: bool = False) -> None:
-        """End all roles: after their own `close` (within a few seconds), or with `now` at once."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(now=kind is not None and not issubclass(kind, Exception))
+class _OfRole(RaynforceError):
+    def __init__(self, text: str, role: str | None = None, said: str = "", trace: str | None = None) -> None:
+        super().__init__(text)
+        self.role, self.said, self.trace = role, said, trace
 
 
-class RoleError(RaynforceError):
+class RoleError(_OfRole):
     """A role's method raised something of its own; the traceback from where it lives is the cause."""
 
 
-class RoleDied(RaynforceError):
+class RoleDied(_OfRole):
     """The process that a role lived in is gone, or an answer was lost with it."""
 
 

@@ -27,10 +27,7 @@ SLOW = ("state", "load")  # methods that may take as long as building
 def pack(
     role: str, args: Sequence[Any], name: str, place: Place, path: Sequence[str] | None = None, given: bytes = b""
 ) -> bytes:
-    """All that a host needs to build a role; modules are looked for on `path`, by default as they are here.
-
-    `given` is what the user's script defines. Then arguments may hold objects of its classes too.
-    """
+    """What a host needs to build a role; `path` is where modules are, `given` what the user's script defines."""
     settings = role, name, place, [os.path.abspath(p) for p in sys.path] if path is None else path
     if given:
         from raynforce.given import dumps
@@ -42,20 +39,16 @@ def pack(
 class Host:
     """What a role lives in when it has a process of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.place = Place()
         self._role: Any = None
         self._failure: RaynforceError | None = None
-        self._place = Place()
-        self.name = ""
-
-    @property
-    def awake(self) -> float:
-        return self._place.awake
 
     def build(self, packed: bytes) -> Kind:
         """Settle in this process, then build the role that `pack` described; returns where it lives."""
-        (role, self.name, self._place, path), given, args = pickle.loads(packed)
-        settle(self._place, path)
+        (role, self.name, self.place, path), given, args = pickle.loads(packed)
+        settle(self.place, path)
         from raynforce.given import unpack
         from raynforce.imports import load_object
 
@@ -64,7 +57,7 @@ class Host:
             return load_object(role)(*pickle.loads(args))
 
         try:
-            with watchdog(self._place.start_seconds):
+            with watchdog(self.place.start_seconds):
                 self._role = self._guarded(built)
         except RaynforceError as error:
             self._failure = error
@@ -75,14 +68,13 @@ class Host:
         """Call a method of the role; if it could not be built, that is the answer."""
         if self._failure is not None:
             raise self._failure
-        start, limit = self._place.start_seconds, self._place.call_seconds
+        limit = self.place.call_seconds
         if method in SLOW and limit:
-            limit = max(start, limit)
+            limit = max(self.place.start_seconds, limit)
         with watchdog(limit):
             return self._guarded(lambda: getattr(self._role, method)(*args))
 
     def close(self) -> None:
-        """Let the role close what it has opened."""
         if hasattr(self._role, "close"):
             self._role.close()
 
@@ -90,18 +82,14 @@ class Host:
         """Errors leave as ours, which any process can read, with the traceback as text."""
         try:
             return work()
-        except RaynforceError as error:
-            raise said_by(self.name, error, traceback.format_exc()) from None
         except Exception as error:
-            raise said_by(self.name, RoleError(summary(error)), traceback.format_exc()) from None
+            ours = error if isinstance(error, RaynforceError) else RoleError(summary(error))
+            raise said_by(self.name, ours, traceback.format_exc()) from None
 
 
 @contextmanager
 def watchdog(seconds: float) -> Iterator[None]:
-    """What takes longer prints the stacks of all threads, and ends this process; 0 is no limit.
-
-    A thread of C that needs no interpreter lock, which a simulator may hold; it costs some 25 µs.
-    """
+    """Print all stacks and end this process after `seconds` (0: no limit), also if the GIL is held; costs 25 µs."""
     if not seconds:
         yield
         return
@@ -147,9 +135,7 @@ def hung(said: Iterable[str]) -> str | None:
 
 
 def settle(place: Place, path: Sequence[str]) -> None:
-    """Cap threads, choose kernels, step back in priority, find the user's code. Before numpy is imported: it reads the
-    first two once.
-    """
+    """Cap threads, choose kernels, lower the priority, set the search path; before numpy reads the first two."""
     cap_threads(place.threads)
     pin(place.kernels)
     if place.nice > 0:
@@ -158,11 +144,7 @@ def settle(place: Place, path: Sequence[str]) -> None:
 
 
 def said_by(name: str, error: RaynforceError, trace: str) -> RaynforceError:
-    """The same error with the role's name in front; its traceback travels along as `trace`.
-
-    A class of the user's own becomes the one of ours that it is derived from: the other process may not be able to
-    import it, or to build it from one text.
-    """
+    """The same error with the role's name and traceback; of a class of ours, which any process can import."""
     kind = next(k for k in type(error).__mro__ if k.__module__.startswith("raynforce."))
     named: RaynforceError = kind(f"{name}: {error}")
     named.trace, named.role, named.facts = trace, name, error.facts

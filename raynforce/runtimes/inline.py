@@ -14,15 +14,15 @@ from typing import Any
 
 from raynforce.imports import load_object
 from raynforce.kernels import Kind, kind
-from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime
+from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime, Split
 from raynforce.threads import capped_threads
 
 
 class _Answer(Pending):
     def __init__(self, name: str, work: Callable[[], Any]) -> None:
         self.name = name
-        self._error: Exception | None = None
         self.value: Any = None
+        self._error: Exception | None = None
         try:
             self.value = work()
         except Exception as error:
@@ -35,18 +35,6 @@ class _Answer(Pending):
 
     def failure(self) -> BaseException | None:
         return self._error
-
-
-def _part(whole: Pending, index: int) -> Any:
-    return whole.result()[index]
-
-
-def _built(role: str, args: Sequence[Any]) -> Any:
-    return load_object(role)(*args)
-
-
-def _gone(name: str) -> Any:
-    raise RoleDied(f"{name} was ended")
 
 
 class _Watch:
@@ -79,9 +67,8 @@ class _Watch:
             where = traceback.extract_stack(sys._current_frames()[self._main])[-1]
             place = f"{where.name} ({where.filename}:{where.lineno})"
             self._say(
-                f"{busy[0]} has not answered for {busy[2]:g} s: it is in {place}. The inline runtime cannot "
-                "end it (Ctrl-C twice does); --runtime process would replace it, after "
-                "faults.start_seconds or faults.sample_seconds"
+                f"{busy[0]} has not answered for {busy[2]:g} s: it is in {place}. The inline runtime cannot end it "
+                "(Ctrl-C twice does); --runtime process would, after faults.start_seconds or faults.sample_seconds"
             )
 
     def close(self) -> None:
@@ -91,34 +78,37 @@ class _Watch:
 
 
 class _Inline(Handle):
-    def __init__(
-        self, name: str, build: Callable[[], Any], forget: Callable[[_Inline], None], place: Place, watch: _Watch
-    ) -> None:
+    def __init__(self, runtime: InlineRuntime, name: str, place: Place, build: Callable[[], Any]) -> None:
         self.name = name
-        self._build = build
-        self._forget = forget
-        self._place = place
-        self._watch = watch
+        self._runtime, self._place, self._build = runtime, place, build
         self._role: _Answer | None = None  # built at its first call, so that mistakes in others show before torch loads
 
     def call_parts(self, method: str, args: Sequence[Any], parts: int) -> list[Pending]:
+        guard, place = self._runtime.watch.guard, self._place
         if self._role is None:
-            seconds = self._place.start_seconds
-            self._role = _Answer(self.name, lambda: self._watch.guard(self.name, seconds, self._build))
+            self._role = _Answer(self.name, lambda: guard(self.name, place.start_seconds, self._build))
         role = self._role
 
         def work() -> Any:
             values = [a.result() if isinstance(a, Pending) else a for a in args]
             return getattr(role.result(), method)(*values)
 
-        whole = _Answer(self.name, lambda: self._watch.guard(self.name, self._place.call_seconds, work))
-        return [whole] if parts == 1 else [_Answer(self.name, partial(_part, whole, i)) for i in range(parts)]
+        def part(index: int) -> Any:
+            return whole.result()[index]
+
+        whole = _Answer(self.name, lambda: guard(self.name, place.call_seconds, work))
+        return [whole] if parts == 1 else [_Answer(self.name, partial(part, index)) for index in range(parts)]
 
     def end(self) -> None:
         with suppress(Exception):  # what broke may not be able to close either
             self.close()
-        self._forget(self)
-        self._role = _Answer(self.name, partial(_gone, self.name))
+        if self in self._runtime.roles:
+            self._runtime.roles.remove(self)
+
+        def gone() -> Any:
+            raise RoleDied(f"{self.name} was ended")
+
+        self._role = _Answer(self.name, gone)
 
     def close(self) -> None:
         if self._role is not None and hasattr(self._role.value, "close"):
@@ -132,39 +122,31 @@ class InlineRuntime(Runtime):
     channel = "direct"
 
     def __init__(self, places: Mapping[str, Place], say: Callable[[str], None] = lambda _: None) -> None:
-        self.places = places
-        self._watch = _Watch(say)
-        self._roles: list[_Inline] = []
-        self._kind: Kind | None = None  # not known before they have loaded their libraries
+        super().__init__(places)
+        self.watch = _Watch(say)
+        self.roles: list[_Inline] = []
         self._opened = ExitStack()
         self._opened.enter_context(capped_threads())  # as in processes of their own
 
     def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> Handle:
-        built = partial(_built, role, args)
-        self._roles.append(_Inline(name, built, self._forget, place or Place(), self._watch))
-        return self._roles[-1]
+        self.roles.append(_Inline(self, name, place or Place(), lambda: load_object(role)(*args)))
+        return self.roles[-1]
 
-    def _forget(self, role: _Inline) -> None:
-        with suppress(ValueError):
-            self._roles.remove(role)
-
-    def wait(
-        self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None
-    ) -> tuple[list[Pending], list[Pending]]:
+    def wait(self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None) -> Split:
         return list(pendings), []
 
     def share(self, value: Any) -> Pending:
         return _Answer("shared", lambda: value)
 
     def kinds(self) -> Set[Kind]:
-        self._kind = self._kind or kind()
-        return frozenset([self._kind])
+        self._kinds = self._kinds or {kind()}  # not known before roles have loaded their libraries
+        return frozenset(self._kinds)
 
     def keep(self, pending: Pending) -> Pending:
         return _Answer(pending.name, lambda: deepcopy(pending.result()))  # the role goes on writing into its own
 
     def close(self, *, now: bool = False) -> None:
-        self._watch.close()
+        self.watch.close()
         with self._opened:
-            while self._roles:
-                self._roles.pop().close()
+            while self.roles:
+                self.roles.pop().close()

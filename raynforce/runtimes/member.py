@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from raynforce.errors import RaynforceError
@@ -18,34 +18,21 @@ Kind = Literal["died", "hung", "failed", "memory", "lost", "absent"]
 class Rules:
     """How the members of one kind are kept alive."""
 
-    restarts: int = 5
-    """In a row without getting any further; then the member is given up."""
-    backoff: float = 0.5
-    """Seconds before the second restart in a row; doubled for each further one."""
-    start_seconds: float = math.inf
-    """For a member to be built, or to take its state back."""
-    job_seconds: float = math.inf
-    """For one job."""
-    absent_seconds: float = math.inf
-    """After which jobs of a member that is being replaced are given up, so that others need not wait."""
-    quorum: int = 1
-    """Members without which the run cannot go on."""
-    work: str = ""
-    """The method that shows that a member works. It is not restarted if it raises before its first success."""
-    shows_progress: Callable[[Any], bool] = lambda answer: True
-    """Whether an answer of `work` shows progress: only then the failures before it are forgiven."""
-    restartable: tuple[type[RaynforceError], ...] = (RoleDied,)
-    """Errors that a restart may mend; others end the run."""
-    has_state: bool = True
-    """Whether it has `state` and `load`."""
-    start_fresh: Callable[[Member], Sequence[Any]] | None = None
-    """The call that lets a member begin anew that has lost its state, or whose state leads into failure."""
+    restarts: int = 5  # in a row without getting any further; then the member is given up
+    backoff: float = 0.5  # seconds before the second restart in a row; doubled for each further one
+    start_seconds: float = math.inf  # for a member to be built, or to take its state back
+    job_seconds: float = math.inf  # for one job
+    absent_seconds: float = math.inf  # after which others no longer wait for a member that is being replaced
+    quorum: int = 1  # members without which the run cannot go on
+    work: str = ""  # the method that proves a member; one that raises before its first success is not restarted
+    shows_progress: Callable[[Any], bool] = lambda answer: True  # whether an answer of `work` resets the failures
+    restartable: tuple[type[RaynforceError], ...] = (RoleDied,)  # errors that a restart may mend; others end the run
+    has_state: bool = True  # whether it has `state` and `load`
+    start_fresh: Callable[[Member], Sequence[Any]] | None = None  # the call that starts a member without its state
     evidence: Callable[[Member], Callable[[], dict[str, Tree]] | None] = lambda member: None
-    """What to write down of a member that died or hangs, so that it can be seen again; nothing by default."""
-    greeting: str = ""
-    """A method to call first on a member that is made again and has no state to take back."""
-    hint: str = ""
-    """What a user can do about a member that does not answer in time, to be put behind that."""
+    """What to write down of a member that died or hangs, for a replay in the debugger."""
+    greeting: str = ""  # a method to call first on a member that is made again and has no state to take back
+    hint: str = ""  # what a user can do about a member that does not answer in time, to be put behind that
 
 
 @dataclass(frozen=True)
@@ -56,8 +43,7 @@ class Fault:
     kind: Kind
     error: RaynforceError
     action: Literal["restarted", "given up", "stopped", "left out"]
-    attempt: int = 0
-    """Failures in a row."""
+    attempt: int = 0  # failures in a row
 
     @property
     def cause(self) -> str:
@@ -65,44 +51,32 @@ class Fault:
 
 
 class Watcher(Protocol):
-    """Who is told what happens in a pool."""
+    """Notified of what happens in a pool."""
 
-    def fault(self, fault: Fault, member: Member) -> None:
-        """Something failed."""
-
-    def recovered(self, role: str, seconds: float) -> None:
-        """It works again, so long after it failed."""
-
-    def absent(self, role: str, cause: str) -> None:
-        """The others go on without it until it is back."""
-
-    def back(self, role: str) -> None:
-        """It is there again."""
-
-    def note(self, text: str) -> None:
-        """Something a user should know."""
-
-    def redone(self, job: Job) -> None:
-        """A job whose answer was there before was done again."""
+    def fault(self, fault: Fault, member: Member) -> None: ...
+    def recovered(self, role: str, seconds: float) -> None: ...  # it works again, so long after it failed
+    def absent(self, role: str, cause: str) -> None: ...  # the others go on without it
+    def back(self, role: str) -> None: ...
+    def note(self, text: str) -> None: ...  # something a user should know
+    def redone(self, job: Job) -> None: ...  # a job was done again though its answer was there
 
 
+@dataclass(eq=False, repr=False)
 class Job:
     """A call to a member that outlives the member's failures. It may be an argument of other jobs."""
 
-    def __init__(self, member: Member, method: str, args: Sequence[Any], parts: int, weight: int) -> None:
-        self.member = member
-        self.method = method
-        self.args = args
-        self.parts = parts
-        self.weight = weight
-        self.pendings: list[Pending] = []  # of the newest try; empty while it is not made
-        self.again: Pending | None = None  # if it is done again though its answer is there
-        self.settled = False
-        self.fault: Fault | None = None
-        """Why there will be no result."""
-        self.asked = self.answered = 0.0
-        self.disturbed = False
-        """Whether its member failed on the way, so that these times say nothing."""
+    member: Member
+    method: str
+    args: Sequence[Any]
+    parts: int
+    weight: int
+    pendings: list[Pending] = field(default_factory=list)  # of the newest try; empty while it is not made
+    again: Pending | None = None  # if it is done again though its answer is there
+    settled: bool = False
+    fault: Fault | None = None  # why there will be no result
+    asked: float = 0.0
+    answered: float = 0.0
+    disturbed: bool = False  # its member failed on the way, so that these times say nothing
 
     @property
     def value(self) -> Pending:
@@ -121,39 +95,41 @@ class Job:
         return self.pendings[-1] if self.pendings else None
 
 
+@dataclass(eq=False, repr=False)
 class Member:
     """One role of a pool, whichever process it lives in at the moment."""
 
-    def __init__(self, name: str, index: int, kind: str, make: Callable[[int], Handle], rules: Rules) -> None:
-        self.name, self.index, self.kind, self.rules = name, index, kind, rules
-        self.make = make
-        self.handle: Handle | None = None
-        self.origin: Sequence[Any] = (
-            [rules.greeting] if rules.greeting else []
-        )  # what to call first without a recovery point
-        self.recovery_point: Pending | None = None
-        self.log: list[Job] = []  # since the recovery point
-        self.logged = 0  # bytes that these hold on to, at most
-        self.open: list[Job] = []  # of those, not answered yet, or to be answered again
-        self.loading: Pending | None = None
-        self.greeted: Pending | None = None  # what it answered when it was made again
-        self.saving: Saving | None = None  # the next recovery point
-        self.fresh = True  # this process has not answered anything yet
-        self.proven = False
-        self.gone = False
-        self.absent = False
-        self.renew: Fault | None = None  # to be replaced at its next recovery point
-        self.failures = 0
-        self.wake = 0.0  # when it may be restarted
-        self.down_since: float | None = None
-        self.spawned = 0.0
-        self.heard = 0.0  # when it last answered, was spawned, or was without room
-        self.recovery_at = 0.0
-        self.recovery_cost = math.inf  # seconds, as far as we know
-        self.recovery_every = (
-            0.0  # seconds between two recovery points at least; infinite if its state is too large for that
-        )
-        self.attempts = 0  # to begin anew
+    name: str
+    index: int
+    kind: str
+    make: Callable[[int], Handle]
+    rules: Rules
+    recovery_every: float = 0.0  # seconds between two recovery points at least; infinite if its state is too large
+    handle: Handle | None = None
+    origin: Sequence[Any] = ()  # what to call first without a recovery point
+    recovery_point: Pending | None = None
+    log: list[Job] = field(default_factory=list)  # since the recovery point
+    logged: int = 0  # bytes that these hold on to, at most
+    open: list[Job] = field(default_factory=list)  # of those, not answered yet, or to be answered again
+    loading: Pending | None = None
+    greeted: Pending | None = None  # what it answered when it was restarted
+    saving: Saving | None = None  # the next recovery point
+    fresh: bool = True  # this process has not answered anything yet
+    proven: bool = False
+    gone: bool = False
+    absent: bool = False
+    renew: Fault | None = None  # to be replaced at its next recovery point
+    failures: int = 0
+    attempts: int = 0  # to start fresh
+    wake: float = 0.0  # when it may be restarted
+    down_since: float | None = None
+    spawned: float = 0.0
+    heard: float = 0.0  # when it last answered, was spawned, or was without room
+    recovery_at: float = 0.0
+    recovery_cost: float = math.inf  # seconds, as far as we know
+
+    def __post_init__(self) -> None:
+        self.origin = [self.rules.greeting] if self.rules.greeting else []
 
     @property
     def remembers(self) -> bool:
@@ -162,9 +138,8 @@ class Member:
 
 
 class Saving(NamedTuple):
-    """A state on its way here."""
+    """A recovery point that was asked for."""
 
     state: Pending
-    covered: Sequence[Job]
-    """What was done before it."""
+    covered: Sequence[Job]  # what was done before it
     asked: float

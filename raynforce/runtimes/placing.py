@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
@@ -20,6 +22,7 @@ BESIDE = 15  # the evaluator steps back for everybody: nobody waits for it
 SMALLER = (0.5, 0.25, 0.1, 0.05, 0.01)  # CPUs to try where one does not fit
 MEGABYTES = {"process": 45, "ray": 130}  # measured for a process with numpy and gymnasium
 TORCH_MEGABYTES = 300
+HIDDEN = re.compile("node:|accelerator_type:|(object_store_)?memory$")  # resources of Ray's own
 CHILD_MEGABYTES = 12  # of an environment's own process, beside what it shares with the others
 
 
@@ -27,15 +30,10 @@ CHILD_MEGABYTES = 12  # of an environment's own process, beside what it shares w
 class Demands:
     """What the roles of a topology ask of their machines, beyond the settings."""
 
-    serving: bool = False
-    """Samplers are env hosts, which serve for as long as the run lasts: environments wait for them and for the policy,
-    and nobody for the learner."""
-    buffering: bool = False
-    """Samplers have replay buffers, which fill."""
-    torch: bool = False
-    """Samplers import torch."""
-    processes: int = 0
-    """Environments of each sampler that have processes of their own."""
+    serving: bool = False  # samplers are env hosts, which serve for as long as the run lasts
+    buffering: bool = False  # samplers have replay buffers, which fill
+    torch: bool = False  # samplers import torch
+    processes: int = 0  # environments of each sampler that have processes of their own
 
 
 PLAIN = Demands()
@@ -44,11 +42,8 @@ PLAIN = Demands()
 def place_roles(
     config: Config, nodes: Sequence[Resources] | None, demands: Demands = PLAIN, *, may_grow: bool = False
 ) -> tuple[dict[str, Place], list[str]]:
-    """What `sampler`, `learner` and `evaluator` ask for, and notes on where less has to do.
-
-    `nodes` are the total resources of each node, by Ray's names; None where there is no limit. Where nodes may join
-    later, it is enough if the learner and a quorum of the samplers fit now.
-    """
+    """What each role asks for, and notes on where less has to do. `nodes` are the total resources of each node by Ray's
+    names, None for no limit; with `may_grow`, learner and a quorum of samplers suffice."""
     places = _asked(config, demands)
     samplers = config.sampling.samplers
     if nodes is None or _fits(places, samplers, nodes):
@@ -59,12 +54,10 @@ def place_roles(
         smaller = {role: replace(place, cpus=cpus) if role in free else place for role, place in places.items()}
         if free and _fits(smaller, samplers, nodes):
             who = f"{free[0]} asks for {cpus:g}" if len(free) == 1 else f"sampler and learner ask for {cpus:g} each"
-            note = f"the cluster has {count(_total(nodes, 'CPU'), 'CPU')}: {who}"
-            return smaller, [note]
+            return smaller, [f"the cluster has {count(_total(nodes, 'CPU'), 'CPU')}: {who}"]
     fit = _most_samplers(places, samplers, nodes)
     if may_grow and fit >= math.ceil(config.faults.quorum * samplers):
-        note = f"the cluster has room for {fit} of {samplers} samplers; the others join when there is room"
-        return places, [note]
+        return places, [f"the cluster has room for {fit} of {samplers} samplers; the others join when there is room"]
     raise UsageError(_shortage(places, samplers, nodes))
 
 
@@ -94,7 +87,6 @@ def require_room(config: Config, demands: Demands = PLAIN) -> None:
 
 
 def quorum(config: Config) -> int:
-    """How many samplers have to be there for the run to go on."""
     return max(1, math.ceil(config.faults.quorum * config.sampling.samplers - 1e-9))
 
 
@@ -119,49 +111,40 @@ def needs(place: Place) -> dict[str, float]:
 
 def total_needs(places: Mapping[str, Place], samplers: int) -> dict[str, float]:
     """All that the roles of a run ask for together."""
-    total: dict[str, float] = {}
+    total: Counter[str] = Counter()
     for asked in _items(places, samplers):
-        for name, amount in asked.items():
-            total[name] = total.get(name, 0.0) + amount
-    return total
+        total.update(asked)
+    return dict(total)
 
 
 def _asked(config: Config, demands: Demands) -> dict[str, Place]:
     ray, faults, serving = config.ray, config.faults, demands.serving
-    spare = config.runtime == "process" and config.sampling.samplers + 1 <= cores()  # who waits awake harms nobody then
+    spare = config.runtime == "process" and config.sampling.samplers + 1 <= cores()  # to wait awake costs nothing then
     awake = AWAKE if spare and not serving else 0.0
-    gpus = ray.learner_gpus or float(config.learner.device.startswith("cuda"))  # Ray hides GPUs nobody asked for
-    places = {
-        "sampler": Place(
-            cpus=1.0 if ray.sampler_cpus is None else ray.sampler_cpus,
-            resources=dict(ray.sampler_resources),
-            nice=0 if serving else BACKGROUND,
-            awake=awake,
-            start_seconds=faults.start_seconds,
-            call_seconds=0.0 if serving else faults.sample_seconds,
-        ),
-        "policy": Place(cpus=0.0, home=False, start_seconds=faults.start_seconds),
-        "learner": Place(
-            cpus=1.0 if ray.learner_cpus is None else ray.learner_cpus,
-            gpus=gpus,
-            resources=dict(ray.learner_resources),
-            threads=config.learner.threads,
-            nice=BACKGROUND if serving else 0,
-            awake=awake,
-            home=True,
-            start_seconds=faults.start_seconds,
-            call_seconds=faults.learn_seconds,
-        ),
-        "shard": Place(cpus=0.0, awake=awake, start_seconds=faults.start_seconds, call_seconds=faults.learn_seconds),
-        "evaluator": Place(
-            cpus=0.0, nice=BESIDE, start_seconds=faults.start_seconds, call_seconds=faults.sample_seconds
-        ),
-    }
-    return {role: replace(place, kernels=config.kernels) for role, place in places.items()}
+    plain = Place(cpus=0.0, start_seconds=faults.start_seconds, kernels=config.kernels)
+    sampler = replace(
+        plain,
+        cpus=1.0 if ray.sampler_cpus is None else ray.sampler_cpus,
+        resources=dict(ray.sampler_resources),
+        nice=0 if serving else BACKGROUND,
+        awake=awake,
+        call_seconds=0.0 if serving else faults.sample_seconds,
+    )
+    shard = replace(plain, awake=awake, call_seconds=faults.learn_seconds)
+    learner = replace(
+        shard,
+        cpus=1.0 if ray.learner_cpus is None else ray.learner_cpus,
+        gpus=ray.learner_gpus or float(config.learner.device.startswith("cuda")),  # Ray hides GPUs nobody asked for
+        resources=dict(ray.learner_resources),
+        threads=config.learner.threads,
+        nice=BACKGROUND if serving else 0,
+        home=True,
+    )
+    evaluator = replace(plain, nice=BESIDE, call_seconds=faults.sample_seconds)
+    return {"sampler": sampler, "policy": plain, "learner": learner, "shard": shard, "evaluator": evaluator}
 
 
 def cores() -> int:
-    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -189,8 +172,7 @@ def _fits(places: Mapping[str, Place], samplers: int, nodes: Sequence[Resources]
 
 
 def _require_known(places: Mapping[str, Place], nodes: Sequence[Resources]) -> None:
-    """Refuse a resource that no node has."""
-    has = sorted({name for node in nodes for name, amount in node.items() if amount > 0 and _is_public(name)})
+    has = sorted({name for node in nodes for name, amount in node.items() if amount > 0 and not HIDDEN.match(name)})
     for role in ("sampler", "learner"):
         for name in needs(places[role]):
             if name != "CPU" and _total(nodes, name) <= 0:
@@ -221,10 +203,8 @@ def _shortage(places: Mapping[str, Place], samplers: int, nodes: Sequence[Resour
 
 def _fix(places: Mapping[str, Place], samplers: int, nodes: Sequence[Resources]) -> str:
     """Settings that would fit, found by trying."""
-    ways = []
     fewer = _most_samplers(places, samplers, nodes)
-    if fewer:
-        ways.append(f"use --samplers {fewer}")
+    ways = [f"use --samplers {fewer}"] if fewer else []
     for cpus in SMALLER:
         sampler = replace(places["sampler"], cpus=cpus)
         if cpus < places["sampler"].cpus and _fits({**places, "sampler": sampler}, samplers, nodes):
@@ -251,7 +231,3 @@ def _total(nodes: Sequence[Resources], name: str) -> float:
 
 def count(amount: float, name: str) -> str:
     return f"{amount:g} {name}{'s' * (amount != 1 and name in ('CPU', 'GPU'))}"
-
-
-def _is_public(name: str) -> bool:
-    return not name.startswith(("node:", "accelerator_type:")) and name not in ("memory", "object_store_memory")

@@ -1,10 +1,8 @@
-"""Pools: roles that are kept alive. One that fails is made again where it was, and what was lost is done again.
+"""Pools: roles that are kept alive.
 
-Each member has a *recovery point*, its last known state, which is kept outside of it, and a *log* of the jobs since
-then. A member that dies, hangs or raises is spawned again and given its recovery point, and the jobs since are made
-again. Roles are determined by their state and what they are given, so the answers are those that were lost, and
-whoever waits for them notices nothing but the time. Repeated failure backs off, then gives the member up; a run that
-is left with too few of them stops with the cause.
+A member that dies, hangs or raises is spawned again, given its *recovery point* (its last known state), and asked again
+for the jobs in its *log* (those since). Roles are determined by their state and what they are given, so the answers are
+those that were lost. Repeated failure backs off, then gives the member up; below the quorum the run stops.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from raynforce.errors import CheckpointError, ContractError, RaynforceError, UsageError, summary
@@ -28,7 +27,7 @@ LONGEST_BACKOFF = 60.0
 LONGEST_WAIT = 3600.0  # at once; nobody can wait for ever
 GRACE = 3.0  # seconds that a role has to end itself, with its stack printed, before it is killed
 NUMBERED = ("sampler", "shard", "host")  # kinds of which there may be several
-EXACT_TRIES = 3  # restarts of a role that died before it begins anew instead of where it was
+EXACT_TRIES = 3  # restarts of a role that died where it was; then it starts fresh
 
 
 class Pool:
@@ -36,22 +35,20 @@ class Pool:
 
     def __init__(self, runtime: Runtime, watcher: Watcher) -> None:
         self.runtime = runtime
-        self.restarts = 0
-        """Of roles, so far."""
+        self.restarts = 0  # of roles, so far
         self.members: list[Member] = []
         self._watcher = watcher
 
     def add(self, kind: str, make: Callable[[int], Handle], count: int, rules: Rules) -> list[Member]:
         """Start `count` members of one kind, made by a factory from their index; one alone is called by its kind."""
-        made = [Member(member_name(kind, index, count), index, kind, make, rules) for index in range(count)]
+        names = [member_name(kind, index, count) for index in range(count)]
+        made = [Member(name, index, kind, make, rules, RECOVERY_SECONDS) for index, name in enumerate(names)]
         for member in made:
-            member.recovery_every = RECOVERY_SECONDS
             self._spawn(member)
         self.members += made
         return made
 
     def present(self, members: Iterable[Member]) -> list[Member]:
-        """Those that jobs can be given to."""
         return [m for m in members if not (m.gone or m.absent)]
 
     def submit(self, member: Member, method: str, *args: Any, parts: int = 1, weight: int = 0) -> Job:
@@ -93,17 +90,12 @@ class Pool:
         return True
 
     def states(self, members: Sequence[Member], known: Callable[[Member], Any] | None = None) -> list[Any]:
-        """The state of each member, which becomes its recovery point; None for one that is away and has none.
-
-        `known` says what of it need not be told, as it is saved already: such a state is no recovery point.
-        """
+        """The state of each member, its recovery point if nothing is `known`; None for one that is away without."""
         jobs: dict[Member, Job] = {}
         for member in self.present(members):
-            if known is not None:
-                jobs[member] = self.submit(member, "state", known(member))
-                continue
-            member.saving = None  # this one comes later, so it is the better one
-            jobs[member] = self.submit(member, "state")
+            if known is None:
+                member.saving = None  # this one comes later, so it is the better one
+            jobs[member] = self.submit(member, "state", *(() if known is None else (known(member),)))
         self.wait(list(jobs.values()))
         states = {member: member.recovery_point for member in members}
         for member, job in jobs.items():
@@ -117,10 +109,7 @@ class Pool:
         return [None if state is None else state.result() for state in states.values()]
 
     def replace(self, member: Member, fault: Fault) -> None:
-        """Put a new process in the place of one that works, at its next recovery point: nothing is lost or redone.
-
-        One that has no state is replaced at once, and begins anew.
-        """
+        """Replace a member's process: at its next recovery point, losing nothing, or at once if it has no state."""
         if not member.rules.has_state:
             self._watcher.fault(fault, member)
             self._forget_way(member)
@@ -139,7 +128,6 @@ class Pool:
     def fail(self, member: Member, error: RoleDied) -> None:
         """Treat a member as dead, though its process may not be."""
         if member.handle is not None and not member.gone:
-            error.role = member.name
             self._down(member, error)
 
     def remove(self, member: Member) -> None:
@@ -170,11 +158,7 @@ class Pool:
         return handle
 
     def _advance(self, member: Member) -> None:
-        """Make the member's jobs, in order, as far as their arguments are there.
-
-        Not earlier, though runtimes could wait for them: what was made behind a job that fails with its argument would
-        overtake it.
-        """
+        """Make the member's jobs, in order, as far as their arguments are there: none may overtake another."""
         handle = member.handle
         if handle is None or member.loading is not None:
             return
@@ -189,9 +173,8 @@ class Pool:
             if not all(a.settled for a in given):
                 return
             job.asked = time.monotonic()
-            pendings = handle.call_parts(
-                job.method, [a.value if isinstance(a, Job) else a for a in job.args], job.parts
-            )
+            args = [a.value if isinstance(a, Job) else a for a in job.args]
+            pendings = handle.call_parts(job.method, args, job.parts)
             if job.settled:
                 job.again = pendings[-1]
             else:
@@ -204,14 +187,14 @@ class Pool:
             if member.handle is None:
                 continue
             if member.loading is not None:
-                watched[member.loading] = _bound(self._loaded, member, member.loading)
+                watched[member.loading] = partial(self._loaded, member, member.loading)
             for job in member.open:
                 pending = job.watched
                 if pending is None:
                     break
-                watched[pending] = _bound(self._answered, job, pending)
+                watched[pending] = partial(self._answered, job, pending)
             if member.saving is not None:
-                watched[member.saving.state] = _bound(self._saved, member, member.saving)
+                watched[member.saving.state] = partial(self._saved, member, member.saving)
         return watched
 
     def _answered(self, job: Job, pending: Pending) -> None:
@@ -219,8 +202,11 @@ class Pool:
         if job.watched is not pending or job not in member.open:
             return  # its member failed a moment ago
         error = pending.failure()
+        if isinstance(error, RoleDied) and error.role != member.name:  # an argument is lost for good
+            self._settle_without(job, Fault(member.name, "lost", error, "left out"))
+            return
         if error is not None:
-            self._failed(job, error)
+            self._down(member, error)
             return
         self._hear(member)
         member.open.remove(job)
@@ -238,7 +224,10 @@ class Pool:
         if not member.remembers:
             member.log.remove(job)
         self._recovered(member)
-        self._consider_recovery_point(member)
+        due = time.monotonic() - member.recovery_at >= member.recovery_every
+        due |= member.logged > LOG_BYTES or member.renew is not None
+        if due and member.remembers:
+            self._save(member)
 
     def _recovered(self, member: Member) -> None:
         if member.down_since is not None:
@@ -272,12 +261,6 @@ class Pool:
             self._recovered(member)
 
     # -- recovery points ------------------------------------------------------------------------------------
-
-    def _consider_recovery_point(self, member: Member) -> None:
-        due = time.monotonic() - member.recovery_at >= member.recovery_every
-        due |= member.logged > LOG_BYTES
-        if (due or member.renew is not None) and member.remembers:
-            self._save(member)
 
     def _save(self, member: Member) -> None:
         """Ask for the member's state after all jobs that it has been given."""
@@ -325,12 +308,6 @@ class Pool:
 
     # -- failures -----------------------------------------------------------------------------------------
 
-    def _failed(self, job: Job, error: BaseException) -> None:
-        if isinstance(error, RoleDied) and error.role != job.member.name:  # an argument is lost for good
-            self._settle_without(job, Fault(job.member.name, "lost", error, "left out"))
-        else:
-            self._down(job.member, error)
-
     def _down(self, member: Member, error: BaseException) -> None:
         """A member has failed: end what is left of it, and see to it that it is restarted, or given up."""
         ours = error if isinstance(error, RaynforceError) else RoleError(f"{member.name}: {summary(error)}")
@@ -358,18 +335,15 @@ class Pool:
         self._watcher.fault(Fault(member.name, kind, ours, "restarted", member.failures), member)
 
     def _is_hopeless(self, member: Member, kind: Kind, error: RaynforceError) -> bool:
-        if isinstance(error, UsageError | CheckpointError | ContractError):
-            return True
-        if not isinstance(error, member.rules.restartable):
+        permanent = isinstance(error, UsageError | CheckpointError | ContractError)
+        if permanent or not isinstance(error, member.rules.restartable):
             return True
         if math.isinf(member.recovery_every) and member.rules.start_fresh is None:
             return True
-        if kind == "hung":
-            return not member.proven and self._is_starting(member)
-        return not member.proven and not isinstance(error, RoleDied)
+        unbuilt = self._is_starting(member) if kind == "hung" else not isinstance(error, RoleDied)
+        return not member.proven and unbuilt
 
     def _is_starting(self, member: Member) -> bool:
-        """Whether it is still being built, as far as we know."""
         return member.fresh and member.rules.has_state
 
     def _forget_way(self, member: Member) -> None:
@@ -381,11 +355,9 @@ class Pool:
     def _put_down(self, member: Member) -> None:
         if member.handle is not None:
             member.handle.end()
-        member.handle = member.loading = member.saving = member.greeted = None
-        member.renew = None
-        now = time.monotonic()
-        member.down_since = now if member.down_since is None else member.down_since
-        member.heard = now
+        member.handle = member.loading = member.saving = member.greeted = member.renew = None
+        member.heard = time.monotonic()
+        member.down_since = member.heard if member.down_since is None else member.down_since
         member.open = [job for job in member.log if not job.settled or member.rules.has_state]
         for job in member.open:
             job.again = None
@@ -411,9 +383,6 @@ class Pool:
         self._put_down(member)
         self._settle_open(member, fault)
         self._watcher.fault(fault, member)
-        self._require_quorum(member, error)
-
-    def _require_quorum(self, member: Member, error: RaynforceError) -> None:
         peers = [m for m in self.members if m.kind == member.kind]
         left = [m for m in peers if not m.gone]
         if len(left) < member.rules.quorum:
@@ -428,7 +397,6 @@ class Pool:
             self._settle_without(job, fault)
 
     def _settle_without(self, job: Job, fault: Fault) -> None:
-        """There will be no result."""
         member = job.member
         if not job.settled:
             job.settled, job.fault, job.answered = True, fault, time.monotonic()
@@ -492,18 +460,14 @@ class Pool:
         if not self._is_starting(member):
             when = f"has not answered for {rules.job_seconds:g} s" if rules.job_seconds < math.inf else "does not go on"
         where = re.sub(r"it hung for \S+", "it hangs", what)
-        hangs = RoleDied(f"{member.name} {when}: {where}{rules.hint}")
-        hangs.role, hangs.said, hangs.trace = member.name, error.said, error.trace
-        return hangs
+        return RoleDied(f"{member.name} {when}: {where}{rules.hint}", member.name, error.said, error.trace)
 
     def _leave_out(self, member: Member) -> None:
         """Let the others go on without it, if they are enough; it joins them again when it is back."""
         peers = [m for m in self.members if m.kind == member.kind and not m.gone]
         if len(self.present(peers)) <= member.rules.quorum:
             if time.monotonic() - self._away_since(member) > member.rules.start_seconds:
-                error = RoleDied(f"{member.name} could not be replaced{self.runtime.pending_reason()}")
-                error.role = member.name
-                raise error
+                raise RoleDied(f"{member.name} could not be replaced{self.runtime.pending_reason()}", member.name)
             return
         member.absent = True
         cause = self.runtime.pending_reason().lstrip(": ") or "it is being replaced"
@@ -514,9 +478,4 @@ class Pool:
 
 
 def member_name(kind: str, index: int, count: int) -> str:
-    """What one of `count` members of a kind is called."""
     return f"{kind} {index}" if kind in NUMBERED or count > 1 else kind
-
-
-def _bound(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
-    return lambda: function(*args)

@@ -13,15 +13,14 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import raynforce
 from raynforce.errors import UsageError, how_it_ended
-from raynforce.kernels import Kind
 from raynforce.runtimes import host
-from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime
+from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime, Split
 from raynforce.runtimes.wire import Packed, pack, receive, send
 
 GRACE = 3.0  # seconds a role has to close before it is killed
@@ -36,7 +35,7 @@ class _Answer(Pending):
         self.packed: Packed | None = None
         self.error: Exception | None = None
         self._runtime = runtime
-        self._opened: list[Any] = []
+        self._opened: list[Any] = []  # the value, once it was unpacked
 
     @property
     def done(self) -> bool:
@@ -49,12 +48,6 @@ class _Answer(Pending):
     def size(self) -> int:
         return self.packed.nbytes if self.packed is not None else 0
 
-    def settle(self, ok: bool, packed: Packed) -> None:
-        if ok:
-            self.packed = packed
-        else:
-            self.error = packed.value()
-
     def result(self) -> Any:
         if not self.done:
             self._runtime.wait([self])
@@ -65,15 +58,10 @@ class _Answer(Pending):
         return self._opened[0]
 
 
-class _Call:
-    def __init__(self, answers: Sequence[_Answer], method: str, args: Sequence[Packed | _Answer]) -> None:
-        self.answers = answers
-        self.method = method
-        self.args = args
-
-    @property
-    def waits(self) -> bool:
-        return any(isinstance(a, _Answer) and not a.done for a in self.args)
+class _Call(NamedTuple):
+    answers: Sequence[_Answer]
+    method: str
+    args: Sequence[_Answer]
 
 
 class _Worker(Handle):
@@ -119,31 +107,29 @@ class _Worker(Handle):
     def ask(self, method: str, args: Sequence[Any], parts: int = 1) -> list[Pending]:
         """Call a method of the host that the role lives in."""
         answers = [_Answer(self._runtime, self.name) for _ in range(parts)]
-        if not self.alive:
+        if self.alive:
+            shared = [a if isinstance(a, _Answer) else self._runtime.share(a) for a in args]
+            self.queue.append(_Call(answers, method, shared))
+            self.flush()
+        else:
             _fail(answers, self.reason)
-            return list(answers)
-        packed = [a if isinstance(a, _Answer) else pack(a) for a in args]
-        self.queue.append(_Call(answers, method, packed))
-        self.flush()
         return list(answers)
 
     def flush(self) -> bool:
         """Send what can be sent, in order; whether there was anything."""
         some = False
-        while self.queue and not self.queue[0].waits:
+        while self.queue and all(arg.done for arg in self.queue[0].args):
             some = True
             call = self.queue.popleft()
-            broken = next((a.error for a in call.args if isinstance(a, _Answer) and a.error is not None), None)
-            if broken is not None:
-                _fail(call.answers, broken)
+            if broken := [arg.error for arg in call.args if arg.error is not None]:
+                _fail(call.answers, broken[0])
                 continue
-            values = [a.packed if isinstance(a, _Answer) else a for a in call.args]
             self._count += 1
             self.sent[self._count] = call.answers
             with contextlib.suppress(ConnectionError):  # it has died, and its end of the socket will tell
                 if self._runtime.read_until_writable(self):
                     head = (self._count, call.method, len(call.answers))
-                    send(self.socket, head, [v for v in values if v is not None])
+                    send(self.socket, head, [arg.packed for arg in call.args if arg.packed is not None])
         return some
 
     def hear(self) -> None:
@@ -157,7 +143,10 @@ class _Worker(Handle):
         (number, ok), values = message
         answers = self.sent.pop(number)
         for answer, packed in zip(answers, values if ok else values * len(answers), strict=True):
-            answer.settle(ok, packed)
+            if ok:
+                answer.packed = packed
+            else:
+                answer.error = packed.value()
 
     def died(self) -> None:
         """Take the answers that it gave before, then notice the end."""
@@ -191,29 +180,29 @@ class _Worker(Handle):
 
     def end(self) -> None:
         if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            self.kill()
             self._lost()
+
+    def kill(self) -> None:
+        """Kill the process and its children, without waiting for their end."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def _lost(self) -> None:
         """Kill what is left of it and its children, and fail every call that it has not answered."""
         if not self.alive:
             return
         self.alive = False
-        try:
-            code = self.process.wait(0.5)  # let it end by itself, so that we can say how it did
-        except subprocess.TimeoutExpired:
-            code = None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        if code is None:
-            code = self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.5)  # let it end by itself, so that we can say how it did
+        self.kill()
+        code = self.process.wait()
         self.read(self._runtime.say, over=True)
         lines = list(self.said)
         said = f"; the last it said: {lines[-1].strip()[-LAST_WORDS:]}" if lines else ""
         what = host.hung(lines)
-        self.reason = RoleDied(f"{self.name}: {what}" if what else f"{self.name} {how_it_ended(code)}{said}")
-        self.reason.role, self.reason.said = self.name, "\n".join(lines)
+        text = f"{self.name}: {what}" if what else f"{self.name} {how_it_ended(code)}{said}"
+        self.reason = RoleDied(text, self.name, "\n".join(lines))
         for answers in [*self.sent.values(), *(call.answers for call in self.queue)]:
             _fail(answers, self.reason)
         self.sent.clear()
@@ -232,12 +221,10 @@ class ProcessRuntime(Runtime):
         if not hasattr(os, "memfd_create"):
             raise UsageError("--runtime process needs Linux: use inline or ray")
         _allow_many_files()
-        self.places = places
+        super().__init__(places)
         self.say = say
         self._given = given  # see `raynforce.given`
         self._workers: list[_Worker] = []
-        self._starting: list[Pending] = []  # answers that tell on what a role lives
-        self._kinds: set[Kind] = set()
         self._selector = selectors.DefaultSelector()
 
     def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> Handle:
@@ -250,9 +237,7 @@ class ProcessRuntime(Runtime):
         self._starting += worker.ask("build", [packed])
         return worker
 
-    def wait(
-        self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None
-    ) -> tuple[list[Pending], list[Pending]]:
+    def wait(self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None) -> Split:
         answers = [p for p in pendings if isinstance(p, _Answer)]
         wanted = len(answers) if count is None else min(count, len(answers))
         until = None if timeout is None else time.monotonic() + timeout
@@ -275,10 +260,7 @@ class ProcessRuntime(Runtime):
             key.data()
 
     def read_until_writable(self, worker: _Worker) -> bool:
-        """Before anything is sent: a worker that cannot get rid of its answers takes no calls either.
-
-        False if it has died meanwhile.
-        """
+        """A worker that cannot get rid of its answers takes no calls either; False if it has died meanwhile."""
         poll = select.poll()
         poll.register(worker.socket, select.POLLOUT)
         while not poll.poll(0):
@@ -287,27 +269,20 @@ class ProcessRuntime(Runtime):
                 return False
         return True
 
-    def share(self, value: Any) -> Pending:
+    def share(self, value: Any) -> _Answer:
         answer = _Answer(self, "shared")
         answer.packed = pack(value)
         return answer
 
     def forget(self, worker: _Worker) -> None:
-        """Do not listen to it any more; it is gone."""
-        for file in (worker.socket, worker.death, worker.output):
-            self.unlisten(file)
-        with contextlib.suppress(ValueError):
+        self.unlisten(worker.socket, worker.death, worker.output)
+        if worker in self._workers:
             self._workers.remove(worker)
 
-    def unlisten(self, file: Any) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(file)
-
-    def kinds(self) -> Set[Kind]:
-        done = [answer for answer in self._starting if isinstance(answer, _Answer) and answer.done]
-        self._kinds |= {answer.result() for answer in done if answer.failure() is None}
-        self._starting = [answer for answer in self._starting if answer not in done]
-        return frozenset(self._kinds)
+    def unlisten(self, *files: Any) -> None:
+        for file in files:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(file)
 
     def health(self) -> dict[str, float]:
         return {"health/object_store_mb": Packed.held / 1e6}
@@ -324,8 +299,7 @@ class ProcessRuntime(Runtime):
         finally:  # also if a second Ctrl-C cuts their time short
             for worker in workers:
                 if worker.alive:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(worker.process.pid, signal.SIGKILL)
+                    worker.kill()
             for worker in workers:
                 worker.end()
             self._selector.close()

@@ -1,8 +1,4 @@
-"""Values between processes of this machine: a pickle on a socket, its large arrays in anonymous shared memory.
-
-Both ends are ours: the sockets are unnamed pairs, so nobody else can write to them. Shared memory is a memfd: it has
-no name either, and the kernel frees it with its last reader, however that ends.
-"""
+"""Values between processes of this machine: a pickle on an unnamed socket pair, its large arrays in a memfd."""
 
 from __future__ import annotations
 
@@ -24,8 +20,7 @@ _ALIGN = 64
 class Packed:
     """A value ready to travel. It can be sent to any number of processes; the shared memory is written once."""
 
-    held: ClassVar[int] = 0
-    """Bytes of shared memory that this process keeps alive."""
+    held: ClassVar[int] = 0  # bytes of shared memory that this process keeps alive
 
     def __init__(self, data: bytes, small: Sequence[bytes] = (), sizes: Sequence[int] = (), fd: int = -1) -> None:
         self.data = data
@@ -120,8 +115,7 @@ def receive(connection: socket.socket) -> tuple[tuple[Any, ...], list[Packed]] |
     if not packet:
         return None
     if len(packet) == 8:  # too long for a packet: it is in the first descriptor
-        spilled = fds.pop(0)
-        with os.fdopen(spilled, "rb", closefd=True) as file:
+        with os.fdopen(fds.pop(0), "rb") as file:
             file.seek(0)
             packet = file.read(int.from_bytes(packet, "little"))
     head, count, described = pickle.loads(packet)

@@ -27,7 +27,7 @@ def main() -> None:
     die_with_driver(guard)
     forget_home()
     host = Host()
-    while (message := _next(connection, host.awake)) is not None:
+    while (message := _next(connection, host.place.awake)) is not None:
         (number, method, parts), values = message
         ok, answer = _answer(host, method, values, parts)
         del message, values
@@ -69,12 +69,8 @@ def forget_home() -> None:
 
 
 def die_with_driver(guard: int) -> None:
-    """Let the kernel kill this process and its children as soon as the driver is gone, whatever they are doing.
-
-    `guard` is the reading end of a pipe on which nothing is ever written: the only thing that can happen to it is that
-    the last writer dies. The kernel reports that with a signal, and we choose which one, and that our whole process
-    group gets it: no thread has to be awake here, and no interpreter lock to be free.
-    """
+    """Let the kernel kill this process group, whatever it is doing, when the driver dies and with it the writing end of
+    `guard`."""
     # Ctrl-C and a batch system's SIGTERM are the driver's to answer. Programs that we start would inherit `SIG_IGN`.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)

@@ -5,21 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from raynforce.topologies.declaration import Setup, Topology, max_lag
+from raynforce.topologies.declaration import Setup, Topology
 from raynforce.topologies.loop import LoopRound, Roles, Start
 from raynforce.topologies.stream import Stream, learner_and_samplers
 
 
 class Async(Stream):
-    """The learner takes `batch` fragments at a time; by default as many as there are samplers.
+    """The learner takes `batch` fragments at a time; by default as many as there are samplers. Backpressure: beside the
+    batch being learned from, at most one (or one fragment of each sampler, if that is more) is there or coming."""
 
-    Backpressure: samplers are kept busy while at most one batch (or one fragment of each sampler, if that is more) is
-    there or coming beside the one being learned from, so that a slow learner does not fill the memory or learn from
-    the distant past. What one very slow sampler sends may still be older than `max_lag` versions: it is dropped.
-    """
-
-    def __init__(self, roles: Roles, start: Start, *, batch: int | None = None, max_lag: int = 0) -> None:
-        super().__init__(roles, start, max_lag=max_lag)
+    def __init__(self, roles: Roles, start: Start, batch: int | None = None) -> None:
+        super().__init__(roles, start)
         self._batch = batch
 
     def rounds(self) -> Iterator[LoopRound]:
@@ -45,8 +41,7 @@ class Async(Stream):
 
 
 def _loop(setup: Setup) -> Async:
-    config = setup.config
-    return Async(setup.roles, setup.start, batch=config.stream.batch, max_lag=max_lag(config, setup.algorithm))
+    return Async(setup.roles, setup.start, setup.config.stream.batch)
 
 
 ASYNC = Topology("async", learner_and_samplers, _loop, exact=False)

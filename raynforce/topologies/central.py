@@ -1,8 +1,4 @@
-"""Central: env hosts step all environments side by side, and one policy chooses for whoever is ready.
-
-Hosts and policy talk to each other; the driver tells hosts where the policy is, and asks it for fragments as `async`
-asks samplers: one batch is learned from while the next is gathered.
-"""
+"""Central: env hosts step all environments side by side, and one policy chooses for those that are ready."""
 
 from __future__ import annotations
 
@@ -15,24 +11,14 @@ from raynforce.errors import UsageError
 from raynforce.experience.record import Receipt
 from raynforce.experience.storage import observation_bytes
 from raynforce.memory import require_memory
-from raynforce.roles.served import Outcome
+from raynforce.roles.learned import Outcome
 from raynforce.runtimes.base import Pending, RoleDied
 from raynforce.runtimes.member import Fault, Job, Member
 from raynforce.spaces import EnvSpec
+from raynforce.topologies import declaration
 from raynforce.topologies.asynchronous import Async
-from raynforce.topologies.declaration import (
-    MEMORY,
-    ROW_BYTES,
-    Blueprint,
-    Kind,
-    Setup,
-    Topology,
-    env_hosts,
-    learner,
-    max_lag,
-    policy_server,
-)
-from raynforce.topologies.loop import AWAY, PATIENCE, Roles, Sample, Start
+from raynforce.topologies.declaration import MEMORY, ROW_BYTES, Blueprint, Kind, Setup, Topology
+from raynforce.topologies.loop import AWAY, TELL_AFTER, Asked, Roles, Sample, Start
 
 COPIES = 4  # of all rows that are gathered: filling, complete, cut to a fragment, on the way
 
@@ -40,8 +26,8 @@ COPIES = 4  # of all rows that are gathered: filling, complete, cut to a fragmen
 class Central(Async):
     """The loop of a run whose only sampler is the policy of all env hosts."""
 
-    def __init__(self, roles: Roles, start: Start, *, max_lag: int) -> None:
-        super().__init__(roles, start, batch=1, max_lag=max_lag)
+    def __init__(self, roles: Roles, start: Start) -> None:
+        super().__init__(roles, start, batch=1)
         self._hosts = roles.hosts
         (self._policy,) = roles.samplers
         self._serving: dict[Member, Job] = {}
@@ -75,25 +61,27 @@ class Central(Async):
         """Whether the policy was replaced, and hosts are to find it somewhere else."""
         return self._attempts != self._policy.attempts
 
-    def _sample(self, member: Member) -> Sample:
+    def _sample(self, member: Member) -> Asked:
         self._tend()
         return super()._sample(member)
 
-    def _arrived(self, samples: Sequence[Sample]) -> list[Sample]:
+    def _arrived(self, asked: Sequence[Asked]) -> list[Sample]:
         """Those that are there; calls that only told the policy of a newer version gave nothing but a receipt."""
-        self._until([sample.job for sample in samples if sample.job])
+        self._until([each.job for each in asked])
         full = []
-        for sample in samples:
-            job = sample.job
-            receipt: Receipt | None = None if job is None or job.fault is not None else job.result()
-            for host in (self._hosts[index] for index in receipt.silent) if receipt is not None else ():
-                self._pool.fail(host, RoleDied(f"{host.name} does not answer the policy"))
-            for index in receipt.served if receipt is not None else ():
+        for each in asked:
+            if each.job.fault is not None:
+                continue
+            receipt: Receipt = each.job.result()
+            for index in receipt.silent:
+                host = self._hosts[index]
+                self._pool.fail(host, RoleDied(f"{host.name} does not answer the policy", host.name))
+            for index in receipt.served:
                 self._pool.works(self._hosts[index])
-            if job is not None and receipt is not None and not receipt.record.steps:
-                self._receipts.append((receipt, self._turn(job, sum(receipt.seconds.values()))))
+            if receipt.record.steps:
+                full.append(each)
             else:
-                full.append(sample)
+                self._receive(each.job, receipt)
         return super()._arrived(full)
 
     def _first(self, jobs: Sequence[Job]) -> None:
@@ -101,11 +89,11 @@ class Central(Async):
             self._tend()
             serving = [job for job in self._serving.values() if not job.settled]
             away = self._is_another
-            done = self._pool.next([*jobs, *serving], AWAY if away else PATIENCE)
+            done = self._pool.next([*jobs, *serving], AWAY if away else TELL_AFTER)
             if not jobs or any(job.settled for job in jobs):
                 return
             if not done and not away:
-                self._waiting(", ".join(sorted({job.member.name for job in jobs if not job.settled})))
+                self._tell_waiting(jobs)
 
 
 def _ended_as(outcome: Outcome, job: Job) -> bool:
@@ -114,19 +102,13 @@ def _ended_as(outcome: Outcome, job: Job) -> bool:
 
 
 def _kinds(plan: Blueprint) -> list[Kind]:
-    return [learner(plan), env_hosts(plan), policy_server(plan)]
-
-
-def _loop(setup: Setup) -> Central:
-    return Central(setup.roles, setup.start, max_lag=max_lag(setup.config, setup.algorithm))
+    return [declaration.learner(plan), declaration.env_hosts(plan), declaration.policy_server(plan)]
 
 
 def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
     if algorithm.consumes != "stream":
-        raise UsageError(
-            f"topology = 'central' needs an algorithm that learns from each step once, such as ppo or impala, and "
-            f"{config.algo} learns from replay: use --topology replay"
-        )
+        problem = "topology = 'central' needs an algorithm that learns from each step once, such as ppo or impala"
+        raise UsageError(f"{problem}, and {config.algo} learns from replay: use --topology replay")
     sampling = config.sampling
     lanes = sampling.samplers * sampling.envs
     least = config.central.batch_min
@@ -138,6 +120,10 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
     needed = COPIES * lanes * (sampling.fragment + 1) * row
     what = f"central: gathering {sampling.fragment} steps of each of {lanes:,} environments"
     require_memory(needed, MEMORY, what, fix="lower --envs or sampling.fragment")
+
+
+def _loop(setup: Setup) -> Central:
+    return Central(setup.roles, setup.start)
 
 
 CENTRAL = Topology("central", _kinds, _loop, _require, exact=False, paced_by_envs=True)

@@ -1,7 +1,4 @@
-"""What a topology declares: its roles, its loop, and what it needs of algorithm, environments and machine.
-
-Everything else in the package reads these declarations; nothing asks for a topology's name.
-"""
+"""What a topology declares: its roles, its loop, and what it needs. Nothing else asks for a topology's name."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from raynforce.algos.base import Algorithm
 from raynforce.config import Config
 from raynforce.envs.vector import EnvArgs
 from raynforce.errors import EnvError, UsageError
-from raynforce.experience.record import Receipt
 from raynforce.policies.acting import ActingSpec
 from raynforce.runtimes.base import RoleDied, RoleError, Runtime
 from raynforce.runtimes.member import Member, Rules
@@ -40,7 +36,6 @@ class Blueprint:
 
     @property
     def envs(self) -> EnvArgs:
-        """The environments of one sampler."""
         return env_args(self.config, self.config.sampling.envs, stepping(self.config))
 
 
@@ -49,19 +44,13 @@ class Kind:
     """The members of one kind."""
 
     name: str
-    role: str
-    """Its class as `module:Class`: by name, because importing the learner imports torch."""
-    args: Callable[[int], Sequence[Any]]
-    """What number so-and-so is built with."""
-    rules: Rules
-    """How its members are kept alive."""
+    role: str  # its class as `module:Class`: by name, because importing the learner imports torch
+    args: Callable[[int], Sequence[Any]]  # what number so-and-so is built with
+    rules: Rules  # how its members are kept alive
     count: int = 1
-    place: str = ""
-    """Which of the runtime's places they get, if not that of their name."""
-    samples: bool = False
-    """Whether the loop asks them for fragments."""
-    buffers: bool = False
-    """Whether they have transitions of a replay buffer."""
+    place: str = ""  # which of the runtime's places they get, if not that of their name
+    samples: bool = False  # whether the loop asks them for fragments
+    buffers: bool = False  # whether they have transitions of a replay buffer
 
 
 @dataclass(frozen=True)
@@ -73,14 +62,8 @@ class Setup:
     algorithm: type[Algorithm[Any]]
     roles: Roles
     start: Start
-    saved: Mapping[str, Tree] | None
-    """The checkpoint that the run goes on from."""
-    sizes: MutableMapping[int, int]
-    """Transitions in each replay shard; the loop keeps them up to date."""
-
-
-def _anything(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
-    pass
+    saved: Mapping[str, Tree] | None  # the checkpoint that the run goes on from
+    sizes: MutableMapping[int, int]  # transitions in each replay shard; the loop keeps them up to date
 
 
 @dataclass(frozen=True)
@@ -88,31 +71,21 @@ class Topology:
     """One way for the roles of a run to work together."""
 
     name: str
-    kinds: Callable[[Blueprint], Sequence[Kind]]
-    """Its roles, in the order in which they are started: the slowest to start first."""
+    kinds: Callable[[Blueprint], Sequence[Kind]]  # in the order in which they are started: the slowest first
     loop: Callable[[Setup], Loop]
-    require: Callable[[Config, type[Algorithm[Any]], EnvSpec], None] = _anything
+    require: Callable[[Config, type[Algorithm[Any]], EnvSpec], None] = lambda config, algorithm, env: None
     """Refuses, with one line, an algorithm or settings that it cannot train."""
-    exact: bool = True
-    """Whether checkpoints hold all that was sampled. Else fragments in flight are discarded, and counted as lost."""
-    overlaps: bool = True
-    """Whether samplers work while the learner learns."""
-    lags: bool = True
-    """Whether the learner gets fragments of older policy versions."""
-    paced_by_envs: bool = False
-    """Whether environments go their own pace, side by side in threads or processes, with one policy for all."""
-    gathers_gradients: bool = False
-    """Whether samplers send gradients, and have what the algorithm keeps, such as a replay buffer, themselves."""
-    shards: bool = False
-    """Whether the replay buffer may be divided among shards."""
+    exact: bool = True  # checkpoints hold all that was sampled; else fragments in flight are discarded, and counted
+    overlaps: bool = True  # samplers work while the learner learns
+    lags: bool = True  # the learner gets fragments of older policy versions
+    paced_by_envs: bool = False  # environments go their own pace, side by side, with one policy for all
+    gathers_gradients: bool = False  # samplers send gradients, and have what the algorithm keeps, such as a buffer
+    shards: bool = False  # the replay buffer may be divided among shards
 
     def check(self, config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
-        """Refuse what cannot be trained in this topology."""
         if config.replay.shards and not self.shards:
-            raise UsageError(
-                f"replay.shards = {config.replay.shards} divides the buffer of topology replay, and this is "
-                f"{config.topology!r}: use --topology replay, or leave it out"
-            )
+            problem = f"replay.shards = {config.replay.shards} divides the buffer of topology replay"
+            raise UsageError(f"{problem}, and this is {config.topology!r}: use --topology replay, or leave it out")
         if self.lags and algorithm.max_lag == 0:
             raise UsageError(
                 f"topology = {config.topology!r} learns from older policy versions, and {config.algo} from the newest "
@@ -130,10 +103,8 @@ class Topology:
         )
 
 
-def stepping(config: Config, *, evaluating: bool = False) -> Literal["no", "threads", "processes"]:
-    """How the environments of one sampler or host are stepped, or those that evaluate."""
-    if evaluating and config.eval.parallel != "auto":
-        return config.eval.parallel
+def stepping(config: Config) -> Literal["no", "threads", "processes"]:
+    """How the environments of one sampler, host or evaluator are stepped."""
     side_by_side = topology(config.topology).paced_by_envs
     if side_by_side and config.runtime == "inline":
         return "no"  # the reference: one after another, always in the same order
@@ -144,7 +115,6 @@ def stepping(config: Config, *, evaluating: bool = False) -> Literal["no", "thre
 
 
 def env_args(config: Config, count: int, parallel: Literal["no", "threads", "processes"]) -> EnvArgs:
-    """So many environments of a run, stepped this way."""
     return EnvArgs(config.env, count, config.seed, config.env_args, config.sampling.exact_resume, parallel)
 
 
@@ -160,7 +130,6 @@ def algorithms_that(can: Callable[[type[Algorithm[Any]]], bool]) -> str:
 
 
 def all_here(config: Config) -> bool:
-    """Whether all roles are on this machine."""
     return config.runtime != "ray" or config.ray.address in (None, "local")
 
 
@@ -168,16 +137,14 @@ def all_here(config: Config) -> bool:
 
 
 def learner(plan: Blueprint, work: str = "learn", *, gathers_gradients: bool = False) -> Kind:
-    """The learner, which is asked for `work`."""
     seconds = plan.config.faults.learn_seconds
     hint = "; if it needs that long, raise faults.start_seconds or faults.learn_seconds"
-    rules = _rules(plan, work=work, job_seconds=seconds, hint=hint)
+    rules = _rules(plan.config, work, hint, job_seconds=seconds, restartable=(RoleDied,))
     args = plan.config, plan.env, gathers_gradients
     return Kind("learner", "raynforce.roles.learner:Learner", lambda _: args, rules)
 
 
 def samplers(plan: Blueprint) -> Kind:
-    """Step environments, choose actions, send fragments."""
     sampling = plan.config.sampling
 
     def args(index: int) -> Sequence[Any]:
@@ -187,7 +154,6 @@ def samplers(plan: Blueprint) -> Kind:
 
 
 def gradient_workers(plan: Blueprint) -> Kind:
-    """Samplers that send gradients."""
     config = plan.config
     role = "raynforce.roles.gradient_worker:GradientWorker"
     kind = _sampling(plan, role, lambda index: (config, plan.acting, plan.envs, index), "work")
@@ -196,23 +162,21 @@ def gradient_workers(plan: Blueprint) -> Kind:
 
 def _sampling(plan: Blueprint, role: str, args: Callable[[int], Sequence[Any]], work: str) -> Kind:
     config, faults = plan.config, plan.config.faults
+    needs = f"; if env {config.env!r} needs that long to be made, reset or stepped"
     rules = _rules(
-        plan,
-        work=work,
+        config,
+        work,
+        f"{needs}, raise faults.start_seconds or faults.sample_seconds",
         job_seconds=faults.sample_seconds,
         absent_seconds=faults.absent_seconds,
         quorum=quorum(config),
-        restartable=(RoleDied, EnvError, RoleError),
         greeting="note",
         evidence=sampler_evidence,
-        hint=f"; if env {config.env!r} needs that long to be made, reset or stepped, raise faults.start_seconds or "
-        "faults.sample_seconds",
     )
     return Kind("sampler", role, args, rules, config.sampling.samplers, samples=True)
 
 
 def replay_shards(plan: Blueprint) -> Kind:
-    """Parts of the replay buffer."""
     count = plan.config.replay.shards
     rules = replace(learner(plan).rules, work="insert", quorum=count)
     role = "raynforce.roles.replay_shard:ReplayShard"
@@ -220,7 +184,6 @@ def replay_shards(plan: Blueprint) -> Kind:
 
 
 def env_hosts(plan: Blueprint) -> Kind:
-    """Step environments side by side, for one policy."""
     config, faults = plan.config, plan.config.faults
     start = faults.start_seconds if plan.runtime.has_processes else math.inf
     most = memory_limit(config)
@@ -228,46 +191,35 @@ def env_hosts(plan: Blueprint) -> Kind:
     def args(index: int) -> Sequence[Any]:
         return plan.envs, index, faults.sample_seconds, start, most, config.central.one_core
 
-    rules = _rules(
-        plan,
-        work="serve",
-        has_state=False,
-        quorum=quorum(config),
-        restartable=(RoleDied, EnvError, RoleError),
-        greeting="note",
-        hint=_slow_step(config),
-    )
+    rules = _rules(config, "serve", _slow_step(config), has_state=False, quorum=quorum(config), greeting="note")
     return Kind("host", "raynforce.roles.env_host:EnvHost", args, rules, config.sampling.samplers, place="sampler")
 
 
 def policy_server(plan: Blueprint) -> Kind:
-    """Chooses actions for the environments of all hosts."""
-    faults = plan.config.faults
-    rules = _rules(
-        plan,
-        work="produce",
-        job_seconds=faults.sample_seconds + faults.start_seconds,
-        has_state=False,
-        shows_progress=_has_steps,  # it also answers without any, to be told of a newer version
-        restartable=(RoleDied, EnvError, RoleError),
-        greeting="note",
-        hint=_slow_step(plan.config),
-    )
-    args = plan.config, plan.acting, plan.runtime.channel
+    config, faults = plan.config, plan.config.faults
+    seconds = faults.sample_seconds + faults.start_seconds
+    rules = _rules(config, "produce", _slow_step(config), job_seconds=seconds, has_state=False, greeting="note")
+    # It also answers without any steps, to be told of a newer version.
+    rules = replace(rules, shows_progress=lambda receipt: receipt.record.steps > 0)
+    args = config, plan.acting, plan.runtime.channel
     return Kind("policy", "raynforce.roles.policy_server:PolicyServer", lambda _: args, rules, samples=True)
 
 
-def _rules(plan: Blueprint, **more: Any) -> Rules:
-    faults = plan.config.faults
-    return Rules(restarts=faults.restarts, backoff=faults.backoff, start_seconds=faults.start_seconds, **more)
+def evaluator_rules(config: Config) -> Rules:
+    """How a run's evaluator is kept alive: a restart begins the evaluation again, and may fail at the same place."""
+    seconds = config.faults.sample_seconds
+    rules = _rules(config, "play", _slow_step(config), job_seconds=seconds, has_state=False, quorum=0)
+    return replace(rules, shows_progress=lambda evaluation: evaluation.over)
+
+
+def _rules(config: Config, work: str, hint: str, **more: Any) -> Rules:
+    how: dict[str, Any] = {"restartable": (RoleDied, EnvError, RoleError), **more}
+    faults = config.faults
+    return Rules(faults.restarts, faults.backoff, faults.start_seconds, work=work, hint=hint, **how)
 
 
 def _slow_step(config: Config) -> str:
     return f"; if a step of env {config.env!r} needs that long, raise faults.sample_seconds"
-
-
-def _has_steps(receipt: Receipt) -> bool:
-    return receipt.record.steps > 0
 
 
 def sampler_evidence(member: Member) -> Callable[[], dict[str, Tree]] | None:

@@ -10,91 +10,68 @@ from typing import Any, NamedTuple, Protocol
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.ledger import Ledger
 from raynforce.experience.record import Key, Receipt, Record
-from raynforce.roles.contribution import Contribution
-from raynforce.roles.learned import Learned
+from raynforce.roles.learned import Contribution, Learned
 from raynforce.runtimes.base import Pending
 from raynforce.runtimes.member import Job, Member
 from raynforce.runtimes.pool import Pool
 from raynforce.trees import Tree
 
-PATIENCE = 2.0  # seconds without an answer before it is said who is waited for
+TELL_AFTER = 2.0  # seconds without an answer before it is said who is waited for
 AWAY = 0.2  # seconds between two looks whether anybody is there
-Held = Fragment | Contribution
-"""What samplers, or workers, have sent."""
+Held = Fragment | Contribution  # what samplers, or workers, have sent
 
 
 class Turn(NamedTuple):
     """A call to a role, seen from the driver: the time before it, and on the way."""
 
-    waiting: float
-    """Seconds from its last answer until it was asked again."""
-    transport: float
-    """Seconds from asking until the answer was there, without the work itself."""
+    waiting: float  # seconds from its last answer until it was asked again
+    transport: float  # seconds from asking until the answer was there, without the work itself
 
 
 class LoopRound(NamedTuple):
-    """One turn of the loop."""
-
     learned: Learned
-    version: Job
-    """The policy version it led to."""
+    version: Job  # the policy version it led to
     learner: Turn
-    receipts: Sequence[tuple[Receipt, Turn]]
-    """Of the fragments that have come since the last round."""
-    sample_seconds: float
-    """From asking for fragments until all were there."""
-    learn_seconds: float
-    """From asking for the update until it was done."""
+    receipts: Sequence[tuple[Receipt, Turn]]  # of the fragments that have come since the last round
+    sample_seconds: float  # from asking for fragments until all were there
+    learn_seconds: float  # from asking for the update until it was done
 
 
 class Roles(Protocol):
     """Who takes part in a loop."""
 
-    @property
-    def pool(self) -> Pool: ...
-    @property
-    def samplers(self) -> Sequence[Member]: ...
-    @property
-    def learner(self) -> Member: ...
-    @property
-    def shards(self) -> Sequence[Member]: ...
-    @property
-    def hosts(self) -> Sequence[Member]: ...
+    pool: Pool
+    learner: Member
+    samplers: Sequence[Member]
+    shards: Sequence[Member]
+    hosts: Sequence[Member]
 
 
 @dataclass(frozen=True)
 class Start:
     """Where a loop begins, and whom it tells."""
 
-    version: Job
-    """The policy version that the learner has."""
-    number: int
-    """Of that version."""
+    version: Job  # the policy version that the learner has
+    number: int  # of that version
     ledger: Ledger
-    held: Sequence[Held] = ()
-    """What was sampled before, and not learned from yet."""
-    waiting: Callable[[str], None] = lambda who: None
-    """Is told who is waited for, when that takes long."""
+    held: Sequence[Held] = ()  # what was sampled before, and not learned from yet
+    max_lag: int = 0  # a fragment that is this many versions older than the newest is still learned from
+    waiting: Callable[[str], None] = lambda who: None  # is told who is waited for, when that takes long
 
 
 class Loop(ABC):
     """The loop of a run. Between two rounds `settle` brings every sampler to a fragment's border."""
 
-    work = "produce"
-    """The method that samplers are asked for."""
+    work = "produce"  # the method that samplers are asked for
 
     def __init__(self, roles: Roles, start: Start) -> None:
-        self._pool = roles.pool
-        self._samplers = roles.samplers
-        self._learner = roles.learner
-        self._version = start.version
-        self._number = start.number
-        self._ledger = start.ledger
-        self._waiting = start.waiting
+        self._pool, self._samplers, self._learner = roles.pool, roles.samplers, roles.learner
+        self._version, self._number, self._max_lag = start.version, start.number, start.max_lag
+        self._ledger, self._waiting = start.ledger, start.waiting
         share = roles.pool.runtime.share
         # Sampled and not learned from, the oldest first.
-        self._held = [Sample(share(f), f.version, None, f.record) for f in start.held]
-        self._coming: list[Sample] = []  # being sampled
+        self._held = [Sample(share(f), f.version, f.record) for f in start.held]
+        self._coming: list[Asked] = []  # being sampled
         self._learning: Learning | None = None  # the update that is under way
         self._turns = list(roles.samplers)
         self._receipts: list[tuple[Receipt, Turn]] = []
@@ -110,10 +87,7 @@ class Loop(ABC):
         """Ask for an update again, without what was lost on its way to the learner."""
 
     def abandon(self) -> LoopRound | None:
-        """After a failure: let an update that is under way come to its end, and return it, as it is learned from.
-
-        Other fragments that were on the way to the learner are lost, and counted.
-        """
+        """After a failure: finish and return the update under way; other fragments on their way count as lost."""
         round_ = None
         if self._learning is not None:
             self._until([self._learning.job])
@@ -127,7 +101,6 @@ class Loop(ABC):
         return self.complete()
 
     def _rest(self) -> None:
-        """Wait until nothing is being sampled."""
         self._held += self._arrived(self._coming)
         self._coming = []
 
@@ -143,7 +116,7 @@ class Loop(ABC):
     @property
     def held(self) -> list[Key]:
         """Names of the fragments that are complete and not learned from."""
-        return [sample.key for sample in self._held]
+        return [sample.record.key for sample in self._held]
 
     def metrics(self) -> dict[str, float]:
         """More to report, by full name."""
@@ -155,18 +128,17 @@ class Loop(ABC):
 
     # -- its steps ----------------------------------------------------------------------------------------
 
-    def _sample_all(self) -> list[Sample]:
+    def _sample_all(self) -> list[Asked]:
         while not (present := self._pool.present(self._samplers)):  # all that are left are being replaced
             self._pool.next((), AWAY)
         return [self._sample(member) for member in present]
 
-    def _sample(self, member: Member) -> Sample:
-        job = self._pool.submit(member, self.work, self._version, parts=2)
-        return Sample(None, self._number, job)
+    def _sample(self, member: Member) -> Asked:
+        return Asked(self._pool.submit(member, self.work, self._version, parts=2), self._number)
 
     def _idle(self) -> list[Member]:
         """Samplers that could be asked, who was asked last at the end."""
-        busy = {sample.member for sample in self._coming}
+        busy = {asked.job.member for asked in self._coming}
         return [sampler for sampler in self._pool.present(self._turns) if sampler not in busy]
 
     def _ask(self, sampler: Member) -> None:
@@ -174,24 +146,20 @@ class Loop(ABC):
         self._turns.append(sampler)
         self._coming.append(self._sample(sampler))
 
-    def _take_arrived(self) -> None:
-        """Hold the fragments that have come."""
-        self._held += self._arrived([s for s in self._coming if s.job and s.job.settled])
-        self._coming = [s for s in self._coming if s.job and not s.job.settled]
-
-    def _arrived(self, samples: Sequence[Sample]) -> list[Sample]:
+    def _arrived(self, asked: Sequence[Asked]) -> list[Sample]:
         """Wait for these fragments and enter them in the books; those that will never come are left out."""
-        self._until([sample.job for sample in samples if sample.job])
+        self._until([job for job, _ in asked])
         there = []
-        for sample in samples:
-            job = sample.job
-            if job is None or job.fault is not None:
-                continue
-            receipt: Receipt = job.result()
-            self._ledger.produce(receipt.record)
-            self._receipts.append((receipt, self._turn(job, sum(receipt.seconds.values()))))
-            there.append(sample._replace(arrived=receipt.record, size=receipt.size))
+        for job, number in asked:
+            if job.fault is None:
+                receipt: Receipt = job.result()
+                self._ledger.produce(receipt.record)
+                self._receive(job, receipt)
+                there.append(Sample(job, number, receipt.record, receipt.size))
         return there
+
+    def _receive(self, job: Job, receipt: Receipt) -> None:
+        self._receipts.append((receipt, self._turn(job, sum(receipt.seconds.values()))))
 
     def _turn(self, job: Job, busy: float) -> Turn:
         before, self._answered[job.member] = self._answered.get(job.member, job.asked), job.answered
@@ -214,7 +182,6 @@ class Loop(ABC):
         return self._learning
 
     def _round(self, learning: Learning, sample_seconds: float, learn_seconds: float) -> LoopRound:
-        """What an update that is done gave."""
         while learning.job.fault is not None:  # the only copy of something went with the node that held it
             learning = self._again(learning)
             self._until([learning.job])
@@ -227,28 +194,24 @@ class Loop(ABC):
         return LoopRound(learned, learning.version, turn, receipts, sample_seconds, learn_seconds)
 
     def _learned(self, job: Job, learned: Learned) -> None:
-        """Enter an update that is done in the books."""
         self._ledger.train(learned.trained)
 
     def _without_lost(self, fragments: Sequence[Sample]) -> list[Sample]:
         """Those that are still there; the others are counted."""
-        lost = [sample.key for sample in fragments if sample.value.failure() is not None]
+        lost = [sample.record.key for sample in fragments if sample.value.failure() is not None]
         self._ledger.lose(0, lost)
-        return [sample for sample in fragments if sample.key not in lost]
+        return [sample for sample in fragments if sample.record.key not in lost]
 
     def _next(self, others: Sequence[Job] = ()) -> Learning | None:
-        """Wait until a fragment has come, or the update that is under way is done: then that is returned.
-
-        With no update under way, `others` are waited for too.
-        """
+        """Wait for a fragment, or `others`, or the end of the update that is under way: then that is returned."""
         learning = self._learning
-        waited = [sample.job for sample in self._coming if sample.job]
-        self._first([*waited, *(others if learning is None else [learning.job])])
-        self._take_arrived()
+        coming = [job for job, _ in self._coming]
+        self._first([*coming, *(others if learning is None else [learning.job])])
+        self._held += self._arrived([asked for asked in self._coming if asked.job.settled])
+        self._coming = [asked for asked in self._coming if not asked.job.settled]
         return learning if learning is not None and learning.job.settled else None
 
     def _until(self, jobs: Sequence[Job]) -> None:
-        """Wait until all of these are done."""
         while left := [job for job in jobs if not job.settled]:
             self._first(left)
 
@@ -256,49 +219,31 @@ class Loop(ABC):
         """Wait for at least one of them; who is waited for is said when that takes long."""
         if not jobs:  # all who could be asked are being replaced
             self._pool.next((), AWAY)
-        while jobs and not self._pool.next(jobs, PATIENCE):
-            self._waiting(", ".join(sorted({job.member.name for job in jobs if not job.settled})))
+        while jobs and not self._pool.next(jobs, TELL_AFTER):
+            self._tell_waiting(jobs)
+
+    def _tell_waiting(self, jobs: Sequence[Job]) -> None:
+        self._waiting(", ".join(sorted({job.member.name for job in jobs if not job.settled})))
+
+
+class Asked(NamedTuple):
+    """A fragment that is being sampled, and the number of its policy version."""
+
+    job: Job
+    number: int
 
 
 class Sample(NamedTuple):
-    """A fragment that is there or coming, and the number of the version it is sampled with."""
+    """A fragment that is there, and the number of its policy version."""
 
-    given: Pending | None
-    """The fragment itself, if it comes from a checkpoint."""
+    source: Job | Pending  # to be given to another role; a checkpoint's are no jobs
     number: int
-    job: Job | None
-    arrived: Record | None = None
-    """What is counted of it, once it is there."""
+    record: Record
     size: int = 0
 
     @property
-    def member(self) -> Member | None:
-        return None if self.job is None else self.job.member
-
-    @property
     def value(self) -> Pending:
-        if self.job is not None:
-            return self.job.value
-        assert self.given is not None
-        return self.given
-
-    @property
-    def argument(self) -> Job | Pending:
-        """To be given to another role."""
-        return self.job or self.value
-
-    @property
-    def record(self) -> Record:
-        assert self.arrived is not None
-        return self.arrived
-
-    @property
-    def key(self) -> Key:
-        return self.record.key
-
-    @property
-    def steps(self) -> int:
-        return self.record.steps
+        return self.source.value if isinstance(self.source, Job) else self.source
 
 
 class Learning(NamedTuple):

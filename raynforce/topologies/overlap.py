@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from raynforce.topologies.declaration import Setup, Topology, max_lag
+from raynforce.topologies.declaration import Topology
 from raynforce.topologies.loop import LoopRound
 from raynforce.topologies.stream import Stream, learner_and_samplers
 
 
 class Overlap(Stream):
-    """Sampling and learning go on side by side, one batch apart."""
-
     def rounds(self) -> Iterator[LoopRound]:
         while True:
             fragments = self._take_held()
@@ -23,15 +21,11 @@ class Overlap(Stream):
             coming = self._sample_all()
             asked = time.monotonic()
             learning = self._learn(fragments)
-            jobs = [sample.job for sample in coming if sample.job]
+            jobs = [asked.job for asked in coming]
             self._until([*jobs, learning.job])
             self._held = self._arrived(coming)
             sampled = max((job.answered for job in jobs), default=began)
             yield self._round(learning, sampled - began, learning.job.answered - asked)
 
 
-def _loop(setup: Setup) -> Overlap:
-    return Overlap(setup.roles, setup.start, max_lag=max_lag(setup.config, setup.algorithm))
-
-
-OVERLAP = Topology("overlap", learner_and_samplers, _loop)
+OVERLAP = Topology("overlap", learner_and_samplers, lambda setup: Overlap(setup.roles, setup.start))

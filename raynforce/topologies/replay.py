@@ -1,8 +1,7 @@
 """Replay: samplers and learner go their own pace, and a limiter holds the ratio of what is sampled to what is inserted.
 
-The buffer is in the learner's process, or divided among shards with processes of their own (Ape-X, arXiv 1803.00933).
-Then fragments go from samplers to shards, and what the learner trains on from shards to the learner: the driver decides
-how many transitions come from which shard, and sees none of them.
+The buffer is in the learner's process, or divided among shards with processes of their own (Ape-X, arXiv 1803.00933);
+the driver decides how many transitions come from which shard.
 """
 
 from __future__ import annotations
@@ -26,19 +25,8 @@ from raynforce.memory import require_memory
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.member import Job, Member
 from raynforce.spaces import EnvSpec
-from raynforce.topologies.declaration import (
-    MEMORY,
-    ROW_BYTES,
-    Blueprint,
-    Kind,
-    Setup,
-    Topology,
-    algorithms_that,
-    all_here,
-    learner,
-    replay_shards,
-    samplers,
-)
+from raynforce.topologies import declaration
+from raynforce.topologies.declaration import MEMORY, ROW_BYTES, Blueprint, Kind, Setup, Topology
 from raynforce.topologies.loop import Learning, Loop, LoopRound, Roles, Start
 from raynforce.trees import Tree
 
@@ -51,12 +39,9 @@ class Pace:
     """How much of what a loop with a replay buffer does."""
 
     limiter: Limiter
-    most: int
-    """Updates between two policy versions."""
-    fragment: int
-    """Environment steps of one fragment."""
-    row: int = 0
-    """Bytes of one transition that is drawn from a shard."""
+    most: int  # updates between two policy versions
+    fragment: int  # environment steps of one fragment
+    row: int = 0  # bytes of one transition that is drawn from a shard
 
 
 class Replay(Loop):
@@ -96,22 +81,20 @@ class Replay(Loop):
 
     def _has_room(self) -> bool:
         """Whether more may be sampled without getting too far ahead of the learner."""
-        coming = len(self._coming) * self._pace.fragment + sum(sample.steps for sample in self._held)
+        coming = len(self._coming) * self._pace.fragment + sum(sample.record.steps for sample in self._held)
         return self._limiter.room(coming) or (self._starved and not coming)
 
     def _begin(self) -> None:
         """Let the learner take what has come, and make the updates that are due."""
-        steps = sum(sample.steps for sample in self._held)
-        self._limiter.insert(steps)
+        self._limiter.insert(sum(sample.record.steps for sample in self._held))
         self._asked = min(self._pace.most, self._limiter.updates())
         if not self._held and (self._starved or not self._asked):
             return
         held, self._held = self._held, []
-        self._update("learn_some", self._asked, *(sample.argument for sample in held), fragments=held)
+        self._update("learn_some", self._asked, *(sample.source for sample in held), fragments=held)
 
     def _awaited(self) -> Sequence[Job]:
-        """Beside samplers, what an update waits for."""
-        return ()
+        return ()  # beside samplers, what an update waits for
 
     def _learned(self, job: Job, learned: Learned) -> None:
         super()._learned(job, learned)
@@ -120,8 +103,8 @@ class Replay(Loop):
 
     def _again(self, learning: Learning) -> Learning:
         left = self._without_lost(learning.fragments)
-        self._limiter.insert(sum(sample.steps for sample in left) - sum(s.steps for s in learning.fragments))
-        return self._update("learn_some", self._asked, *(sample.argument for sample in left), fragments=left)
+        self._limiter.insert(-sum(sample.record.steps for sample in learning.fragments if sample not in left))
+        return self._update("learn_some", self._asked, *(sample.source for sample in left), fragments=left)
 
     def with_counts(self, learner: Tree) -> Tree:
         return with_limiter(learner, self._limiter)
@@ -135,21 +118,11 @@ class Sharded(Replay):
     """The loop where shards have the buffer. What the next update needs is drawn while the learner makes this one."""
 
     def __init__(
-        self,
-        roles: Roles,
-        start: Start,
-        pace: Pace,
-        *,
-        sizes: MutableMapping[int, int],
-        seed: int,
-        prioritized: bool,
+        self, roles: Roles, start: Start, pace: Pace, *, sizes: MutableMapping[int, int], seed: int, prioritized: bool
     ) -> None:
         """`sizes` is kept up to date with how many transitions each shard has."""
         super().__init__(roles, start, pace)
-        self._shards = roles.shards
-        self._sizes = sizes
-        self._prioritized = prioritized
-        self._seed = seed
+        self._shards, self._sizes, self._seed, self._prioritized = roles.shards, sizes, seed, prioritized
         self._masses = np.zeros(len(roles.shards))  # of what can be drawn, as far as we know
         self._metrics: dict[int, dict[str, float]] = {}  # by shard
         self._telling: list[Job] = []  # whose answers tell more of that
@@ -182,8 +155,8 @@ class Sharded(Replay):
         held, self._held = self._held, []
         for sample in held:
             shard = self._shards[sample.record.sampler % len(self._shards)]
-            self._telling.append(self._pool.submit(shard, "insert", sample.argument, weight=sample.size))
-        self._limiter.insert(sum(sample.steps for sample in held))
+            self._telling.append(self._pool.submit(shard, "insert", sample.source, weight=sample.size))
+        self._limiter.insert(sum(sample.record.steps for sample in held))
         drawn = {index: job for index, job in self._draws.items() if job.fault is None}
         if held or drawn:
             self._asked = len(self._counts)
@@ -210,7 +183,6 @@ class Sharded(Replay):
         return True
 
     def _listen(self) -> None:
-        """Take what shards have told of themselves."""
         for job in [job for job in self._telling if job.settled]:
             self._telling.remove(job)
             index = job.member.index
@@ -227,8 +199,7 @@ class Sharded(Replay):
         missing = self._asked - learned.updates
         self._limiter.sample(-missing * self._limiter.batch)  # the others were counted when they were drawn
         if self._prioritized and learned.updates:
-            for shard in self._shards:
-                self._telling.append(self._pool.submit(shard, "update", job))
+            self._telling += [self._pool.submit(shard, "update", job) for shard in self._shards]
 
     def _again(self, learning: Learning) -> Learning:
         """The draws are lost; what has arrived is counted nevertheless."""
@@ -241,8 +212,8 @@ class Sharded(Replay):
 
 def _kinds(plan: Blueprint) -> list[Kind]:
     if not plan.config.replay.shards:
-        return [learner(plan, "learn_some"), samplers(plan)]
-    return [learner(plan, "learn_drawn"), replay_shards(plan), samplers(plan)]
+        return [declaration.learner(plan, "learn_some"), declaration.samplers(plan)]
+    return [declaration.learner(plan, "learn_drawn"), declaration.replay_shards(plan), declaration.samplers(plan)]
 
 
 def _loop(setup: Setup) -> Replay:
@@ -258,10 +229,8 @@ def _replay_spec(config: Config, algorithm: type[Algorithm[Any]]) -> ReplaySpec:
     """How the algorithm learns from replay; refuses one that does not say, or whose buffer cannot be divided."""
     spec, shards = algorithm.replay_spec(config), config.replay.shards
     if spec is None:
-        raise UsageError(
-            f"topology = 'replay' holds the ratio of samples to inserts, and {config.algo} does not declare one: "
-            "define replay_spec, or use --topology async"
-        )
+        problem = f"topology = 'replay' holds the ratio of samples to inserts, and {config.algo} does not declare one"
+        raise UsageError(f"{problem}: define replay_spec, or use --topology async")
     if shards and not spec.divisible:
         raise UsageError(
             f"replay.shards = {shards} divides a buffer that raynforce makes, and {config.algo} has one of its own: "
@@ -284,7 +253,7 @@ def _pace(config: Config, spec: ReplaySpec, env: EnvSpec, saved: Mapping[str, Tr
 
 def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
     if algorithm.consumes != "replay":
-        able = algorithms_that(lambda found: found.consumes == "replay")
+        able = declaration.algorithms_that(lambda found: found.consumes == "replay")
         raise UsageError(
             f"topology = 'replay' needs an algorithm that learns from replay, such as {able}, and "
             f"{config.algo} learns from each fragment once: use --topology sync, or train {able}"
@@ -309,7 +278,7 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
             f"{what} = true takes statistics of all that is sampled, which the learner does not see with "
             f"replay.shards = {shards}: leave one of them out"
         )
-    if shards and all_here(config):
+    if shards and declaration.all_here(config):
         needed = sum(replay_bytes(config, spec, env, shard) for shard in range(shards))
         require_memory(needed, MEMORY, f"replay: a buffer of {spec.buffer_size:,} transitions in {shards} shards")
 

@@ -1,10 +1,6 @@
-"""Shared agent: workers sample and compute gradients with their copies of the network, one agent applies them all.
-
-The agent, which is the learner, takes gradients in the order in which they come, each once, and refuses those that are
-too old (A3C, arXiv 1602.01783; for value learning Gorila, 1507.04296). A worker waits for the version that its own
-gradients have led to, and for nobody else. What comes while the agent is at work is taken together, in one call: the
-outcome is the same, and the more workers there are, the fewer calls there are for each.
-"""
+"""Shared agent: workers compute gradients with their copies of the network, one agent (the learner) applies them all,
+in order of arrival, each once, and refuses old ones (A3C, arXiv 1602.01783; Gorila, 1507.04296). A worker waits for the
+version that its own gradients have led to."""
 
 from __future__ import annotations
 
@@ -20,18 +16,9 @@ from raynforce.memory import require_memory
 from raynforce.roles.learned import Learned
 from raynforce.runtimes.member import Job, Member
 from raynforce.spaces import EnvSpec
-from raynforce.topologies.declaration import (
-    MEMORY,
-    Blueprint,
-    Kind,
-    Setup,
-    Topology,
-    algorithms_that,
-    all_here,
-    gradient_workers,
-    learner,
-)
-from raynforce.topologies.loop import Learning, Loop, LoopRound, Sample
+from raynforce.topologies import declaration
+from raynforce.topologies.declaration import MEMORY, Blueprint, Kind, Setup, Topology, gradient_workers, learner
+from raynforce.topologies.loop import Asked, Learning, Loop, LoopRound, Sample
 
 
 class SharedAgent(Loop):
@@ -60,12 +47,11 @@ class SharedAgent(Loop):
         busy = {sample.record.sampler for sample in (*self._held, *taken)}
         return [worker for worker in super()._idle() if worker.index not in busy]
 
-    def _arrived(self, samples: Sequence[Sample]) -> list[Sample]:
-        return sorted(super()._arrived(samples), key=lambda sample: sample.job.answered if sample.job else 0.0)
+    def _arrived(self, asked: Sequence[Asked]) -> list[Sample]:
+        return sorted(super()._arrived(asked), key=lambda s: s.source.answered if isinstance(s.source, Job) else 0.0)
 
     def _apply(self, contributions: Sequence[Sample]) -> Learning:
-        given = [sample.argument for sample in contributions]
-        return self._update("apply_contributions", *given, fragments=contributions)
+        return self._update("apply_contributions", *(each.source for each in contributions), fragments=contributions)
 
     def _again(self, learning: Learning) -> Learning:
         return self._apply(self._without_lost(learning.fragments))
@@ -80,17 +66,11 @@ def _kinds(plan: Blueprint) -> list[Kind]:
     return [learner(plan, "apply_contributions", gathers_gradients=True), gradient_workers(plan)]
 
 
-def _loop(setup: Setup) -> SharedAgent:
-    return SharedAgent(setup.roles, setup.start)
-
-
 def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
     if not algorithm.shares_gradients:
-        able = algorithms_that(lambda found: found.shares_gradients)
-        raise UsageError(
-            f"topology = 'shared-agent' needs an algorithm whose gradients can be applied one after another, such "
-            f"as {able}; those of {config.algo} cannot: use --topology sync"
-        )
+        able = declaration.algorithms_that(lambda found: found.shares_gradients)
+        problem = "topology = 'shared-agent' needs an algorithm whose gradients can be applied one after another"
+        raise UsageError(f"{problem}, such as {able}; those of {config.algo} cannot: use --topology sync")
     sampling, max_lag = config.sampling, config.stream.max_lag
     samplers = sampling.samplers
     if max_lag < samplers - 1:
@@ -99,10 +79,8 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
             f"those of the others a version older: use --set stream.max_lag={4 * samplers}, or fewer --samplers"
         )
     if config.learner.scale_rewards:
-        raise UsageError(
-            "learner.scale_rewards = true takes statistics of all that is sampled, which workers of topology "
-            "'shared-agent' do not see: leave one of them out"
-        )
+        problem = "learner.scale_rewards = true takes statistics of all that is sampled"
+        raise UsageError(f"{problem}, which workers of topology 'shared-agent' do not see: leave one of them out")
     own_config = algorithm.per_worker_config(config)
     spec, own = algorithm.replay_spec(config), algorithm.replay_spec(own_config)
     if spec is not None and own is not None and own.divisible:  # the size of others is not known
@@ -113,9 +91,13 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
                 f"few for a fragment and a batch: with {sampling.envs} envs, sampling.fragment = {sampling.fragment} "
                 f"and algorithm.batch_size = {spec.batch_size} it takes {needed * samplers}"
             )
-        if all_here(config):
+        if declaration.all_here(config):
             size, what = samplers * replay_bytes(own_config, own, env), f"{spec.buffer_size:,} transitions"
             require_memory(size, MEMORY, f"replay: a buffer of {what} in {samplers} workers")
+
+
+def _loop(setup: Setup) -> SharedAgent:
+    return SharedAgent(setup.roles, setup.start)
 
 
 SHARED_AGENT = Topology("shared-agent", _kinds, _loop, _require, lags=False, gathers_gradients=True)

@@ -1,15 +1,11 @@
-"""What loops share in which samplers send fragments to the learner, and the learner sends policy versions back.
-
-Fragments and versions go from role to role; the driver sees receipts. The pool keeps roles alive: a job is done,
-however often its role had to be restarted, or it has a fault, and the round goes on without it.
-"""
+"""What loops share in which samplers send fragments to the learner, and the learner sends policy versions back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from raynforce.topologies.declaration import Blueprint, Kind, learner, samplers
-from raynforce.topologies.loop import Learning, Loop, Roles, Sample, Start
+from raynforce.topologies.loop import Learning, Loop, Sample
 
 
 def learner_and_samplers(plan: Blueprint) -> list[Kind]:
@@ -19,13 +15,8 @@ def learner_and_samplers(plan: Blueprint) -> list[Kind]:
 class Stream(Loop):
     """Each fragment is learned from once. Between two rounds `settle` brings every sampler to a fragment's border."""
 
-    def __init__(self, roles: Roles, start: Start, *, max_lag: int = 0) -> None:
-        """Fragments more than `max_lag` versions old are dropped, and counted."""
-        super().__init__(roles, start)
-        self._max_lag = max_lag
-
     def _learn(self, fragments: Sequence[Sample]) -> Learning:
-        return self._update("learn", *(sample.argument for sample in fragments), fragments=fragments)
+        return self._update("learn", *(sample.source for sample in fragments), fragments=fragments)
 
     def _again(self, learning: Learning) -> Learning:
         return self._learn(self._without_lost(learning.fragments) or self._some())

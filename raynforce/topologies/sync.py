@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from raynforce.topologies.declaration import Setup, Topology, max_lag
+from raynforce.topologies.declaration import Topology
 from raynforce.topologies.loop import LoopRound
 from raynforce.topologies.stream import Stream, learner_and_samplers
 
 
 class Sync(Stream):
-    """Sampling and learning alternate."""
-
     def rounds(self) -> Iterator[LoopRound]:
         while True:
             began = time.monotonic()
@@ -25,8 +23,4 @@ class Sync(Stream):
             yield self._round(learning, sampled - began, time.monotonic() - sampled)
 
 
-def _loop(setup: Setup) -> Sync:
-    return Sync(setup.roles, setup.start, max_lag=max_lag(setup.config, setup.algorithm))
-
-
-SYNC = Topology("sync", learner_and_samplers, _loop, overlaps=False, lags=False)
+SYNC = Topology("sync", learner_and_samplers, lambda setup: Sync(setup.roles, setup.start), overlaps=False, lags=False)

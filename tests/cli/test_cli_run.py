@@ -146,7 +146,7 @@ def test_the_config_of_a_run_can_be_trained_again(cli: Cli) -> None:
 @pytest.mark.parametrize(("name", "parallel"), [("mine", "threads"), ("my run; ls", "auto")])
 def test_what_to_type_next_can_be_typed(cli: Cli, name: str, parallel: str) -> None:
     loud = [word for word in TINY if word != "--quiet"]
-    answer = cli("train", "ppo", PLAIN, *loud, "--out", name, "--set", f"eval.parallel={parallel}")
+    answer = cli("train", "ppo", PLAIN, *loud, "--out", name, "--set", f"sampling.parallel={parallel}")
     lines = [line.strip() for line in answer.out.partition("what to type next:")[2].splitlines()]
     commands = {
         word: line.partition(f" {word} ")[2] for word in ("eval", "resume") for line in lines if f" {word} " in line

@@ -30,9 +30,9 @@ from raynforce.protocol.host import Reset, Step
 from raynforce.protocol.spaces import Spaces
 from raynforce.roles import one_core
 from raynforce.roles.env_host import EnvHost
+from raynforce.roles.learned import Outcome
 from raynforce.roles.learner import Learner
 from raynforce.roles.policy_server import PolicyServer
-from raynforce.roles.served import Outcome
 
 T = 5
 PATIENCE = 20.0  # seconds, for what takes a moment

@@ -18,8 +18,8 @@ from raynforce.experience.record import Record
 from raynforce.experiment import resolve
 from raynforce.policies.normalizer import RunningStats
 from raynforce.roles.adam import Adam
-from raynforce.roles.contribution import Contribution
 from raynforce.roles.gradient_worker import GradientWorker
+from raynforce.roles.learned import Contribution
 from raynforce.roles.learner import Learner
 from raynforce.roles.sampler import Sampler
 from raynforce.trees import segments

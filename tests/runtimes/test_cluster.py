@@ -19,10 +19,10 @@ from roles_for_tests import alive
 
 from raynforce.config import Config, RayConfig, SamplingConfig
 from raynforce.errors import UsageError
-from raynforce.runtimes.ray import joining, starting
+from raynforce.runtimes.ray import connecting, starting
 from raynforce.runtimes.ray.connecting import connect
-from raynforce.runtimes.ray.processes import workers
 from raynforce.runtimes.ray.runtime import RayRuntime
+from raynforce.runtimes.ray.state import workers
 
 pytestmark = pytest.mark.usefixtures("no_ray")
 
@@ -103,9 +103,9 @@ def test_the_object_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_version_of_ray_or_python() -> None:
-    for found in (joining.About("2.40.0", "3.11.1", [], set()), joining.About("2.60.0", "3.9.1", [], set())):
+    for found in (connecting.About("2.40.0", "3.11.1", [], set()), connecting.About("2.60.0", "3.9.1", [], set())):
         with pytest.raises(UsageError, match=rf"is Ray {found.ray} on Python {found.python}, here is Ray .* make them"):
-            joining._require_same_versions("10.0.0.1:6379", found)
+            connecting._require_same_versions("10.0.0.1:6379", found)
 
 
 # -- tokens --------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_nothing_is_left_when_the_driver_is_killed() -> None:
     script = (
         "import sys, time\n"
         "from raynforce.config import Config, SamplingConfig\n"
-        "from raynforce.runtimes.ray.processes import workers\n"
+        "from raynforce.runtimes.ray.state import workers\n"
         "from raynforce.runtimes.ray.runtime import RayRuntime\n"
         "runtime = RayRuntime(Config(env='CartPole-v1', runtime='ray', sampling=SamplingConfig(samplers=2)))\n"
         "roles = [runtime.spawn('roles_for_tests:Mortal', True, name=f'sampler {n}') for n in range(2)]\n"

@@ -16,8 +16,8 @@ from raynforce.config import Config, SamplingConfig
 from raynforce.errors import EnvError
 from raynforce.runtimes.base import Handle, Place, RoleDied, RoleError, Runtime
 from raynforce.runtimes.ray.failures import REMEMBERED, Failures
-from raynforce.runtimes.ray.processes import workers
 from raynforce.runtimes.ray.runtime import RayRuntime
+from raynforce.runtimes.ray.state import workers
 from raynforce.runtimes.ray.watching import Voices
 
 MIRROR, NOTEBOOK = "roles_for_tests:Mirror", "roles_for_tests:Notebook"

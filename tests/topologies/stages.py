@@ -119,7 +119,8 @@ class Stage:
         fails_at: int = -1,
         held: Sequence[Fragment] = (),
         rules: Rules | None = None,
-        **settings: Any,
+        batch: int | None = None,
+        max_lag: int = 0,
     ) -> None:
         self.runtime = runtime
         self.witness = Witness()
@@ -145,10 +146,8 @@ class Stage:
         known = [f.record for f in held]
         books = {"produced": sum(record.steps for record in known), "trained": 0, "dropped": 0, "lost": 0}
         self.ledger.load(books, known)
-        start = Start(version, number, self.ledger, held, self.said.append)
-        lag = settings.get("max_lag", 0)
-        self.loops = {"sync": Sync(self, start, max_lag=lag), "overlap": Overlap(self, start, max_lag=lag)}
-        self.loops["async"] = Async(self, start, **settings)
+        start = Start(version, number, self.ledger, held, max_lag, self.said.append)
+        self.loops = {"sync": Sync(self, start), "overlap": Overlap(self, start), "async": Async(self, start, batch)}
         self.stream: Stream = self.loops["sync"]  # the one that was turned last
         self.rounds = {name: loop.rounds() for name, loop in self.loops.items()}
 

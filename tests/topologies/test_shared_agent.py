@@ -15,8 +15,7 @@ from stages import role
 
 from raynforce.experience.ledger import Ledger
 from raynforce.experience.record import Receipt, Record
-from raynforce.roles.contribution import Contribution
-from raynforce.roles.learned import Learned
+from raynforce.roles.learned import Contribution, Learned
 from raynforce.runtimes.base import Runtime
 from raynforce.runtimes.inline import InlineRuntime
 from raynforce.runtimes.member import Member, Rules

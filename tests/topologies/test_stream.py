@@ -281,7 +281,7 @@ def test_a_failing_sampler_ends_the_round_with_its_error(runtime: Runtime, prese
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_who_is_waited_for_is_said(processes: Runtime, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "PATIENCE", 0.1)
+    monkeypatch.setattr(loop_module, "TELL_AFTER", 0.1)
     stage = Stage(processes, (0.35,))
     stage.turn(preset, 1)
     assert stage.said[0] == "sampler 0"

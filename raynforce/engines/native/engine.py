@@ -21,7 +21,7 @@ from raynforce.runtimes.open import open_runtime
 from raynforce.runtimes.placing import cores
 from raynforce.spaces import EnvSpec
 from raynforce.topologies import topology
-from raynforce.topologies.declaration import Blueprint, Setup
+from raynforce.topologies.declaration import Blueprint, Setup, max_lag
 from raynforce.topologies.loop import Loop, LoopRound, Start
 from raynforce.trees import Tree
 
@@ -54,7 +54,8 @@ class NativeEngine(Engine):
         self.pool = self._roles.pool
 
     def begin_from(self, version: PolicyVersion, seen: int) -> None:
-        self._roles.begin_from(version, seen)
+        given = self._roles.runtime.share(version)
+        self._roles.wait_for([self.pool.submit(self._roles.learner, "begin_from", given, seen)])
 
     def load(self, saved: Mapping[str, Tree]) -> list[str]:
         self._saved, counts = saved, saved["run"]
@@ -68,13 +69,14 @@ class NativeEngine(Engine):
 
     def newest(self) -> tuple[Job, int]:
         if self._newest is None:
-            self._newest = self._roles.published()
+            job = self.pool.submit(self._roles.learner, "publish")
+            self._newest = job, self._roles.wait_for([job])[0].number
         return self._newest
 
     def rounds(self, waiting: Callable[[str], None]) -> Iterator[Round]:
         version, number = self.newest()
         held = () if self._takeover is None else self._takeover.held
-        start = Start(version, number, self._ledger, held, waiting)
+        start = Start(version, number, self._ledger, held, max_lag(self.config, self._algorithm), waiting)
         setup = Setup(self.config, self.env, self._algorithm, self._roles, start, self._saved, self._roles.sizes)
         loop = self._loop = self._topology.loop(setup)
 
@@ -85,7 +87,6 @@ class NativeEngine(Engine):
         return turns()
 
     def _done(self, turn: LoopRound) -> Round:
-        """Take note of what the roles have told of a round."""
         for receipt, call in turn.receipts:
             self._roles.received(receipt)
             self._times.add("sampler", {**receipt.seconds, **call._asdict()})
@@ -96,14 +97,11 @@ class NativeEngine(Engine):
         return Round(turn.learned, turn.version, seconds)
 
     def keeps_learning_after(self, error: RaynforceError) -> bool:
-        names = {member.name for member in (*self._roles.samplers, *self._roles.hosts)}
-        return error.role in names
+        return error.role in {member.name for member in (*self._roles.samplers, *self._roles.hosts)}
 
     def last_round(self) -> Round | None:
         turn = None if self._loop is None else self._loop.abandon()
         return None if turn is None else self._done(turn)
-
-    # -- what is saved and told ---------------------------------------------------------------------------
 
     def state(self, known: Callable[[str], Collection[str]]) -> dict[str, Tree]:
         loop = self._running

@@ -10,13 +10,12 @@ from raynforce.engines.base import Supervisor
 from raynforce.engines.native.takeover import Takeover
 from raynforce.experience.ledger import Ledger
 from raynforce.experience.record import Receipt
-from raynforce.policies.acting import PolicyVersion
 from raynforce.runtimes.base import Handle, RoleDied
 from raynforce.runtimes.member import Fault, Job, Member
 from raynforce.runtimes.placing import memory_limit
 from raynforce.runtimes.pool import Pool, member_name
 from raynforce.topologies.declaration import Blueprint, Kind, Topology
-from raynforce.topologies.loop import PATIENCE
+from raynforce.topologies.loop import TELL_AFTER
 from raynforce.trees import Tree
 
 
@@ -24,22 +23,14 @@ class RoleSet:
     """What a topology has declared, alive in a pool."""
 
     def __init__(
-        self,
-        plan: Blueprint,
-        topology: Topology,
-        ledger: Ledger,
-        supervisor: Supervisor,
-        say: Callable[[str], None],
+        self, plan: Blueprint, topology: Topology, ledger: Ledger, supervisor: Supervisor, say: Callable[[str], None]
     ) -> None:
         """Start all roles at once, the slowest to start first, and wait until each could be built."""
         self.runtime = plan.runtime
         self.pool = Pool(plan.runtime, supervisor)
-        self.sizes: dict[int, int] = {}
-        """Transitions in each replay shard, or in each worker's buffer, as far as is known."""
-        self.lost_transitions = 0
-        """Of shards and workers that had to begin empty."""
-        self.flying = 0
-        """Steps that the policy of all environments had in its hands when it was last heard of."""
+        self.sizes: dict[int, int] = {}  # transitions in each replay shard, or each worker's buffer, as far as known
+        self.lost_transitions = 0  # of shards and workers that had to begin empty
+        self.flying = 0  # steps that the policy of all environments had in its hands when it was last heard of
         self._config, self._topology = plan.config, topology
         self._ledger, self._supervisor, self._say = ledger, supervisor, say
         self._sequences: dict[int, int] = {}  # of the next fragment of each sampler
@@ -47,9 +38,11 @@ class RoleSet:
         self._kinds: dict[str, Kind] = {kind.name: kind for kind in topology.kinds(plan)}
         members = {kind.name: self._start(kind) for kind in self._kinds.values()}
         (self.learner,) = members["learner"]
-        self.shards: list[Member] = members.get("shard", [])
-        self.hosts: list[Member] = members.get("host", [])
-        self.samplers = [each for kind in self._kinds.values() if kind.samples for each in members[kind.name]]
+        self.shards: Sequence[Member] = members.get("shard", [])
+        self.hosts: Sequence[Member] = members.get("host", [])
+        self.samplers: Sequence[Member] = [
+            each for kind in self._kinds.values() if kind.samples for each in members[kind.name]
+        ]
         notes = self.wait_for([self.pool.submit(member, "note") for member in (*self.samplers, *self.hosts)])
         for note in dict.fromkeys(filter(None, notes)):
             say(f"note: {note}")
@@ -69,25 +62,13 @@ class RoleSet:
 
     def wait_for(self, jobs: Sequence[Job]) -> list[Any]:
         """The answers of roles that may still be starting; a wait that a user would notice is explained."""
-        patience = PATIENCE
-        while not self.pool.wait(jobs, patience):
+        seconds = TELL_AFTER
+        while not self.pool.wait(jobs, seconds):
             names = sorted({job.member.name for job in jobs if not job.settled})
             who = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
             self._say(f"waiting for {who}{self.runtime.pending_reason()}")
-            patience = min(60.0, 2 * patience)
+            seconds = min(60.0, 2 * seconds)
         return [None if job.fault is not None else job.result() for job in jobs]
-
-    def published(self) -> tuple[Job, int]:
-        """The learner's policy version, and its number."""
-        job = self.pool.submit(self.learner, "publish")
-        version: PolicyVersion = self.wait_for([job])[0]
-        return job, version.number
-
-    def begin_from(self, version: PolicyVersion, seen: int) -> None:
-        """Let the learner begin with the weights of another run, after so many observations."""
-        self.wait_for([self.pool.submit(self.learner, "begin_from", self.runtime.share(version), seen)])
-
-    # -- checkpoints --------------------------------------------------------------------------------------
 
     def states(self, known: Callable[[str], Collection[str]]) -> dict[str, Tree]:
         """What a checkpoint holds of each part, without the segments that are known to be saved."""
@@ -103,26 +84,19 @@ class RoleSet:
 
     def load(self, saved: Mapping[str, Tree], takeover: Takeover) -> list[str]:
         """Put every role back to where it was; returns sentences on what could not be restored exactly."""
-        share = self.runtime.share
+        share, submit = self.runtime.share, self.pool.submit
         sequence, attempt = takeover.fresh
-        loading = [self.pool.submit(self.learner, "load", share(saved["learner"]))]
-        for shard in self.shards:
-            shard.attempts = attempt
-            loading.append(self.pool.submit(shard, "load", share(saved[f"replay_{shard.index}"])))
+        for member in (*self.shards, *self.samplers, *self.hosts):
+            member.attempts = attempt
+        loading = [submit(self.learner, "load", share(saved["learner"]))]
+        loading += [submit(shard, "load", share(saved[f"replay_{shard.index}"])) for shard in self.shards]
         for sampler in self.samplers:
-            sampler.attempts = attempt
             state = takeover.sampler(sampler.index)
             self._sequences[sampler.index] = sequence if state is None else int(state["sequence"])
-            if state is None:
-                loading.append(self.pool.submit(sampler, "start_fresh", sequence, attempt))
-            else:
-                loading.append(self.pool.submit(sampler, "load", share(state)))
-        for host in self.hosts:
-            host.attempts = attempt
-            loading.append(self.pool.submit(host, "start_fresh", attempt))
+            call = ("start_fresh", sequence, attempt) if state is None else ("load", share(state))
+            loading.append(submit(sampler, *call))
+        loading += [submit(host, "start_fresh", attempt) for host in self.hosts]
         return list(dict.fromkeys(note for several in self.wait_for(loading) for note in several or ()))
-
-    # -- failures -----------------------------------------------------------------------------------------
 
     def received(self, receipt: Receipt) -> None:
         """A fragment has come: look at what broke on the way, and at what its sampler takes of the memory."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from raynforce.config import Config
 from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
-from raynforce.roles.contribution import Contribution
+from raynforce.roles.learned import Contribution
 from raynforce.topologies import topology
 from raynforce.trees import Tree
 
@@ -37,22 +37,16 @@ class Takeover:
         self._saved = saved
         declared = topology(config.topology)
         self._has_states = not declared.paced_by_envs  # there, the policy of all environments begins anew
-        self._fits = counts["envs"] == sampling.envs
-        self._fits &= counts["exact_resume"] == sampling.exact_resume
+        self._fits = (counts["envs"], counts["exact_resume"]) == (sampling.envs, sampling.exact_resume)
         self._resumes: int = counts["resumes"]
         going_on = [index for index in range(min(had, sampling.samplers)) if self.sampler(index) is not None]
-        self.abandoned = (had - len(going_on)) * counts["envs"]
-        """Episodes in flight that cannot be gone on with."""
+        self.abandoned = (had - len(going_on)) * counts["envs"]  # episodes in flight that cannot be gone on with
         gone = (saved.get(f"sampler_{index}", {}) for index in range(had) if index not in going_on)
-        self.lost_transitions = sum(int(tree.get("worker", {}).get("kept", 0)) for tree in gone)
-        """In the buffers of workers that cannot be gone on with."""
-        self.new_workers = sampling.samplers - len(going_on) if declared.gathers_gradients else 0
-        """That have nothing to go on with."""
+        self.lost_transitions = sum(int(tree.get("worker", {}).get("kept", 0)) for tree in gone)  # in their buffers
+        self.new_workers = sampling.samplers - len(going_on) if declared.gathers_gradients else 0  # without a state
         waiting = saved.get("stream", {}).values()
-        self.held: Sequence[Fragment | Contribution] = []
-        """What to learn from first."""
-        self.dropped: Sequence[Fragment] = []
-        """Fragments that do not fit the samplers of now."""
+        self.held: Sequence[Fragment | Contribution] = []  # what to learn from first
+        self.dropped: Sequence[Fragment] = []  # fragments that do not fit the samplers of now
         if declared.gathers_gradients:  # they fit whoever samples
             self.held = [Contribution.from_state(tree) for tree in waiting]
         elif self._fits and had == sampling.samplers:
@@ -66,14 +60,10 @@ class Takeover:
 
     @property
     def fresh(self) -> tuple[int, int]:
-        """For those that begin anew: a sequence number beyond all that were used, and an attempt of its own.
-
-        Attempts in the process that resumes are counted on from there, so that no episode is played twice.
-        """
+        """For those that start fresh: a sequence number and an attempt beyond all used, so that no episode repeats."""
         return int(self._saved["run"]["steps"]) + 1, ATTEMPTS * (1 + self._resumes)
 
     def notes(self) -> Iterator[str]:
-        """Sentences on what is not as it was."""
         if self.abandoned:
             yield f"{self.abandoned:,} episodes that were in flight start over"
         if self.new_workers:

@@ -18,18 +18,14 @@ STANDS_OUT = 1 / 3  # of the run; less, and no single change helps much
 SLIGHT = 0.05  # of the time; less is not worth a change
 SUBSTANTIAL = 0.25  # of the run; from here on it pays to do it beside something else
 OF_WHAT = {"run": "of the run", "sampler": "of the samplers", "learner": "of the learner", "env": "of the environments"}
-"""What the shares in a line are of."""
 
 
 class TimeTree:
     """Adds up where each kind of role spends its time.
 
-    A sampler has `env` (stepping environments), `policy` (forward passes and drawing actions), `other` (putting the
-    fragment together), `transport` (receiving versions, handing over fragments) and `waiting` (for anybody else); a
-    worker of a shared agent also has `gradients`. A learner has `learn` (losses, gradients, optimiser), `prepare`
-    (advantages, replay, minibatches), `transport` and `waiting`. Samplers are added up: two of them have two seconds in
-    each second. Where environments go their own pace, so are they, as `env`: `busy` (stepping), and what they waited
-    for: `policy`, `wire` (hosts and messages), `learner`, `restart`.
+    Sampler: `env` (steps), `policy` (forward passes), `other` (fragments), `transport`, `waiting`; a worker of a shared
+    agent also `gradients`. Learner: `learn`, `prepare` (advantages, replay), `transport`, `waiting`. Where environments
+    go their own pace, `env`: `busy`, and what they waited for: `policy`, `wire`, `learner`, `restart`.
     """
 
     def __init__(self) -> None:
@@ -37,16 +33,12 @@ class TimeTree:
         self._reported: dict[str, dict[str, float]] = {}
 
     def add(self, role: str, seconds: Mapping[str, float]) -> None:
-        """Count `seconds` of each activity for a kind of role: `sampler`, `learner`."""
         total = self._total.setdefault(role, {})
         for name, value in seconds.items():
             total[name] = total.get(name, 0.0) + value
 
     def metrics(self) -> dict[str, float]:
-        """Shares from 0 to 1 of each role's time since the last call, as `time/sampler/env`, `time/learner/learn`, …
-
-        The shares of a role add up to 1; a role that had no time since then is left out.
-        """
+        """Shares of each role's time since the last call, as `time/sampler/env`; they add up to 1 for each role."""
         shares: dict[str, float] = {}
         for role, total in self._total.items():
             before = self._reported.get(role, {})
@@ -66,11 +58,8 @@ class TimeTree:
     ) -> str:
         """A few lines for the end of a run: where its time and each role's went, what bound it, and what to change.
 
-        `config` is the resolved one, `cores` those of this machine; `tolerates_lag` says whether the algorithm learns
-        from policy versions older than the newest; `run` are the seconds of the run as a whole: of `training`, which
-        is divided among what held it up, and of what was done before, between and after. `side_by_side` is asked
-        where environments bound the run, with the seconds that all their steps took: the options by which they would
-        be stepped side by side, if that pays.
+        `run` are the driver's seconds by purpose, of which `training` is divided among what held it up. `side_by_side`
+        is asked, with the seconds of all environment steps, for the options that would step environments side by side.
         """
         own_pace = "env" in self._total
         of_run = dict(run or {})
@@ -101,11 +90,7 @@ class TimeTree:
 
 
 def wall_shares(total: Mapping[str, Mapping[str, float]], config: Config) -> dict[str, float]:
-    """How much of the run's own time each activity held up: `env`, `policy`, `learner`, `transport`, `waiting`, and
-    `gradients` where samplers compute them.
-
-    Where roles take turns, all that they do does. Where they work side by side, it is what the busier one does.
-    """
+    """Shares of the run's time that each activity held up: of all roles if they take turns, else of the busier one."""
     sampler, learner = dict(total["sampler"]), dict(total["learner"])
     if config.runtime == "inline":  # one call after the other: nobody waits, somebody else is at work
         sampler.pop("waiting", None)
@@ -141,33 +126,25 @@ def wall_shares(total: Mapping[str, Mapping[str, float]], config: Config) -> dic
 class Seen:
     """What advice depends on."""
 
-    shares: Mapping[str, float]
-    """Of the run, by what took it; or of its environments' time, where these go their own pace."""
+    shares: Mapping[str, float]  # of the run, or of its environments' time where these go their own pace
     config: Config
     cores: int
     tolerates_lag: bool
-
-    @property
-    def sampling(self) -> float:
-        return self.shares.get("env", 0.0) + self.shares.get("policy", 0.0)
 
 
 def verdict(run: Seen, side_by_side: Callable[[], str] = lambda: "") -> str:
     """What took the largest share of the run, and which setting to change."""
     name = max(run.shares, key=lambda part: run.shares[part])
     turns = not topology(run.config.topology).overlaps
-    took_turns = turns and min(run.sampling, run.shares.get("learner", 0.0)) >= SUBSTANTIAL
+    sampling, learning = run.shares.get("env", 0.0) + run.shares.get("policy", 0.0), run.shares.get("learner", 0.0)
+    took_turns = turns and min(sampling, learning) >= SUBSTANTIAL
     if name == "env" and (options := side_by_side()):
-        return (
-            f"the environment bound this run: it took {_percent(run.shares[name])} of it, most of that waiting. "
-            f"{options} steps environments side by side"
-        )
+        bound = f"the environment bound this run: it took {_percent(run.shares[name])} of it"
+        return f"{bound}, most of that waiting. {options} steps environments side by side"
     if took_turns and run.tolerates_lag and (run.cores > 1 or run.config.runtime == "ray"):
         where = "--runtime process " if run.config.runtime == "inline" else ""
-        return (
-            f"sampling and learning took turns, {_percent(run.sampling)} and {_percent(run.shares['learner'])} of the "
-            f"run: {where}--topology overlap does both at once"
-        )
+        shares = f"{_percent(sampling)} and {_percent(learning)} of the run"
+        return f"sampling and learning took turns, {shares}: {where}--topology overlap does both at once"
     if run.shares[name] < STANDS_OUT:
         return "nothing stands out: this run was balanced"
     what, advice = _BOUNDS[name]
@@ -198,17 +175,15 @@ def _own_pace(run: Seen) -> str:
 
 def _environment(run: Seen) -> str:
     config, faster = run.config, "make the environment faster"
-    samplers = config.sampling.samplers
+    samplers, where = config.sampling.samplers, "--runtime process " if config.runtime == "inline" else ""
     if config.runtime == "ray":
         return f"--samplers {_split(run, 2 * samplers)} uses more of the cluster, if it has free CPUs; or {faster}"
     if run.cores == 1:
         return f"This machine has one core: --runtime ray uses others, or {faster}"
-    inline = config.runtime == "inline"
     if samplers < run.cores:
-        where = "--runtime process " if inline else ""
         return f"{where}--samplers {_split(run, run.cores)} uses all {run.cores} cores"
-    if inline:
-        return f"--runtime process uses all {run.cores} cores"
+    if where:
+        return f"{where}uses all {run.cores} cores"
     return f"All {run.cores} cores are in use: --runtime ray uses other machines, or {faster}"
 
 
@@ -218,9 +193,8 @@ def _split(run: Seen, samplers: int) -> str:
     before = sampling.samplers * sampling.envs
     envs = max(1, round(before / samplers))
     fragment = max(1, round(sampling.fragment * before / samplers)) if before < samplers else sampling.fragment
-    words = str(samplers)
-    words += f" --envs {envs}" if envs != sampling.envs else ""
-    return words + (f" --set sampling.fragment={fragment}" if fragment != sampling.fragment else "")
+    fewer = f" --envs {envs}" if envs != sampling.envs else ""
+    return f"{samplers}{fewer}" + (f" --set sampling.fragment={fragment}" if fragment != sampling.fragment else "")
 
 
 def _policy(run: Seen) -> str:
@@ -230,14 +204,10 @@ def _policy(run: Seen) -> str:
 
 def _learner(run: Seen) -> str:
     config, algorithm = run.config, run.config.algorithm
-    ways = []
     epochs = getattr(algorithm, "epochs", 1)
-    if epochs > 1:
-        ways.append(f"--set algorithm.epochs={epochs // 2}")
-    for name in ("minibatch_size", "batch_size"):
-        size = getattr(algorithm, name, None)
-        if size:
-            ways.append(f"--set algorithm.{name}={2 * size}")
+    ways = [f"--set algorithm.epochs={epochs // 2}"] if epochs > 1 else []
+    sizes = {name: getattr(algorithm, name, None) for name in ("minibatch_size", "batch_size")}
+    ways += [f"--set algorithm.{name}={2 * size}" for name, size in sizes.items() if size]
     if hasattr(algorithm, "samples_per_insert"):  # it counts samples, so a larger batch means fewer updates
         ways.append(f"--set algorithm.samples_per_insert={algorithm.samples_per_insert / 2:g}")
     if max(config.network.hidden, default=0) >= 256 or config.network.factory:

@@ -12,8 +12,7 @@ class RayHost(Host):
     """A host whose output Ray marks with its role's name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
+        super().__init__(name)
         import ray
 
         node: Any = ray.util

@@ -4,39 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from raynforce.config import Config
 from raynforce.runtimes.base import Place
-from raynforce.runtimes.placing import Demands, count, needs, place_roles
+from raynforce.runtimes.placing import Demands, Resources, count, needs, place_roles
 from raynforce.runtimes.ray.private import ray_module
-from raynforce.runtimes.ray.processes import kill, workers
+from raynforce.runtimes.ray.state import kill, workers
 
 Say = Callable[[str], None]
 
 
+@dataclass
 class Cluster:
     """The Ray that this process is connected to; `close` leaves nothing behind that was started here."""
 
-    def __init__(self, address: str, places: Mapping[str, Place], *, folder: Path | None, shipped: bool) -> None:
-        self.address = address
-        self.places = places
-        self.folder = folder
-        """Where our own Ray keeps its files, in `r`; None if it is not ours."""
-        self.shipped = shipped
-        """Whether code was sent to the nodes, which then do not look for it where the driver has it."""
-        self.at_close = ExitStack()
+    address: str
+    places: Mapping[str, Place]
+    folder: Path | None = None  # where our own Ray keeps its files, in `r`; None if it is not ours
+    shipped: bool = False  # code was sent to the nodes, which do not look for it where the driver has it
+    at_close: ExitStack = field(default_factory=ExitStack)
 
     @property
     def started(self) -> bool:
-        """Whether it is ours, and ends with the run."""
         return self.folder is not None
 
-    def has(self, node: str, asked: Mapping[str, float]) -> bool:
-        """Whether a node is large enough for this."""
-        total: Mapping[str, float] = next(
-            (found["Resources"] for found in ray_module().nodes() if found["NodeID"] == node), {}
-        )
+    def has(self, node: str, asked: Resources) -> bool:
+        total: Resources = next((found["Resources"] for found in ray_module().nodes() if found["NodeID"] == node), {})
         return all(total.get(name, 0.0) >= amount for name, amount in asked.items())
 
     def waiting_for(self) -> str:
@@ -54,7 +49,7 @@ class Cluster:
         self.at_close.close()
 
 
-def placed(config: Config, nodes: Sequence[Mapping[str, float]], say: Say, demands: Demands) -> dict[str, Place]:
+def placed(config: Config, nodes: Sequence[Resources], say: Say, demands: Demands) -> dict[str, Place]:
     """What roles ask of a cluster that is not ours, to which nodes may be added."""
     places, notes = place_roles(config, nodes, demands, may_grow=True)
     for note in notes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, TypeVar
+from typing import Any
 
 from raynforce.errors import RaynforceError, summary
 from raynforce.runtimes.base import RoleDied, RoleError
@@ -11,19 +11,14 @@ from raynforce.runtimes.host import hung, with_cause
 from raynforce.runtimes.ray.private import ray_module
 from raynforce.runtimes.ray.watching import Voices
 
-_Error = TypeVar("_Error", bound=RaynforceError)
-
 REMEMBERED = 1000  # roles that were ended: calls that waited for their answers may still fail
 UNEXPECTED = "its process ended unexpectedly (killed, out of memory, or crashed in native code)"
-REASONS = (
-    ("low on memory", "its node ran out of memory; use fewer samplers or environments"),
-    ("node has died", "its node was lost"),
-    ("its node died", "its node was lost"),
-    ("node is dead", "its node was lost"),
-    ("ray.kill", "it was ended"),
-    ("runtime_env", "its node could not set up the code that was sent"),
-    ("runtime environment", "its node could not set up the code that was sent"),
-)
+REASONS = {  # by what Ray's page of advice says
+    "its node ran out of memory; use fewer samplers or environments": ("low on memory",),
+    "its node was lost": ("node has died", "its node died", "node is dead"),
+    "it was ended": ("ray.kill",),
+    "its node could not set up the code that was sent": ("runtime_env", "runtime environment"),
+}
 
 
 class Failures:
@@ -33,10 +28,9 @@ class Failures:
         self._voices = voices
         self._names: dict[str, str] = {}
         self._ended: deque[str] = deque()
-        self._deaths: dict[str, tuple[str, list[str]]] = {}  # why, and the last words
+        self._deaths: dict[str, tuple[str, str, str]] = {}  # how, who, and the last words
 
     def begin(self, actor: str, name: str) -> None:
-        """A role starts in this actor."""
         self._names[actor] = name
         self._voices.begin(name)
 
@@ -58,45 +52,30 @@ class Failures:
                 return cause
             if isinstance(cause, kinds.RayError):
                 return self.ours(cause, name)
-            return _of(name, RoleError(f"{name}: {summary(cause)}"))
+            return RoleError(f"{name}: {summary(cause)}", name)
         if isinstance(error, kinds.RayActorError):
             return self._death(error, name)
         if isinstance(error, (kinds.WorkerCrashedError, kinds.OutOfMemoryError, kinds.NodeDiedError)):
-            return _of(name, RoleDied(f"{name} died: {_reason(str(error))}"))
+            return RoleDied(f"{name} died: {_reason(str(error))}", name)
         if isinstance(error, kinds.ObjectLostError):
             return RoleDied(f"{name}: an answer it was to get was lost with the node that held it")
-        return _of(name, RoleError(f"{name}: {summary(error)}"))
+        return RoleError(f"{name}: {summary(error)}", name)
 
     def _death(self, error: Any, name: str) -> RoleDied:
         actor = error.actor_id or ""
         name = self._names.get(actor, name)
         if isinstance(error, ray_module("exceptions").ActorUnavailableError):
-            return _of(name, RoleDied(f"{name} cannot be reached: its node was lost, or the way to it"))
-        if actor not in self._deaths:
-            reason = _reason(str(error))
-            said = self._voices.last(name) if reason == UNEXPECTED else []
-            reason = hung(said) or reason
-            if actor not in self._names:
-                return _died(name, reason, said)
-            self._deaths[actor] = reason, said
-        return _died(name, *self._deaths[actor])
-
-
-def _died(name: str, reason: str, said: list[str]) -> RoleDied:
-    error = _of(name, RoleDied(f"{name} died: {reason}"))
-    error.said = "\n".join(said)
-    return error
-
-
-def _of(name: str, error: _Error) -> _Error:
-    error.role = name
-    return error
+            return RoleDied(f"{name} cannot be reached: its node was lost, or the way to it", name)
+        if actor in self._deaths:
+            return RoleDied(*self._deaths[actor])
+        reason = _reason(str(error))
+        said = self._voices.last(name) if reason == UNEXPECTED else []
+        death = f"{name} died: {hung(said) or reason}", name, "\n".join(said)
+        if actor in self._names:
+            self._deaths[actor] = death
+        return RoleDied(*death)
 
 
 def _reason(text: str) -> str:
-    """Why an actor died, without Ray's page of advice."""
     flat = " ".join(text.split())
-    for sign, reason in REASONS:
-        if sign in flat:
-            return reason
-    return UNEXPECTED
+    return next((reason for reason, signs in REASONS.items() if any(sign in flat for sign in signs)), UNEXPECTED)

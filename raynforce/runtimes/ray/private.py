@@ -15,8 +15,7 @@ from raynforce.errors import UsageError
 TRIED = "2.60."  # the Ray whose insides are known well enough to leave parts of it out
 CURRENT = Path("/tmp/ray/ray_current_cluster")
 KEPT = 1 << 30  # seconds that a worker in reserve is kept
-LACKING = (ImportError, AttributeError, TypeError)
-"""What comes of a part that is not there, or that takes other arguments."""
+LACKING = (ImportError, AttributeError, TypeError)  # of a part that is not there, or takes other arguments
 
 
 def ray_module(module: str = "") -> Any:
@@ -70,8 +69,6 @@ def local_address() -> str:
 
 @dataclass(frozen=True)
 class About:
-    """What a running cluster says of itself."""
-
     ray: str
     python: str
     nodes: list[dict[str, float]]
@@ -89,10 +86,9 @@ def ask(address: str) -> About:
         resources = [dict(node.resources_total) for node in alive]
         hosts = {node.node_manager_hostname for node in alive}
     except LACKING as error:
-        raise UsageError(
-            f"Ray {ray_module().__version__} cannot be asked what runs at {address}: use Ray {TRIED}x on all nodes, or "
-            "call ray.init in a script of your own before you train"
-        ) from error
+        problem = f"Ray {ray_module().__version__} cannot be asked what runs at {address}"
+        fix = f"use Ray {TRIED}x on all nodes, or call ray.init in a script of your own before you train"
+        raise UsageError(f"{problem}: {fix}") from error
     return About(about.get("ray_version", ""), about.get("python_version", ""), resources, hosts)
 
 
@@ -106,11 +102,8 @@ def started_processes(node: Any = None) -> list[int]:
 
 @contextmanager
 def few_processes(stack: ExitStack, end: Callable[[Any], None]) -> Iterator[None]:
-    """Start Ray without what a run on one machine has no use for: autoscaler, dashboard, its agent, log monitor.
-
-    Each is a Python process of its own, and Ray waits for them: 8 s instead of 2. A Ray that was not tried starts in
-    full. `end` is called with Ray's node when the stack is left.
-    """
+    """Start Ray without autoscaler, dashboard, its agent and log monitor, processes it waits for: 2 s instead of 8. An
+    untried Ray starts in full. `end` is called with Ray's node when the stack is left."""
     parts = []
     with suppress(*LACKING):
         node, utils = ray_module("_private.node"), ray_module("_private.utils")
@@ -159,10 +152,7 @@ def end_node(node: Any) -> None:
 
 def actor_id(actor: Any) -> str:
     """By which errors name an actor; without it, who waited for an answer is named."""
-    try:
-        return str(actor._actor_id.hex())
-    except AttributeError:
-        return ""
+    return str(actor._actor_id.hex()) if hasattr(actor, "_actor_id") else ""
 
 
 def room_near(asked: Mapping[str, float], node: str | None) -> Any:
@@ -175,17 +165,13 @@ def room_near(asked: Mapping[str, float], node: str | None) -> Any:
 
 
 class Raylet:
-    """Ray's own process on this node: how full its object store is, and a worker in reserve.
-
-    Where it cannot be asked there is no figure, and a restart takes somewhat longer.
-    """
+    """Ray's own process on this node: how full its object store is, and a worker in reserve. Both are optional."""
 
     def __init__(self) -> None:
         self._stub: Any = None
         self._channel: Any = None
 
     def used_bytes(self) -> int | None:
-        """Bytes in the object store."""
         try:
             request = ray_module("core.generated.node_manager_pb2").GetNodeStatsRequest(include_memory_info=False)
             return int(self._open().GetNodeStats(request, timeout=0.5).store_stats.object_store_bytes_used)
@@ -220,11 +206,8 @@ class Raylet:
 
 
 def take_output(stack: ExitStack, hear: Callable[[str, str], None]) -> None:
-    """Take what workers print, by name and line; Ray's own printer writes to stdout, which carries the result.
-
-    What Ray itself has to say stays unsaid: a worker's death is reported by the call that it did not answer. A Ray
-    that does not let it be taken prints it itself.
-    """
+    """Take what workers print, by name and line: Ray's own printer writes to stdout, which carries the result. Ray's
+    own messages are dropped: a worker's death is reported by the call that it did not answer."""
     with suppress(*LACKING):
         worker = ray_module("_private.worker")
         dispatcher = ray_module("_private.ray_logging").global_worker_stdstream_dispatcher

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from raynforce.config import Config
 from raynforce.errors import RaynforceError
-from raynforce.kernels import Kind
-from raynforce.runtimes.base import Handle, Pending, Place, Runtime
+from raynforce.runtimes.base import Handle, Pending, Place, Runtime, Split
 from raynforce.runtimes.host import pack
 from raynforce.runtimes.placing import PLAIN, Demands, needs
 from raynforce.runtimes.ray.actor import RayHost
+from raynforce.runtimes.ray.cluster import Say
 from raynforce.runtimes.ray.connecting import connect
 from raynforce.runtimes.ray.failures import Failures
 from raynforce.runtimes.ray.private import Raylet, actor_id, ray_module, room_near, take_output
@@ -26,13 +27,13 @@ HEALTH_EVERY = 1.0  # seconds between looks at the object store
 CLOSING = 3.0  # seconds for roles to close what they have opened
 
 
+@dataclass(eq=False)
 class RayPending(Pending):
     """An answer on its way; Ray keeps the value for as long as this object lives."""
 
-    def __init__(self, ref: Any, name: str, failures: Failures) -> None:
-        self.ref = ref
-        self.name = name
-        self._failures = failures
+    ref: Any
+    name: str
+    failures: Failures
 
     def failure(self) -> BaseException | None:
         try:
@@ -46,17 +47,13 @@ class RayPending(Pending):
         try:
             return ray.get(self.ref)
         except ray.exceptions.RayError as error:
-            failure = self._failures.ours(error, self.name)
+            failure = self.failures.ours(error, self.name)
         raise failure
 
 
 class RayHandle(Handle):
-    """A role in a Ray actor."""
-
     def __init__(self, runtime: RayRuntime, actor: Any, name: str) -> None:
-        self.actor = actor
-        self.name = name
-        self._runtime = runtime
+        self.actor, self.name, self._runtime = actor, name, runtime
         self._arrival = actor.arrive.remote()
         self._arrived = False
         self._node: str | None = None
@@ -91,21 +88,14 @@ class RayRuntime(Runtime):
 
     channel = "tcp"
 
-    def __init__(
-        self,
-        config: Config,
-        say: Callable[[str], None] = lambda _: None,
-        demands: Demands = PLAIN,
-        given: bytes = b"",
-    ) -> None:
-        """`given` is what the user's script defines: see `raynforce.given`."""
-        self._given = given
+    def __init__(self, config: Config, say: Say = lambda _: None, demands: Demands = PLAIN, given: bytes = b"") -> None:
+        self._given = given  # what the user's script defines: see `raynforce.given`
         self._cluster = connect(config, say, demands)
         self._hearing, self._reading, self._raylet = ExitStack(), ExitStack(), Raylet()
         voices = Voices(say)
         with ExitStack() as undo:  # if the rest cannot be done
             undo.callback(self._cluster.close, now=True)
-            self.places = self._cluster.places
+            super().__init__(self._cluster.places)
             self._actor: Any = ray_module().remote(RayHost)
             self._node = str(ray_module().get_runtime_context().get_node_id())
             take_output(self._hearing, voices.hear)
@@ -114,8 +104,6 @@ class RayRuntime(Runtime):
             undo.pop_all()
         self.failures = Failures(voices)
         self._handles: dict[RayHandle, None] = {}
-        self._starting: list[RayPending] = []  # answers that tell on what a role lives
-        self._kinds: set[Kind] = set()
         self._looked = -math.inf  # at the object store
         self._used: int | None = None  # its bytes
         self._spawned: set[str] = set()
@@ -128,7 +116,10 @@ class RayRuntime(Runtime):
         place = place or Place()
         asked = needs(place)
         options = {"num_cpus": asked.pop("CPU", 0), "num_gpus": asked.pop("GPU", 0), "resources": asked}
-        options |= {"max_restarts": 0, "max_concurrency": 1, "scheduling_strategy": self._strategy(place)}
+        strategy: Any = None  # our own Ray has one node
+        if not self._cluster.started:
+            strategy = self._home_room(needs(place)) if place.home and needs(place) else "SPREAD"
+        options |= {"max_restarts": 0, "max_concurrency": 1, "scheduling_strategy": strategy}
         actor = self._actor.options(**options).remote(name)
         handle = RayHandle(self, actor, name)
         # Where code was sent, a node may have other files under the names of the driver's search path.
@@ -144,32 +135,19 @@ class RayRuntime(Runtime):
         self._spawned.add(name)
         return handle
 
-    def _strategy(self, place: Place) -> Any:
-        """Where Ray shall put it; on our own, there is only one node."""
-        if self._cluster.started:
-            return None
-        return self._home_room(needs(place)) if place.home and needs(place) else "SPREAD"
-
     def _home_room(self, asked: dict[str, float]) -> Any:
-        """Room on the driver's node if it is large enough, else on any; kept while its role is restarted.
-
-        Without that, a sampler that waits for room would take the learner's.
-        """
+        """Room on the driver's node if it is large enough, else on any; reserved, so that no sampler takes it."""
         strategies = ray_module("util.scheduling_strategies")
         if self._room is None:
-            node = self._node if self._cluster.has(self._node, asked) else None
-            self._room = room_near(asked, node)
+            self._room = room_near(asked, self._node if self._cluster.has(self._node, asked) else None)
             self._room.wait(RESERVING)
         return strategies.PlacementGroupSchedulingStrategy(self._room, placement_group_bundle_index=0)
 
     def forget(self, handle: RayHandle) -> None:
-        """It was ended."""
         self.failures.end(actor_id(handle.actor))
         self._handles.pop(handle, None)
 
-    def wait(
-        self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None
-    ) -> tuple[list[Pending], list[Pending]]:
+    def wait(self, pendings: Sequence[Pending], count: int | None = None, timeout: float | None = None) -> Split:
         ray = ray_module()
         if time.monotonic() > self._reserve_at and not self._without_room():
             self._reserve_at = math.inf
@@ -182,22 +160,13 @@ class RayRuntime(Runtime):
         if wanted == 0:
             wanted, timeout = len(different), 0
         self._fetch()
-        fetch = self._fetches()
+        # Where the learner is here, answers come here anyway, and what is here outlives the node that made it.
+        fetch = not self._cluster.started and self._home is not None and self._home.node() == self._node
         ready = set(ray.wait(different, num_returns=wanted, timeout=timeout, fetch_local=fetch)[0])
         if len(ready) == wanted < len(different):  # Ray stops counting there, and there may be more
             ready = set(ray.wait(different, num_returns=len(different), timeout=0, fetch_local=fetch)[0])
-        there = [ref in ready for ref in refs]
-        return (
-            [pending for pending, is_there in zip(pendings, there, strict=True) if is_there],
-            [pending for pending, is_there in zip(pendings, there, strict=True) if not is_there],
-        )
-
-    def _fetches(self) -> bool:
-        """Whether answers are brought to this node as they are waited for.
-
-        Where the learner is here, they come here anyway, and what is here survives the loss of the node that made it.
-        """
-        return not self._cluster.started and self._home is not None and self._home.node() == self._node
+        pairs = list(zip(pendings, refs, strict=True))
+        return [p for p, ref in pairs if ref in ready], [p for p, ref in pairs if ref not in ready]
 
     def share(self, value: Any) -> RayPending:
         return RayPending(ray_module().put(value), "driver", self.failures)
@@ -215,14 +184,6 @@ class RayRuntime(Runtime):
             for ref in ray_module().wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)[0]:
                 del self._kept[ref]
 
-    def kinds(self) -> Set[Kind]:
-        refs = [each.ref for each in self._starting]
-        there = set(ray_module().wait(refs, num_returns=len(refs), timeout=0)[0]) if refs else set()
-        done = [each for each in self._starting if each.ref in there]
-        self._starting = [each for each in self._starting if each.ref not in there]
-        self._kinds |= {each.result() for each in done if each.failure() is None}
-        return frozenset(self._kinds)
-
     def health(self) -> dict[str, float]:
         if time.monotonic() - self._looked >= HEALTH_EVERY:
             self._looked, self._used = time.monotonic(), self._raylet.used_bytes()
@@ -234,7 +195,6 @@ class RayRuntime(Runtime):
         return f": not started yet, {self._cluster.waiting_for()}"
 
     def _without_room(self) -> list[RayHandle]:
-        """Roles for which the cluster has not found room yet."""
         return [handle for handle in self._handles if not handle.has_room()]
 
     def close(self, *, now: bool = False) -> None:

@@ -35,12 +35,9 @@ def shipment(config: Config, stack: ExitStack) -> dict[str, Any]:
     for root in roots:
         _require_small(root)
     first, *others = roots
-    modules = [path for root in others for path in root.iterdir() if path.suffix == ".py" or _is_package(path)]
+    found = [path for root in others for path in root.iterdir()]
+    modules = [path for path in found if path.suffix == ".py" or (path / "__init__.py").exists()]
     return {"working_dir": str(first), "py_modules": [*map(str, [PACKAGE, *modules])], "excludes": NOT_SHIPPED}
-
-
-def _is_package(path: Path) -> bool:
-    return (path / "__init__.py").exists()
 
 
 def _require_small(root: Path) -> None:

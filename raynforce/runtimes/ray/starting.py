@@ -21,8 +21,17 @@ from raynforce.runtimes.placing import cores as machine_cores
 from raynforce.runtimes.ray import private
 from raynforce.runtimes.ray.cluster import Cluster, Say
 from raynforce.runtimes.ray.private import ray_module
-from raynforce.runtimes.ray.processes import kill, kill_marked, workers
-from raynforce.runtimes.ray.state import AUTH, DRIVER, PACKAGE, environment, token_file, unchanged
+from raynforce.runtimes.ray.state import (
+    AUTH,
+    DRIVER,
+    PACKAGE,
+    environment,
+    kill,
+    kill_marked,
+    token_file,
+    unchanged,
+    workers,
+)
 from raynforce.threads import VARIABLES
 
 SMALLEST_STORE = 200_000_000
@@ -54,7 +63,6 @@ rm -rf "$0"; sleep 3; rm -rf "$0"
 
 
 def start(config: Config, say: Say, demands: Demands) -> Cluster:
-    """A Ray of this run's own: loopback only, with a token of its own, in a directory of its own."""
     require_room(config, demands)
     store = _store_bytes(config)
     places, _ = place_roles(config, None, demands)
@@ -86,9 +94,7 @@ def start(config: Config, say: Say, demands: Demands) -> Cluster:
                 raise UsageError(f"Ray did not start: {summary(error)}; --runtime process needs no Ray") from error
         if gpus > ray.cluster_resources().get("GPU", 0.0):
             place_roles(config, [ray.cluster_resources()], demands)  # says what there is
-        cluster = Cluster(ray.get_runtime_context().gcs_address, places, folder=folder, shipped=False)
-        cluster.at_close = stack.pop_all()
-        return cluster
+        return Cluster(ray.get_runtime_context().gcs_address, places, folder, at_close=stack.pop_all())
 
 
 def _store_bytes(config: Config) -> int:
@@ -145,7 +151,6 @@ def _own_folder(stack: ExitStack) -> Path:
 
 
 def _end_own(node: Any) -> None:
-    """End Ray and wait until its processes are gone."""
     started = workers(node)
     ray_module().shutdown()
     if private.started_processes(node):  # it was not up yet

@@ -1,4 +1,4 @@
-"""What Ray changes in the process that uses it, and how it is put back: environment, signals, output."""
+"""What Ray changes in the process that uses it, and how it is put back; and the processes that our own Ray starts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,7 @@ def silent() -> Iterator[None]:
 
 @contextmanager
 def own_signals() -> Iterator[list[int]]:
-    """Keep Ctrl-C and SIGTERM from `ray.init`, which they crash, until it is over; a second one is urgent.
-
-    Gives the signals that came.
-    """
+    """Keep Ctrl-C and SIGTERM from `ray.init`, which they crash, and give those that came; the second interrupts."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -85,3 +83,47 @@ def own_signals() -> Iterator[list[int]]:
 
 def token_file() -> Path:
     return Path.home() / ".ray" / "auth_token"
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process, told from a later one with the same id by when it began."""
+
+    pid: int
+    began: str
+
+    def alive(self) -> bool:
+        return began(self.pid) == self.began
+
+
+def began(pid: int) -> str:
+    """When a process began, in the kernel's clock ticks; empty if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def workers(node: Any = None) -> list[Process]:
+    children: list[int] = []
+    for pid in private.started_processes(node):
+        with suppress(OSError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                children += map(int, (task / "children").read_text().split())
+    return [Process(child, began(child)) for child in children]
+
+
+def kill(processes: Sequence[Process]) -> None:
+    for process in processes:
+        if process.alive():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def kill_marked(mark: str) -> None:
+    """End what roles have started and left behind: it carries `mark`, a `NAME=value`, in its environment."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark.encode() in (place / "environ").read_bytes().split(b"\0"):
+                os.kill(int(place.name), signal.SIGKILL)

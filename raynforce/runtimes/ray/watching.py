@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from raynforce.runtimes.host import LastLines
+from raynforce.runtimes.ray.state import began
 
 LATE = 0.5  # seconds that the last lines of a process may take from its node to here
 LOG = re.compile(r"(?P<kind>worker|python-core-worker)-.*[-_](?P<pid>\d+)\.(out|err|log)")
@@ -34,7 +35,6 @@ class Voices:
         return list(self._said.get(name, ()))
 
     def begin(self, name: str) -> None:
-        """A role of this name starts, perhaps anew."""
         self._said.pop(name, None)
 
     def _wait_for_more(self, name: str) -> None:
@@ -66,7 +66,7 @@ class Tail:
                 found = LOG.fullmatch(entry.name)
                 if found is None:
                     continue
-                gone = _is_gone(found["pid"])
+                gone = not began(int(found["pid"]))
                 with suppress(OSError):
                     if found["kind"] == "worker":
                         self._read(entry, over=gone)
@@ -99,7 +99,6 @@ class Tail:
             self._names.pop(path, None)
 
     def follow(self, stack: ExitStack) -> None:
-        """Read every now and then, until the stack is left."""
         stop = threading.Event()
 
         def run() -> None:
@@ -111,12 +110,3 @@ class Tail:
         thread.start()
         stack.callback(thread.join)
         stack.callback(stop.set)
-
-
-def _is_gone(pid: str) -> bool:
-    """Whether a process has ended, though its parent may not have taken note."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] in (b"Z", b"X")
-    except OSError:
-        return True
