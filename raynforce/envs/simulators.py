@@ -25,6 +25,7 @@ from raynforce.protocol import policy
 from raynforce.protocol.channel import Link
 from raynforce.protocol.handshake import Deadlines, Offer
 from raynforce.protocol.session import Ended
+from raynforce.protocol.shared import SharedObs
 from raynforce.protocol.spaces import Spaces
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 from raynforce.trees import Tree
@@ -44,6 +45,7 @@ class Simulators:
 
     note = ""
     way_back = "as new episodes: the simulator cannot save them"
+    _memory: SharedObs | None = None  # that observations are in, if the simulator can
 
     def __init__(
         self,
@@ -82,6 +84,8 @@ class Simulators:
             hello = link.session.hello
             self.spec = EnvSpec(env, hello.spaces.obs, hello.spaces.action, self._args)
             rows = self.rows = Rows(self.spec, count)
+            if self._memory is not None:
+                rows.obs, rows.final = self._memory.obs, self._memory.final
             self.obs, self.final = rows.obs, rows.final
             self.reward, self.seconds = rows.reward, rows.seconds
             self.terminated, self.truncated = rows.terminated, rows.truncated
@@ -190,6 +194,8 @@ class Simulators:
         if self._simulator is not None:
             self._simulator.close()
             self._simulator = self._link = None
+        if self._memory is not None:
+            self._memory.close()
         self._poll.close()
 
     # -- episodes -----------------------------------------------------------------------------------------
@@ -214,7 +220,7 @@ class Simulators:
     def _take(self, results: policy.Results) -> np.ndarray:
         """Write results into the rows; the lanes that have stepped."""
         lanes, rows = results.envs, self.rows
-        for path, column in results.obs.items():
+        for path, column in results.obs.items() if self._memory is None else ():
             rows.obs[path][lanes] = column
         rows.reward[lanes] = results.reward
         rows.terminated[lanes], rows.truncated[lanes] = results.terminated, results.truncated
@@ -222,7 +228,7 @@ class Simulators:
             rows.seconds[lanes] = results.seconds
         if len(results.ended):
             over = lanes[results.ended]
-            for path, column in results.final_obs.items():
+            for path, column in results.final_obs.items() if self._memory is None else ():
                 rows.final[path][over] = column
             self._info.update(results.info)
         if self._making:
@@ -293,10 +299,22 @@ class Simulators:
         # Neither side sends PING: a process that ends hangs up, and a trainer may be busy elsewhere for long.
         patient = {"ping_ms": _DAY, "silence_ms": _DAY}
         deadlines = Deadlines(step_ms=int(step_ms), reset_ms=int(1000 * self._start_seconds), **patient)
-        offer = Offer(autoreset=("same_step",), capabilities=("timing", "info"), deadlines=deadlines, config=self._args)
+        offer = Offer(
+            autoreset=("same_step",),
+            capabilities=("timing", "info"),
+            deadlines=deadlines,
+            config=self._args,
+            memory=self._shared,
+        )
         self._simulator = Simulator(self._env, self.count, offer, self._start_seconds)
         self._link = None
         self._watch()
+
+    def _shared(self, spaces: Spaces, envs: int) -> SharedObs:
+        """The memory for observations: the same for a process and the one that takes its place."""
+        if self._memory is None:
+            self._memory = SharedObs(spaces, envs)
+        return self._memory
 
     def _joined(self) -> Link | None:
         """The connection, as soon as there is one."""
