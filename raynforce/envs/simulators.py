@@ -272,8 +272,8 @@ class Simulators:
         """The process is gone or hangs: another takes its place, and begins new episodes once it has connected."""
         assert self._simulator is not None
         if kill:
-            self._simulator.kill()
-        ending = self._simulator.ending()
+            self._simulator.process.kill()
+        ending = self._simulator.process.ending()
         text = f"{text}; {ending}" if kill else ending
         for lane in range(self.count):
             self._lose(lane, kind, text, alone=lane == 0)

@@ -22,6 +22,7 @@ The wire is docs/protocol.md.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import hmac
 import inspect
@@ -193,6 +194,10 @@ class _Host:
         meta = {"info": told} if told and len(json.dumps(told)) < 16_000 else None
         self._send(RESULT, meta, buffers, len(ids), len(ended), self.flags)
 
+    def _say_error(self, recoverable, code, text):
+        meta = {"scope": "session", "recoverable": recoverable, "code": code, "text": text}
+        self._send(ERROR, meta, [np.empty(0, "<u4"), np.empty(0, "<u8")])
+
     def _send_broken(self, i):
         meta = {"scope": "env", "recoverable": True, "code": "raised", "text": self.lanes[i].failure}
         self._send(ERROR, meta, [np.array([i], "<u4"), np.array([self.lanes[i].request], "<u8")], 1)
@@ -256,7 +261,13 @@ class _Host:
                 elif kind == CLOSE or (kind == ERROR and not meta.get("recoverable", True)):
                     return self.requests.put(None if kind == CLOSE else Violation(str(meta.get("text"))))
                 elif kind in (RESET, STEP):
+                    if flags & ~(SEEDS if kind == RESET else 0):
+                        raise Violation("unknown flags")
                     self.requests.put((kind, flags, sequence, envs, data))
+                elif kind not in (PONG, ERROR):
+                    if kind in (HELLO, WELCOME, REJECT, RESULT, LOG):
+                        raise Violation(f"type {kind} is not for a simulator")
+                    self._say_error(True, "type", f"type {kind} is unknown")
         except Exception as error:
             self.requests.put(error)
 
@@ -306,8 +317,14 @@ class _Host:
 
     def _taken(self, kind, flags, sequence, envs, data):
         """The envs of a request that is new, with their actions; what comes again is answered again."""
-        ids = np.frombuffer(data, "<u4", envs).tolist()
         at = 4 * envs + (-4 * envs % 8)
+        each = np.dtype(self.action["dtype"]).itemsize * int(np.prod(self.action["shape"])) if kind == STEP else 8
+        more = envs * each if kind == STEP or flags & SEEDS else 0
+        if len(data) != at + more + (-more % 8):
+            raise Violation("a request of a wrong length")
+        ids = np.frombuffer(data, "<u4", envs).tolist()
+        if not ids or len(set(ids)) < len(ids) or max(ids) >= len(self.lanes):
+            raise Violation("an env that does not exist, or comes twice")
         if kind == STEP:
             shape = (envs, *self.action["shape"])
             rest = np.frombuffer(
@@ -323,6 +340,8 @@ class _Host:
             if sequence == lane.request:
                 self._send_broken(i) if lane.failure is not None else again.append(i)
                 continue
+            if kind == STEP and (lane.row is None or lane.failure is not None):
+                raise Violation(f"env {i} must be reset before it is stepped")
             lane.request, lane.failure = sequence, None
             if kind == RESET and more is not None:
                 lane.stream, lane.seeded = int(more), False
@@ -422,6 +441,9 @@ def serve(make, argv=None):
                 sys.exit(78)  # EX_CONFIG: trying again cannot help
         except (Violation, OSError) as error:
             print(error, file=sys.stderr)
+            if isinstance(error, Violation):
+                with contextlib.suppress(OSError):
+                    host._say_error(False, "state", str(error))
             if listener is None:
                 sys.exit(1)
         finally:

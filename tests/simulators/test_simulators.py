@@ -193,7 +193,7 @@ def test_a_saved_state_goes_on_in_new_episodes(odd: str, vectors: list[Simulator
 def test_no_process_is_left(odd: str) -> None:
     lanes = Simulators(odd, {}, 2, seed=1)
     assert lanes._simulator is not None
-    pid = lanes._simulator._process.pid
+    pid = lanes._simulator.process.pid
     lanes.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
