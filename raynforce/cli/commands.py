@@ -39,7 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.command is None:
         raise UsageError("no command given; raynforce --help shows what there is")
-    commands = {"train": train, "resume": resume, "eval": evaluate, "runs": runs, "show": show, "doctor": doctor}
+    commands = {
+        "train": train,
+        "resume": resume,
+        "eval": evaluate,
+        "runs": runs,
+        "show": show,
+        "doctor": doctor,
+        "sim": sim,
+    }
     return commands[arguments.command](arguments)
 
 
@@ -240,6 +248,14 @@ def show(arguments: argparse.Namespace) -> int:
     from raynforce.cli.show import tell
 
     return tell(arguments.run, me=_me(), verify=arguments.verify, as_json=arguments.json)
+
+
+def sim(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.sim import check, new
+
+    if arguments.action == "new":
+        return new(arguments.target, me=_me())
+    return check(arguments.target, as_json=arguments.json)
 
 
 def doctor(arguments: argparse.Namespace) -> int:

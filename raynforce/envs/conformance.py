@@ -558,8 +558,8 @@ def old_request(peer: Peer) -> None:
     old, newer = peer.reset([0]), peer.reset([0])
     peer.ask(old)
     peer.ask(newer)
-    peer.send(old.to_bytes() + peer.message(Type.PING, sequence=5).to_bytes())
-    peer.next(Type.PONG)  # and no RESULT before
+    peer.send(old.to_bytes())
+    peer.ask(newer)  # which is answered again, and nothing before
 
 
 # -- is it there ------------------------------------------------------------------------------------------
