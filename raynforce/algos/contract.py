@@ -21,12 +21,11 @@ from raynforce.policies.groups import Group, stretches
 from raynforce.policies.spec import NetworkSpec
 from raynforce.spaces import EnvSpec
 
-METHODS = {
+METHODS = {  # what an algorithm has to define itself
     "heads": "heads() returns the network's outputs and their sizes, such as {'policy': 2, 'value': 1}",
     "prepare": "prepare(net, fragments) returns the arrays to learn from; an OffPolicy algorithm has one",
     "loss": "loss(net, minibatch) returns a raynforce.Loss",
 }
-"""What an algorithm has to define itself."""
 OURS = str(Path(raynforce.__file__).parent) + os.sep
 STANDARD = str(Path(os.__file__).parent) + os.sep
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -39,9 +38,7 @@ def require_methods(kind: type[Algorithm[Any]], name: str) -> None:
 
 
 def require_consistent(kind: type[Algorithm[Any]], name: str) -> None:
-    consumes: Any = kind.consumes
-    lag: Any = kind.max_lag
-    shares: Any = kind.shares_gradients
+    consumes, lag, shares = (getattr(kind, name) for name in ("consumes", "max_lag", "shares_gradients"))
     has_spec = kind.replay_spec.__func__ is not Algorithm.replay_spec.__func__  # type: ignore[attr-defined]
     wrong = ""
     if consumes not in ("stream", "replay"):
@@ -166,7 +163,7 @@ def wrong_arrays(algo: Algorithm[Any], method: str, given: Any, error: Exception
             return _wrong(algo, method, value, f"an array or a tensor as {name!r}", verb)
         if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
             return _wrong(algo, method, value, f"numbers in {name!r}, and its dtype is {value.dtype}", verb)
-    return AlgorithmError(f"{_who(algo)}.{method} {verb} what cannot be made tensors: {summary(error)}")
+    return AlgorithmError(f"{type(algo).__name__}.{method} {verb} what cannot be made tensors: {summary(error)}")
 
 
 def explained(algo: Algorithm[Any], loss: Any, error: Exception) -> Exception:
@@ -192,9 +189,11 @@ def explained(algo: Algorithm[Any], loss: Any, error: Exception) -> Exception:
     if not bool(total.isfinite().all()):
         fix = "look for a division, log or exp of what may be 0 or large, or lower algorithm.learning_rate"
         when = f"a total of {total.item():g} within {algo.updates:,} updates"
-        return AlgorithmError(f"{_who(algo)}.loss returned {when}: {fix}; {error}")
+        return AlgorithmError(f"{type(algo).__name__}.loss returned {when}: {fix}; {error}")
     if isinstance(error, KeyError):
-        return AlgorithmError(f"{_who(algo)}.loss has other metrics for each minibatch, now {', '.join(metrics)}")
+        return AlgorithmError(
+            f"{type(algo).__name__}.loss has other metrics for each minibatch, now {', '.join(metrics)}"
+        )
     return error
 
 
@@ -214,12 +213,8 @@ def require_savable(algo: Algorithm[Any], tree: Any, path: str = "") -> None:
         raise _wrong(algo, "state", tree, f"{fix} as {path!r}; or name the attribute in keeps instead")
 
 
-def _who(algo: Algorithm[Any]) -> str:
-    return type(algo).__name__
-
-
 def _wrong(algo: Algorithm[Any], method: str, given: Any, wanted: str, verb: str = "returned") -> AlgorithmError:
-    return AlgorithmError(f"{_who(algo)}.{method} {verb} {_described(given)}; wanted is {wanted}")
+    return AlgorithmError(f"{type(algo).__name__}.{method} {verb} {_described(given)}; wanted is {wanted}")
 
 
 def _described(given: Any) -> str:

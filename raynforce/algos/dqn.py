@@ -7,7 +7,7 @@ Double Q-learning (arXiv 1509.06461), dueling heads (1511.06581), n-step returns
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from raynforce.algos.base import Batch, Loss, observations
@@ -95,18 +95,9 @@ class DQN(OffPolicy[DQNConfig]):
         hp, config = self.hp, self.config
         ladder = LADDERS.get(config.topology, 1.0) if hp.epsilon_ladder is None else hp.epsilon_ladder
         priorities = hp.prioritized and not config.learner.scale_rewards  # samplers know rewards in their own units
-        return ActingSpec(
-            self.env,
-            self.network(),
-            self.heads(),
-            config.network.factory,
-            exploration="epsilon",
-            values="advantage" if hp.dueling else "q",  # the best action has the greatest advantage
-            record=("priority",) if priorities else (),
-            state_value="value" if hp.dueling else None,
-            gamma=hp.gamma,
-            ladder=ladder,
-        )
+        values, state_value = ("advantage", "value") if hp.dueling else ("q", None)  # the best has most advantage
+        acting = replace(super().acting(), exploration="epsilon", values=values, state_value=state_value)
+        return replace(acting, record=("priority",) if priorities else (), gamma=hp.gamma, ladder=ladder)
 
     def schedules(self, progress: float) -> dict[str, float]:
         hp = self.hp

@@ -110,12 +110,11 @@ class PPO(Algorithm[PPOConfig]):
     def _advantages(self, net: Network, fragment: Fragment) -> Arrays:
         hp, scales = self.hp, {"reward_scale": self.reward_scale, "gamma": self.hp.gamma}
         if fragment.version == self.version:
-            advantage, returns, value = advantages(net, fragment, **scales, gae_lambda=hp.gae_lambda)
+            found = advantages(net, fragment, **scales, gae_lambda=hp.gae_lambda)
         else:
             found = corrected(net, fragment, self.env.action, **scales, vtrace_lambda=hp.gae_lambda)
-            advantage, returns, value = found
-        learned = {"logp": fragment["logp"], "advantage": advantage, "returns": returns, "value": value}
-        return rows(fragment, learned)
+        learned = dict(zip(("advantage", "returns", "value"), found, strict=True))
+        return rows(fragment, {"logp": fragment["logp"]} | learned)
 
     def minibatches(self, batch: Batch, rng: np.random.Generator) -> Iterator[Mapping[str, Tensor | np.ndarray]]:
         for _ in range(self.hp.epochs):

@@ -30,8 +30,7 @@ Level = Literal["ok", "warning", "error"]
 _FIRST_SEED = 100  # of the episodes that are played
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     level: Level
     title: str
     detail: str

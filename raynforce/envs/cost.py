@@ -24,12 +24,10 @@ UNEVEN = 1.5  # times as long as the fastest tenth; a shared machine moves even 
 
 @dataclass(frozen=True)
 class Cost:
-    seconds: float | None
-    """Of a step with its share of the resets, at its fastest; infinite if none ended in time, None if it raised."""
+    seconds: float | None  # of a step with its share of the resets; infinite if none ended in time, None if it raised
     mean: float | None = None  # the same as a plain mean, which rare long steps count in: what throughput depends on
     spread: tuple[float, float] = (0.0, 0.0)  # seconds within which the fastest tenth, and nine tenths, of steps ended
-    computing: float | None = None
-    """Share of the time in which their thread computed, if known; not what it waited for threads or processes."""
+    computing: float | None = None  # share of the time in which their own thread computed, if known
     steps: int = 0
 
     @property

@@ -72,6 +72,7 @@ class Lanes:
         self._faults: list[EnvFault] = []
         self._info: dict[int, Info] = {}  # by lane
         self.executor = _executor(parallel, Plan(env, dict(args or {}), seed, sampler, first, record), count)
+        self.fileno, self.threads, self.close = self.executor.fileno, self.executor.threads, self.executor.close
         self._poll = select.poll()
         self._poll.register(self.executor.fileno(), select.POLLIN)
         with closed_on_error(self):
@@ -79,14 +80,10 @@ class Lanes:
                 self.executor.make(lane, first_of_attempt(attempt) if attempt else 0)
             about: About = next(iter(self._gather("made", " could not be made").values()))
         self.spec, self.note, self.way_back = about
-        self.threads = self.executor.threads
         rows = self.rows = self.executor.rows
         self.obs, self.final = rows.obs, rows.final  # [N, ...]
         self.reward, self.seconds = rows.reward, rows.seconds  # [N]
         self.terminated, self.truncated = rows.terminated, rows.truncated  # [N]
-
-    def fileno(self) -> int:
-        return self.executor.fileno()
 
     def step(self, lanes: np.ndarray, actions: np.ndarray) -> None:
         """Step these lanes, `[K]`, with actions `[K, ...]` that are ready for the environment. Returns at once."""
@@ -181,9 +178,6 @@ class Lanes:
 
     def wait(self, seconds: float | None = None) -> None:
         self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000)
-
-    def close(self) -> None:
-        self.executor.close()
 
     def _handle(self, report: Report, done: list[int]) -> Broken | None:
         lane, what, value, faults = report

@@ -21,6 +21,7 @@ from raynforce.envs.slow import Slow
 from raynforce.errors import UsageError
 from raynforce.trees import Tree
 
+# Wrappers that may be outside of what has the pair, because nothing of theirs is lost.
 KNOWN = (
     TimeLimit,  # its count is saved beside the pair
     FrameStack,  # and so are its frames
@@ -30,7 +31,6 @@ KNOWN = (
     *(wrappers.GrayscaleObservation, wrappers.RescaleObservation, wrappers.ReshapeObservation),
     wrappers.ResizeObservation,
 )
-"""Wrappers that may be outside of what has the pair, because nothing of theirs is lost."""
 _NORMALIZE = "drop the wrapper and use --set network.normalize_obs=true, which is saved with the policy"
 _SCALE = "scale the reward by a constant instead, or give the wrapper save_state and load_state"
 # Wrappers that keep running statistics across episodes, and what to do about it.
@@ -74,7 +74,6 @@ class _Own:
 
 
 SNAPSHOTS: dict[str, Snapshot] = {"gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": CartPoleSnapshot()}
-"""Snapshot adapters by class path, `module:Class`."""
 
 
 def register_snapshot(cls_path: str, snapshot: Snapshot) -> None:

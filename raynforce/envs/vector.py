@@ -34,10 +34,8 @@ class Step(NamedTuple):
     valid: np.ndarray  # [B] bool, False where this step only reset the lane, or broke it
     final_lanes: np.ndarray  # [K] int64 lanes whose episode ended and whose `obs` already shows the next one
     final_obs: dict[str, np.ndarray]  # [K, ...] the true last observations of those lanes
-    cut: np.ndarray
-    """`[K]` int64 lanes whose env broke in this step: their `obs` already shows the next episode, in a new env."""
-    info: Mapping[int, Info] = NOTHING
-    """By lane the numbers in `info` of an episode that ended in this step, if there were any."""
+    cut: np.ndarray  # [K] int64 lanes whose env broke in this step: `obs` shows the next episode, in a new env
+    info: Mapping[int, Info] = NOTHING  # by lane the numbers in `info` of episodes that ended in this step
 
 
 class VectorEnv(ABC):

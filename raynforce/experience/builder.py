@@ -85,5 +85,5 @@ def finish(
     columns |= {INFO + name: column for name, column in values([each.info for each in episodes]).items()}
     columns |= {STATE + name: column for name, column in state0.items()}
     for column in columns.values():
-        column.flags.writeable = False  # as it will be for whoever receives it from another process
+        column.flags.writeable = False  # as it is when received from another process
     return Fragment(columns, version, sampler, sequence)

@@ -16,12 +16,8 @@ _NAMES.append(f"lag/from_{EDGES[-1]}")
 
 def lags(number: int, fragments: Sequence[Fragment]) -> np.ndarray:
     """`[N]` how many versions before `number` each environment step was chosen."""
-    ages = []
-    for fragment in fragments:
-        version = fragment.columns.get("version")
-        keep = fragment["valid"]
-        ages.append(np.full(fragment.steps, number - fragment.version) if version is None else number - version[keep])
-    return np.concatenate(ages) if ages else np.zeros(0, np.int64)
+    steps = [f["version"][f["valid"]] if "version" in f.columns else np.full(f.steps, f.version) for f in fragments]
+    return number - np.concatenate(steps) if steps else np.zeros(0, np.int64)
 
 
 def lag_metrics(number: int, fragments: Sequence[Fragment]) -> dict[str, float]:

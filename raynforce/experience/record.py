@@ -26,7 +26,7 @@ class Record(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """What the driver is told of a fragment, which itself goes to the learner."""
+    """What the driver gets of a fragment, which itself goes to the learner."""
 
     record: Record
     seconds: Mapping[str, float]  # of the whole call: `env`, `policy`, `other`, and a worker's `gradients`

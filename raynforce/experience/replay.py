@@ -265,8 +265,7 @@ class Replay:
     def state(self, known: Collection[str] = ()) -> Tree:
         """All that later samples depend on: filled rows in segments, empty if known, and priorities.
 
-        Arrays are views, but for compressed images: whoever calls this copies them before the next call, as runtimes
-        do.
+        Arrays are views, but for compressed images: they have to be copied before the next call, as runtimes do.
         """
         counts = {"late": self.late, "drawn": [self._drawn, self._drawn_age]}
         tree = {**self._ring.state(known), "max_priority": self._max_priority, **counts}

@@ -70,7 +70,7 @@ def with_limiter(learner: Tree, limiter: Limiter) -> Tree:
 
 
 def load_limiter(learner: Tree, limiter: Limiter) -> None:
-    """Let a limiter go on from a learner's state, whoever counted before."""
+    """Let a limiter go on from a learner's state, which may hold counts of another kind."""
     algo: Tree = learner["algo"]
     if found := algo.get("limiter", learner.get("limiter")):
         limiter.load(found)

@@ -1,4 +1,4 @@
-"""How the rows of a saved replay buffer come back: each where it was, or laid out anew."""
+"""How the rows of a saved replay buffer come back: each where it was, or in another layout."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -38,8 +37,7 @@ class Layout(NamedTuple):
         return min(self.rows, max(head) + 1) if max(head) > 0 else 0
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """One array of the ring, `[rows, samplers * lanes, *shape]`."""
 
     path: str

@@ -58,7 +58,9 @@ class SumTree:
             node = node // FANOUT
             if len(node) > 1:  # of neighbours with the same parent one is enough
                 node = node[np.concatenate([[True], node[1:] != node[:-1]])]
-            parents[node] = children.take(node, axis=0).sum(axis=1)  # summed anew, so errors never pile up
+            parents[node] = children.take(node, axis=0).sum(
+                axis=1
+            )  # from scratch, so that rounding errors never add up
 
     def sample(self, mass: np.ndarray) -> np.ndarray:
         """For each `mass` in `[0, total)` the leaf it falls in; never one of priority zero, whatever the rounding."""

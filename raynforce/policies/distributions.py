@@ -23,8 +23,7 @@ class Categorical:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         (self.size,) = sizes
-        self.outputs: tuple[str, ...] = ("policy",)
-        """The network outputs it reads; the first is `[B, n]` and is kept when log-probabilities are recorded."""
+        self.outputs: tuple[str, ...] = ("policy",)  # that it reads; the first, `[B, n]`, is kept to record `logp`
 
     def noise(self, rng: np.random.Generator, steps: int, lanes: int) -> Noise:
         """Randomness for `steps` calls of `sample` on `lanes` rows."""

@@ -16,8 +16,7 @@ class Group:
     """Parameters that are learned at a rate of their own, and whose gradient is clipped by itself."""
 
     members: str | tuple[str, ...]
-    """Towers, free vectors or single parameters by name; of a module of your own, its parameters' names or beginnings
-    of them up to a dot."""
+    """Towers, free vectors or parameters by name; of a module of your own, names of parameters or prefixes to a dot."""
     learning_rate: float
     """Adam's step size; it is annealed like the algorithm's own."""
     max_grad_norm: float | None = None

@@ -38,8 +38,7 @@ class Network:
     def __init__(self, spec: NetworkSpec, flat: np.ndarray, device: torch.device) -> None:
         self.spec = spec
         self.device = device
-        self.flat = torch.from_numpy(flat.copy()).to(device)
-        """All parameters, float32 `[P]`. Target networks are copies of this vector."""
+        self.flat = torch.from_numpy(flat.copy()).to(device)  # all parameters, float32 `[P]`; targets are copies of it
         self.parts: dict[str, slice] = {}  # where each parameter is in the flat vector
         self._shift: Tensor | None = None
         self._scale: Tensor | None = None

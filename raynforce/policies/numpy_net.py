@@ -41,7 +41,7 @@ class NumpyNet:
                 op = _layer_norm(by_name[f"{name}.scale"], by_name[f"{name}.shift"])
             else:
                 op = ACTIVATIONS[layer.name]
-                if index == 0:  # what it reads belongs to somebody else
+                if index == 0:  # its input is not its own
                     op = _on_copy(op)
             self._ops[tower.name].append(op)
 
@@ -156,10 +156,8 @@ def flat_input(spec: NetworkSpec, obs: Obs) -> np.ndarray:
 
 def _image(leaf: Input, x: np.ndarray) -> np.ndarray:
     x = leaf.channels_first(x).transpose(0, 2, 3, 1)  # as it will lie in memory
-    if leaf.encoding == "image":
-        x = np.multiply(x, np.float32(1 / 255), dtype=np.float32, order="C")
-    else:
-        x = x.astype(np.float32, order="C")
+    image = leaf.encoding == "image"
+    x = np.multiply(x, np.float32(1 / 255), dtype=np.float32, order="C") if image else x.astype(np.float32, order="C")
     return x.transpose(0, 3, 1, 2)
 
 

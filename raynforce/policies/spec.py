@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -78,8 +79,7 @@ class Input:
     """How one leaf of the observation enters the network: flat floats, an image, or one-hot codes."""
 
     path: str
-    encoding: Literal["vector", "image", "planes", "onehot"]
-    """An `image` is scaled from bytes to 0 … 1; `planes` are an image whose numbers are taken as they are."""
+    encoding: Literal["vector", "image", "planes", "onehot"]  # image: bytes as 0 … 1; planes: numbers as they are
     shape: tuple[int, ...]
     sizes: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
@@ -140,10 +140,8 @@ class NetworkSpec:
     inputs: tuple[Input, ...]
     towers: tuple[Tower, ...]
     free: tuple[Free, ...] = ()
-    normalize: bool = False
-    """Whether running statistics of vector inputs are applied as the first layer; images are left as they are."""
-    named: tuple[Input, ...] = ()
-    """What a call may be given beside the observation, such as `action`: taken flat and never normalised."""
+    normalize: bool = False  # whether vector inputs, not images, are normalised by their running statistics
+    named: tuple[Input, ...] = ()  # inputs beside the observation, such as `action`: flat and never normalised
 
     def __post_init__(self) -> None:
         known = ["input", *(i.path for i in self.inputs if i.is_image), *(i.path for i in self.named)]
@@ -251,28 +249,19 @@ class NetworkSpec:
             shapes[tower.name] = shape
 
     def params(self) -> list[Param]:
-        found: list[Param] = []
-        offset = 0
-
-        def add(name: str, shape: tuple[int, ...], init: float) -> None:
-            nonlocal offset
-            found.append(Param(name, shape, offset, init))
-            offset += math.prod(shape)
-
+        wanted: list[tuple[str, tuple[int, ...], float]] = []
         for tower, index, layer, shape in self.walk():
             name = f"{tower.name}.{index}"
             if isinstance(layer, Linear):
-                add(f"{name}.weight", (shape[0], layer.size), layer.gain)
-                add(f"{name}.bias", (layer.size,), 0.0)
+                wanted += [(f"{name}.weight", (shape[0], layer.size), layer.gain), (f"{name}.bias", (layer.size,), 0.0)]
             elif isinstance(layer, Conv):
-                add(f"{name}.weight", (layer.channels, shape[0], layer.kernel, layer.kernel), layer.gain)
-                add(f"{name}.bias", (layer.channels,), 0.0)
+                kernel = (layer.channels, shape[0], layer.kernel, layer.kernel)
+                wanted += [(f"{name}.weight", kernel, layer.gain), (f"{name}.bias", (layer.channels,), 0.0)]
             elif isinstance(layer, LayerNorm):
-                add(f"{name}.scale", shape, 1.0)
-                add(f"{name}.shift", shape, 0.0)
-        for free in self.free:
-            add(free.name, (free.size,), free.init)
-        return found
+                wanted += [(f"{name}.scale", shape, 1.0), (f"{name}.shift", shape, 0.0)]
+        wanted += [(free.name, (free.size,), free.init) for free in self.free]
+        offsets = accumulate((math.prod(shape) for _, shape, _ in wanted), initial=0)
+        return [Param(name, shape, at, init) for (name, shape, init), at in zip(wanted, offsets, strict=False)]
 
     @cached_property
     def parts(self) -> dict[str, slice]:

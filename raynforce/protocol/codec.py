@@ -107,7 +107,10 @@ class Codec:
         minor, type_, flags, _, _, envs, ended, buffers, meta_bytes, body_bytes = header
         name = _NAMES.get(type_)
         if name is None:
-            return self._unknown(header)
+            if meta_bytes > OTHER_META or body_bytes > UNKNOWN_BODY:
+                unknown, size = f"a message of the unknown type {type_}", meta_bytes + body_bytes
+                raise ProtocolError("size", f"{unknown} has {size} bytes; too long to skip")
+            return header
         if type_ not in self.takes:
             raise ProtocolError("type", f"{name} is not for this side to receive")
         most = most_meta(type_)
@@ -130,14 +133,6 @@ class Codec:
             raise ProtocolError("size", f"{name} of {envs} envs has {found}; its spaces make it {expected}")
         if minor != self.minor and type_ not in GREETINGS and self.minor is not None:
             raise ProtocolError("version", f"{name}: minor version {minor}; agreed was {self.minor}")
-        return header
-
-    @staticmethod
-    def _unknown(header: Header) -> Header:
-        if header.meta_bytes > OTHER_META or header.body_bytes > UNKNOWN_BODY:
-            unknown = f"a message of the unknown type {header.type}"
-            size = header.meta_bytes + header.body_bytes
-            raise ProtocolError("size", f"{unknown} has {size} bytes; too long to skip")
         return header
 
     def decode(self, data: Data, header: Header | None = None) -> Message:

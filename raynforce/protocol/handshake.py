@@ -177,8 +177,7 @@ class Offer:
     launch: str = ""
     memory: Callable[[Spaces, int], SharedObs] | None = None
     """Makes shared memory for `same_step` observations of a host that offers to use it, on a Unix socket."""
-    each: Callable[[Offer, Hello], Offer] | None = None
-    """Makes of this the offer for one host that has proven the token, or raises a `Refusal`."""
+    each: Callable[[Offer, Hello], Offer] | None = None  # the offer for a proven host; may raise a `Refusal`
 
     def __post_init__(self) -> None:
         if not 0 < self.session < 1 << 64:

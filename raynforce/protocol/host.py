@@ -46,7 +46,7 @@ class Rejected(NamedTuple):
 
 
 class Slots:
-    """Each env's last result, written in place by whoever steps it, and sent again if the request comes again."""
+    """Each env's last result, written in place as it is stepped, and sent again if the request is repeated."""
 
     def __init__(self, spaces: Spaces, envs: int, final: bool) -> None:
         self.obs = {leaf.path: np.zeros((envs, *leaf.shape), DTYPES[leaf.dtype]) for leaf in spaces.obs}

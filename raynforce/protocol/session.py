@@ -88,7 +88,10 @@ class Envs:
     def begin(self, rows: np.ndarray, sequence: int, reset: bool) -> None:
         phase = self.phase[rows].tobytes()  # in bytes, such questions are answered at once
         if phase.count(self.BUSY) + phase.count(self.GONE) if reset else phase.count(self.READY) < len(phase):
-            raise self._cannot(rows, reset)
+            now = self.phase[rows]
+            row = int(np.flatnonzero(now & 1 if reset else now)[0])
+            why = ("", "still owes a result", "must be reset first", "is gone")[now[row]]
+            raise ProtocolError("env", f"{'RESET' if reset else 'STEP'}: env {rows[row]} {why}")
         self.phase[rows] = self.BUSY
         self.request[rows] = sequence
         self.first[rows] = reset or (self._over[rows] if self.autoreset == "next_step" else False)
@@ -115,12 +118,6 @@ class Envs:
     def fail(self, rows: np.ndarray, recoverable: bool) -> None:
         self.phase[rows] = self.NEW if recoverable else self.GONE
         self._over[rows] = False
-
-    def _cannot(self, rows: np.ndarray, reset: bool) -> ProtocolError:
-        phase = self.phase[rows]
-        row = int(np.flatnonzero(phase & 1 if reset else phase)[0])
-        why = ("", "still owes a result", "must be reset first", "is gone")[phase[row]]
-        return ProtocolError("env", f"{'RESET' if reset else 'STEP'}: env {rows[row]} {why}")
 
 
 class Session:
@@ -198,7 +195,7 @@ class Session:
         """The connection is lost or given up."""
         if self.ended:
             return NOTHING
-        if self._closing_there:  # whoever has said CLOSE may hang up
+        if self._closing_there:  # after its CLOSE a side may hang up
             code, reason = "closed", self._closing_reason
         return self._end(code, reason)
 

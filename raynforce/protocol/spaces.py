@@ -15,11 +15,10 @@ from raynforce.protocol.fields import items, mapping, one_of, take, text, whole,
 from raynforce.protocol.frame import FEW, MOST_BODY, MOST_LEAVES, ProtocolError
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 
-DTYPES = {
+DTYPES = {  # little-endian; flags are uint8: bool has no size that all languages agree on
     str(dtype): dtype.newbyteorder("<")
     for dtype in map(np.dtype, ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"))
 }
-"""Element types by name; little-endian. Flags are uint8 of 0 and 1: bool has no size that all languages agree on."""
 MOST_DIMENSIONS = 8
 MOST_ACTION = 1 << 16  # elements of one action
 _KINDS = ("box", "discrete", "multidiscrete", "multibinary")

@@ -93,8 +93,7 @@ def test_returns_have_as_many_steps_as_a_fragment_has() -> None:
 
 @pytest.mark.parametrize("topology", ["sync", "shared-agent"])
 @pytest.mark.parametrize(
-    ("env", "target"),
-    [("Identity", 1.0), ("MultiIdentity", 1.0), ("IdentityBox", -0.02), ("Corridor", 0.93)],
+    ("env", "target"), [("Identity", 1.0), ("MultiIdentity", 1.0), ("IdentityBox", -0.02), ("Corridor", 0.93)]
 )
 def test_tiny_environments_are_learned(env: str, target: float, topology: str, tmp_path: Path) -> None:
     settings = {"eval.every": 1000, "eval.final_episodes": 0, "sampling.samplers": 2, "algorithm.learning_rate": 5e-3}

@@ -68,8 +68,7 @@ def gymnasiums_own() -> gymnasium.Env[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "expected"),
-    [((5, 6), (3, 5, 6)), ((5, 6, 1), (3, 5, 6)), ((5, 6, 3), (9, 5, 6)), ((3, 5, 6), (9, 5, 6))],
+    ("shape", "expected"), [((5, 6), (3, 5, 6)), ((5, 6, 1), (3, 5, 6)), ((5, 6, 3), (9, 5, 6)), ((3, 5, 6), (9, 5, 6))]
 )
 def test_the_newest_frame_is_last_and_the_first_one_is_repeated(
     shape: tuple[int, ...], expected: tuple[int, ...]

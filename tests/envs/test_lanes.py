@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import select
 import signal
@@ -187,30 +188,25 @@ def test_one_that_hangs_is_replaced_and_told_when_the_new_one_is_there(parallel:
     assert step_all(lanes)[1] == []
 
 
-@pytest.mark.parametrize("parallel", SIDE_BY_SIDE)
-def test_one_that_always_hangs_is_an_error(parallel: Any) -> None:
-    args = {"script": {-1: {1: "hang"}}}
-    lanes = lanes_of("lane_envs:Scripted", args, 1, seed=0, parallel=parallel, hang_seconds=0.2)
+ALWAYS = [
+    *((parallel, "hang", "hung", "it did not come back") for parallel in SIDE_BY_SIDE),
+    *((parallel, "raise", "raised", "") for parallel in ALL),
+    ("processes", "exit", "died", "its process ended with exit code 3"),
+]
+
+
+@pytest.mark.parametrize(("parallel", "does", "kind", "text"), ALWAYS)
+def test_one_that_always_breaks_is_an_error(parallel: Any, does: str, kind: str, text: str) -> None:
+    args, seconds = {"script": {-1: {1: does}}}, 0.2 if does == "hang" else math.inf
+    lanes = lanes_of("lane_envs:Scripted", args, 2, seed=0, parallel=parallel, first=7, hang_seconds=seconds)
 
     def play() -> None:
         while True:
             step_all(lanes)
 
-    with pytest.raises(EnvError, match=r"broke in lane 0, 4 times in a row within 10 steps .*: it did not come back"):
+    with pytest.raises(EnvError, match=rf"broke in lane [78], 4 times in a row within 10 steps .*: {text}") as raised:
         play()
-
-
-@pytest.mark.parametrize("parallel", ALL)
-def test_one_that_always_raises_is_an_error(parallel: Any) -> None:
-    lanes = lanes_of("lane_envs:Scripted", {"script": {-1: {1: "raise"}}}, 2, seed=0, parallel=parallel, first=7)
-
-    def play() -> None:
-        while True:
-            step_all(lanes)
-
-    with pytest.raises(EnvError, match=r"broke in lane [78], 4 times in a row within 10 steps") as raised:
-        play()
-    assert raised.value.facts["kind"] == "raised"
+    assert raised.value.facts["kind"] == kind
 
 
 @pytest.mark.parametrize("parallel", ["no", "threads"])
@@ -295,18 +291,6 @@ def test_one_that_dies_between_its_steps_is_told_once_it_is_asked() -> None:
     ((lane, code, _, _),) = step_all(lanes)[1]
     assert (lane, code) == (0, "died")
     assert step_all(lanes) == ([0], [])
-
-
-def test_one_that_always_dies_is_an_error() -> None:
-    args = {"script": {-1: {1: "exit"}}}
-    lanes = lanes_of("lane_envs:Scripted", args, 2, seed=0, parallel="processes")
-
-    def play() -> None:
-        while True:
-            step_all(lanes)
-
-    with pytest.raises(EnvError, match=r"4 times in a row within 10 steps .*: its process ended with exit code 3"):
-        play()
 
 
 def test_one_that_dies_when_it_is_made_is_an_error() -> None:

@@ -217,9 +217,7 @@ def test_an_env_that_breaks_when_it_is_saved() -> None:
     assert later["steps"].tolist() == [6, 1]
     assert fresh.load(later) == []  # of the new env
     assert flat(fresh.step(actions(1, 2)[0])) == flat(vector.step(actions(1, 2)[0]))
-    assert fresh.load(tree) == [
-        "1 of 2 running episodes of env 'walks:Walk' start over: they could not be saved",
-    ]
+    assert fresh.load(tree) == ["1 of 2 running episodes of env 'walks:Walk' start over: they could not be saved"]
     assert fresh.restarted == [1]
 
 

@@ -99,13 +99,7 @@ def test_someone_can_always_go_on_and_the_ratio_is_never_exceeded(
     whole=st.booleans(),
 )
 def test_the_measured_ratio_is_the_one_that_was_set(
-    ratio: float,
-    batch: int,
-    starts: int,
-    samplers: list[tuple[int, float]],
-    seconds: float,
-    job: int,
-    whole: bool,
+    ratio: float, batch: int, starts: int, samplers: list[tuple[int, float]], seconds: float, job: int, whole: bool
 ) -> None:
     """Samplers give fragments of their size (or a little less) in their time; the learner needs `seconds` an update."""
     largest = max(size for size, _ in samplers)

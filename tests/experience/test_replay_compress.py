@@ -171,10 +171,7 @@ def test_its_memory_is_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_an_image_it_is_refused() -> None:
-    leaves = (
-        ObsLeaf("obs/bytes", "box", (8,), "uint8"),
-        ObsLeaf("obs/depth", "box", (8, 8), "float32"),
-    )
+    leaves = (ObsLeaf("obs/bytes", "box", (8,), "uint8"), ObsLeaf("obs/depth", "box", (8, 8), "float32"))
     with pytest.raises(UsageError) as error:
         Replay(leaves, DISCRETE, capacity=100, lanes=1, compress=True)
     assert str(error.value) == (

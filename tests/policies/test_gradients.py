@@ -32,12 +32,7 @@ from raynforce.policies.torch_net import ModuleNet, SpecNet
 from raynforce.spaces import ActionSpec, ObsLeaf
 
 CPU = torch.device("cpu")
-ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "elu": nn.ELU,
-    "silu": nn.SiLU,
-}
+ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 ROWS, WIDTH, ACTIONS = 4, 3, 2
 VECTOR = inputs_of([ObsLeaf("obs", "box", (WIDTH,), "float32")])
 IMAGE = inputs_of([ObsLeaf("obs", "box", (5, 6, 2), "uint8")])

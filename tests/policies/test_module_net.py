@@ -252,10 +252,7 @@ def test_actor_acts_with_the_module() -> None:
         (lambda n: {"policy": torch.zeros(n, 2)}, "'value'"),
         (lambda n: {"policy": torch.zeros(n, 3), "value": torch.zeros(n, 1)}, r"'policy' \[N, 2\]; got.*\(6, 3\)"),
         (lambda n: {"policy": torch.zeros(n, 2), "value": torch.zeros(n)}, r"'value' \[N, 1\]; got.*\(6,\)"),
-        pytest.param(
-            lambda n: {"policy": None, "value": torch.zeros(n, 1)},
-            "'policy'",
-        ),
+        pytest.param(lambda n: {"policy": None, "value": torch.zeros(n, 1)}, "'policy'"),
     ],
 )
 def test_wrong_answers(answer: Any, found: str) -> None:

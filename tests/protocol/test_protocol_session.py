@@ -438,10 +438,7 @@ def test_a_final_observation_is_looked_at_too() -> None:
     assert (kept.envs.tolist(), kept.ended.tolist(), broken.envs.tolist()) == ([0, 1], [1], [2])
 
 
-VIOLATIONS = {
-    "status": lambda m: m.buffers[3].__setitem__(0, 5),
-    "env": lambda m: m.buffers[0].__setitem__(0, 3),
-}
+VIOLATIONS = {"status": lambda m: m.buffers[3].__setitem__(0, 5), "env": lambda m: m.buffers[0].__setitem__(0, 3)}
 
 
 @pytest.mark.parametrize("code", VIOLATIONS)

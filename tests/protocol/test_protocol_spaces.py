@@ -28,10 +28,7 @@ def test_infinite_bounds_are_null() -> None:
     assert (data["low"], data["high"]) == ([-1.0, None], [1.0, None])
     assert Spaces.from_json(
         {"obs": CART.to_json()["obs"], "action": {"kind": "box", "shape": [2], "dtype": "float32"}}
-    ).action.low == (
-        -math.inf,
-        -math.inf,
-    )
+    ).action.low == (-math.inf, -math.inf)
 
 
 def test_the_hash_is_of_a_text_that_any_language_can_write() -> None:
