@@ -89,27 +89,20 @@ def train(
     `Interrupted`, whose `run` can be resumed.
     """
     with lending() as lender:
-        given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
-        found, preset = resolved(env, algo, config, settings, given, start_from, lender)
+        given = {"runtime": runtime, "topology": topology, "start_from": start_from}
+        found, preset = resolved(env, algo, config, settings, lender, steps=steps, target=target, seed=seed, **given)
         return start(found, preset, out, callbacks=callbacks, sinks=sinks, progress=progress)
 
 
 def resolved(
-    env: str | Callable[..., Any],
-    algo: str | type[Any],
-    config: str | Path | Mapping[str, Any] | None,
-    settings: Mapping[str, Any] | None,
-    given: Mapping[str, Any],
-    start_from: str | Path | None,
-    lender: Lender,
+    env: Any, algo: Any, config: Any, settings: Mapping[str, Any] | None, lender: Lender, **given: Any
 ) -> tuple[Config, dict[str, Any]]:
     """What the arguments of `train` stand for, and the preset that was applied, dotted."""
     _not_while_imported()
-    file = read_yaml(str(config)) if isinstance(config, str | Path) else config or {}
-    names = {"env": lender.name_of(env), "algo": lender.name_of(algo)}
-    if start_from is not None:
-        names["start_from"] = str(start_from)
-    return resolve(file, _nested(settings, lender), names, {k: v for k, v in given.items() if v is not None})
+    file = config if isinstance(config, Mapping) else read_yaml(str(config)) if config is not None else {}
+    given |= {"env": lender.name_of(env), "algo": lender.name_of(algo)}
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    return resolve(file, _nested(settings, lender), {k: v for k, v in plain.items() if v is not None})
 
 
 def start(config: Config, preset: Mapping[str, Any], out: str | Path | None = None, **how: Any) -> Run:
@@ -204,14 +197,17 @@ def _drive(
     config, env, chosen = settle(config)
     say(preset)
     say(chosen)
-    how |= {"callbacks": [*map(_callback, callbacks)], "sinks": _sinks(sinks), "stream": stream, "progress": progress}
+    for sink in sinks:
+        if not (hasattr(sink, "write") and hasattr(sink, "close")):
+            raise UsageError(f"sink {sink!r} has no write(step, metrics) and close()")
+    how |= {"callbacks": [*map(_callback, callbacks)], "sinks": sinks, "stream": stream, "progress": progress}
     driver = Driver(config, env, directory, **how)
     if opened is not None:
         opened(directory.shown)
-    result = driver.train()
+    result, signal_number = driver.train(), driver.stop_request.number
     run = Run(directory.path, config, result, driver.where_the_time_went())
-    if driver.stop_request.number is not None:
-        raise Interrupted(run, driver.stop_request.number)
+    if signal_number is not None:
+        raise Interrupted(run, signal_number)
     return run
 
 
@@ -342,10 +338,8 @@ def _in_words(leaves: Sequence[ObsLeaf | ActionSpec]) -> str:
 def _not_while_imported() -> None:
     """A script that names its own functions is imported by name to find them, and must not start a run each time."""
     if importing:
-        raise UsageError(
-            f"module {importing[-1]!r} starts a run when it is imported: put what others need into a module of its "
-            "own, or the start of the run under if __name__ == '__main__':"
-        )
+        fix = "put what others need into a module of its own, or the start of the run under if __name__ == '__main__':"
+        raise UsageError(f"module {importing[-1]!r} starts a run when it is imported: {fix}")
 
 
 def _nested(dotted: Mapping[str, Any] | None, lender: Lender) -> dict[str, Any]:
@@ -360,13 +354,6 @@ def _callback(given: Callback | OnRound) -> Callback:
     made = Callback()
     made.on_round = given  # type: ignore[method-assign, assignment]
     return made
-
-
-def _sinks(given: Sequence[Sink]) -> Sequence[Sink]:
-    for sink in given:
-        if not (hasattr(sink, "write") and hasattr(sink, "close")):
-            raise UsageError(f"sink {sink!r} has no write(step, metrics) and close()")
-    return given
 
 
 def fresh_name(config: Config, seeds: str = "") -> Path:

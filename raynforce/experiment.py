@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,7 @@ from raynforce.errors import UsageError
 
 def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     """Lay nested settings over the defaults, later layers win; also return the preset that was applied, dotted."""
-    given: dict[str, Any] = {}
-    for layer in layers:
-        given = settings.merge(given, layer)
+    given: dict[str, Any] = reduce(settings.merge, layers, {})
     algo, env = settings.coerce(given.get("algo", Config.algo), str, "algo"), given.get("env")
     if not env:
         raise UsageError("no environment given: name a gymnasium id such as CartPole-v1, or module:factory")
@@ -27,9 +26,8 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     kind = algorithm_class(algo)
     topology = str(given.get("topology", Config.topology))
     preset = preset_for(algo, str(env), topology) if given.get("preset", "auto") == "auto" else {}
-    data: dict[str, Any] = {}
-    for layer in (*map(settings.nested, (kind.defaults, kind.topology_defaults.get(topology, {}), preset)), given):
-        data = settings.merge(data, layer)
+    tuned = (kind.defaults, kind.topology_defaults.get(topology, {}), preset)
+    data: dict[str, Any] = reduce(settings.merge, (*map(settings.nested, tuned), given), {})
     applied = {key: value for key, value in preset.items() if not _has(given, key)}
 
     def hint(path: str, known: Iterable[str]) -> str:

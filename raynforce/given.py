@@ -12,8 +12,8 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,13 +79,8 @@ class Lender:
             self._lent.clear()
 
 
-@contextmanager
-def lending() -> Iterator[Lender]:
-    lender = Lender()
-    try:
-        yield lender
-    finally:
-        lender.close()
+def lending() -> closing[Lender]:
+    return closing(Lender())
 
 
 def pack(names: Iterable[str | None]) -> bytes:

@@ -72,7 +72,6 @@ def _not_known(path: str, setting: str) -> str:
     last = last if last.isidentifier() else "..."
     again = f"settings={{{setting!r}: {last}}}" if "." in setting else f"{setting}={last}"
     calls = [f"raynforce.{call}(run, {again})" for call in ("resume", "evaluate")[: 2 if setting == "env" else 1]]
-    return (
-        f"{name!r} was defined in {where}, not in a module: in Python, {' or '.join(calls)} goes on with it; once it "
-        f"is in a module, so does raynforce resume RUN --set {setting}=MODULE:NAME"
-    )
+    now = f"in Python, {' or '.join(calls)} goes on with it"
+    later = f"once it is in a module, so does raynforce resume RUN --set {setting}=MODULE:NAME"
+    return f"{name!r} was defined in {where}, not in a module: {now}; {later}"

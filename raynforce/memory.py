@@ -37,7 +37,5 @@ def require_memory(
     """Refuse `what` if it needs more than this fraction of the free memory; `fix` and `hint` end the message."""
     available = available_bytes()
     if available is not None and needed > fraction * available:
-        raise UsageError(
-            f"{what} needs {needed / 1e9:.2f} GB, available are {fraction * available / 1e9:.2f} GB "
-            f"({fraction:.0%} of {available / 1e9:.2f} GB free memory); {fix}{hint}"
-        )
+        there = f"{fraction * available / 1e9:.2f} GB ({fraction:.0%} of {available / 1e9:.2f} GB free memory)"
+        raise UsageError(f"{what} needs {needed / 1e9:.2f} GB, available are {there}; {fix}{hint}")

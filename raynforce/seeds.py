@@ -55,10 +55,6 @@ class Spread(NamedTuple):
     low: float
     high: float
 
-    @staticmethod
-    def of(values: Sequence[float]) -> Spread | None:
-        return Spread(statistics.median(values), min(values), max(values)) if values else None
-
     def to_json(self) -> dict[str, float | None]:
         return {k: v if math.isfinite(v) else None for k, v in self._asdict().items()}
 
@@ -112,7 +108,8 @@ class Seeds:
             if missing is not None and not late:
                 return None
             values = [missing if (value := getattr(result, figure)) is None else value for result in results]
-            return Spread.of([value for value in values if value is not None])
+            known = [value for value in values if value is not None]
+            return Spread(statistics.median(known), min(known), max(known)) if known else None
 
         return {name: spread(name) for name in ("eval_return", "solved_steps", "solved_at", "steps_per_second")}
 
@@ -156,8 +153,8 @@ def train_seeds(
     of what is returned, and the others go on. Ctrl-C raises `InterruptedSeeds` after a checkpoint of each.
     """
     with lending() as lender:
-        given = {"steps": steps, "target": target, "seed": seed, "runtime": runtime, "topology": topology}
-        found, preset = resolved(env, algo, config, settings, given, start_from, lender)
+        given = {"runtime": runtime, "topology": topology, "start_from": start_from}
+        found, preset = resolved(env, algo, config, settings, lender, steps=steps, target=target, seed=seed, **given)
         return start_seeds(found, preset, numbers(seeds, found.seed), out, progress=progress)
 
 

@@ -16,6 +16,7 @@ from raynforce.errors import UsageError, nearest, said_elsewhere
 COUNTS = {"k": 10**3, "K": 10**3, "M": 10**6}  # what a whole number may end with: `--steps 10k`
 T = TypeVar("T")
 Nested = dict[str, Any]
+Guess = Callable[[str, Iterable[str]], str]
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,7 @@ def known_keys(cls: type, sections: Mapping[str, type], prefix: str = "") -> Ite
             yield path
 
 
-def build(
-    cls: type[T],
-    data: Mapping[str, Any],
-    sections: Mapping[str, type],
-    meant: Callable[[str, Iterable[str]], str] = nearest,
-) -> T:
+def build(cls: type[T], data: Mapping[str, Any], sections: Mapping[str, type], meant: Guess = nearest) -> T:
     """Make `cls` from nested plain data; `sections` has the types of open sections, `meant` guesses unknown names."""
 
     def make(kind: type, values: Any, prefix: str) -> Any:
@@ -74,9 +70,8 @@ def build(
                 raise UsageError(f"unknown setting {path!r}{meant(path, sections_too or known)}")
             below = _section(hints[key], sections, path)
             made[key] = make(below, value, path + ".") if below else coerce(value, hints[key], path)
-        for key, hint in hints.items():  # open sections (the algorithm's) have no usable default of their own
-            below = _section(hint, sections, f"{prefix}{key}")
-            if below and key not in made:
+        for key in hints.keys() - made.keys():  # open sections (the algorithm's) have no usable default of their own
+            if below := _section(hints[key], sections, f"{prefix}{key}"):
                 made[key] = make(below, {}, f"{prefix}{key}.")
         for field in dataclasses.fields(kind):
             if field.name not in made and field.default is field.default_factory is dataclasses.MISSING:

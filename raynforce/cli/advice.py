@@ -98,15 +98,13 @@ def _central(config: Config, facts: Facts) -> str:
     def best(n: int) -> float:
         return min(n / mean, n / facts.round_seconds(n))
 
-    line = "side by side with one policy for all, "
-    if computing >= WAITS:
-        cores = facts.cores / (mean * computing)
-        line += f"{envs} environments would give at most {min(best(envs), cores):,.0f} steps/s on {facts.cores} cores"
-        if not facts.cost.uneven:
-            line += f"; but steps are even, so nobody waits long for the slowest: --samplers {facts.cores} does as well"
-        return line
-    line += f"{envs} environments would give at most {best(envs):,.0f} steps/s"
-    return line + (f", {MANY} (--envs {MANY}) {best(MANY):,.0f}" if envs < MANY else "")
+    line = f"side by side with one policy for all, {envs} environments would give at most "
+    if computing < WAITS:
+        many = f", {MANY} (--envs {MANY}) {best(MANY):,.0f}" if envs < MANY else ""
+        return f"{line}{best(envs):,.0f} steps/s{many}"
+    line += f"{min(best(envs), facts.cores / (mean * computing)):,.0f} steps/s on {facts.cores} cores"
+    even = f"; but steps are even, so nobody waits long for the slowest: --samplers {facts.cores} does as well"
+    return line if facts.cost.uneven else line + even
 
 
 def _products(config: Config, spec: EnvSpec) -> int:

@@ -171,9 +171,6 @@ def advice(group: FaultGroup, config: Mapping[str, Any]) -> str:
     return "the last lines it printed say more" if group.said or group.trace else "nothing more is known of it"
 
 
-# -- small words ------------------------------------------------------------------------------------------------------
-
-
 def _place(trace: str) -> str:
     """Where a traceback ends, as `file:line in function`; faulthandler's stacks have the newest call first."""
     places = _PLACE.findall(trace)
@@ -228,7 +225,6 @@ def _clock(at: float, day: float | None = None) -> str:
 
 
 def _config(run: RunDirectory) -> Mapping[str, Any]:
-    try:
+    with contextlib.suppress(RaynforceError):  # its history can be told without
         return settings.read_yaml(str(run.config))
-    except RaynforceError:  # its history can be told without
-        return {}
+    return {}

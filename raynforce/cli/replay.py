@@ -146,10 +146,8 @@ def _episode(run: RunDirectory, evidence: Mapping[str, Any], how: How) -> Outcom
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"this recorded fault of {run.path} is torn: {summary(error)}") from None
     if evidence.get("too_long"):
-        raise UsageError(
-            f"this episode is too long to be replayed: it broke at step {step:,}, and more than "
-            f"{MOST_BYTES / 1e6:.0f} MB of actions are not kept; it began with reset(seed={seed})"
-        )
+        kept = f"more than {MOST_BYTES / 1e6:.0f} MB of actions are not kept; it began with reset(seed={seed})"
+        raise UsageError(f"this episode is too long to be replayed: it broke at step {step:,}, and {kept}")
     env = make(name, args)
     try:
         return _Episode(env, name, seed, actions, how).play()

@@ -29,9 +29,6 @@ HEAD = ("env", "algo", "seed", "steps", "target", "runtime", "topology")  # sett
 _PARTS = {"config.yaml", "events.jsonl", "checkpoints"}
 
 
-# -- runs at a glance -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Glance:
     """One run, from the ends of its files."""
@@ -233,11 +230,9 @@ def _step_in(name: str) -> int:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a small file; empty if there is none."""
-    try:
-        with open_regular(path) as file:
-            return object_in(file.read(MOST))
-    except OSError:
-        return {}
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        return object_in(file.read(MOST))
+    return {}
 
 
 def whole(value: Any) -> int:

@@ -124,10 +124,9 @@ class _Segments:
 
 def present(path: Path, stated: Stated) -> bool:
     """Whether a file of the stated size is there; its hash was seen when it was written."""
-    try:
+    with contextlib.suppress(OSError):
         return path.stat(follow_symlinks=False).st_size == stated.size
-    except OSError:
-        return False
+    return False
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,9 +92,19 @@ class RunDirectory:
     def create(self, config: str) -> None:
         """Make it, with its config. Of several processes that want the same one, a single one gets it."""
         self.must_be_new()
-        made: list[Path] = []
+        made: list[Path] = []  # to be removed again if it fails
         try:
-            with self._claimed(made):
+            with contextlib.suppress(FileExistsError):  # a file, which the next lines complain about
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self._numbered:
+                self._be_at(disk.numbered(self.path))
+                made.append(self.path)
+            else:
+                with contextlib.suppress(FileExistsError):
+                    self.path.mkdir()  # one process alone can do that
+                    made.append(self.path)
+            with disk.alone(self.path, os.O_RDONLY | os.O_DIRECTORY):
+                self.must_be_new()  # another process may have had it until now
                 self.checkpoints.mkdir(parents=True, exist_ok=True)
                 made += [self.checkpoints, self.config.with_name(_NEW_CONFIG), self.events]
                 self.events.write_bytes(b"")
@@ -106,22 +116,6 @@ class RunDirectory:
             for path in reversed(made):  # so that the same command can be tried again
                 with contextlib.suppress(OSError):
                     path.rmdir() if path.is_dir() else path.unlink()
-
-    @contextlib.contextmanager
-    def _claimed(self, made: list[Path]) -> Iterator[None]:
-        """Have the directory, a new one or one with nothing in it, for oneself; `made` is told of a new one."""
-        with contextlib.suppress(FileExistsError):  # a file, which the next lines complain about
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self._numbered:
-            self._be_at(disk.numbered(self.path))
-            made.append(self.path)
-        else:
-            with contextlib.suppress(FileExistsError):
-                self.path.mkdir()  # one process alone can do that
-                made.append(self.path)
-        with disk.alone(self.path, os.O_RDONLY | os.O_DIRECTORY):
-            self.must_be_new()  # another process may have had it until now
-            yield
 
     def write_config(self, config: str) -> None:
         try:
@@ -265,8 +259,6 @@ class RunDirectory:
             notes = [*notes, f"taken instead: {where}"]
         return Loaded(path, parts, manifest, notes)
 
-    # -- which there are ------------------------------------------------------------------------------
-
     def _named(self, kind: str) -> list[Path]:
         """Checkpoints of a kind, by step; strangers in the folder are left alone."""
         try:
@@ -363,7 +355,6 @@ def seeds_in(folder: str | Path) -> list[Path]:
 
 
 def _similar(path: Path) -> str:
-    try:
+    with contextlib.suppress(OSError):
         return nearest(path.name, os.listdir(path.parent))
-    except OSError:
-        return ""
+    return ""

@@ -266,10 +266,10 @@ class History:
         return sum(group.count for group in self.groups)
 
     def to_json(self) -> dict[str, Any]:
-        recoveries = {
-            role: {"count": len(s), "median_seconds": statistics.median(s), "max_seconds": max(s)}
-            for role, s in self.recoveries.items()
-        }
+        recoveries = {}
+        for role, seconds in self.recoveries.items():
+            median, longest = statistics.median(seconds), max(seconds)
+            recoveries[role] = {"count": len(seconds), "median_seconds": median, "max_seconds": longest}
         data = {k: v for k, v in vars(self).items() if k not in ("groups", "lost")}
         data |= {"seconds": round(self.seconds, 3), "faults": self.faults, "recoveries": recoveries}
         groups = []

@@ -43,9 +43,6 @@ class Unavailable(Unreadable):
     """The disk does not give it now; that says nothing of what is in it."""
 
 
-# -- writing ----------------------------------------------------------------------------------------------
-
-
 def pack(arrays: Mapping[str, np.ndarray]) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file, in pieces: contiguous arrays are not copied."""
     header: dict[str, Any] = {}
@@ -95,9 +92,6 @@ def state(chunks: Iterable[bytes | memoryview], file: IO[bytes] | None = None) -
         sha.update(chunk)
         size += len(chunk)
     return Stated(size, sha.hexdigest())
-
-
-# -- reading ----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

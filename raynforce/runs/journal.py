@@ -77,8 +77,6 @@ class Journal:
         self._thread = threading.Thread(target=self._work, name="raynforce-journal", daemon=True)
         self._thread.start()
 
-    # -- for whoever writes ---------------------------------------------------------------------------
-
     def add(self, path: Path) -> None:
         """Begin with a file, made if need be, that nobody else writes to; raises `OSError` if it cannot be opened."""
         with self._changed:

@@ -151,9 +151,6 @@ def in_use(run: str | Path, by: Holder) -> UsageError:
     return UsageError(f"run {run} is in use by {by}: wait, or end it first")
 
 
-# -- a run in a directory -----------------------------------------------------------------------------------
-
-
 class _File:
     """`run.lock`, open and locked."""
 
@@ -162,11 +159,8 @@ class _File:
 
     def read(self) -> Holder | None:
         """The content, as other hosts see it: a file system asks again when a file is opened."""
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            return Holder.parse(os.pread(descriptor, LONGEST, 0))
-        finally:
-            os.close(descriptor)
+        with open(self._path, "rb", opener=lambda path, _: os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+            return Holder.parse(file.read(LONGEST))
 
     def write(self, own: Holder) -> None:
         """In one write, so that nobody sees half of it."""
@@ -203,24 +197,18 @@ def locked(path: Path) -> Iterator[Lock]:
 
 def holder(path: Path) -> Holder | None:
     """Who writes to the run at `path`; None if nobody does. Changes nothing."""
-    try:
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # there is none, or it is not a file
         descriptor = os.open(path / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        found = Holder.parse(os.pread(descriptor, LONGEST, 0))
+        stack.callback(os.close, descriptor)
+        found, flock = Holder.parse(os.pread(descriptor, LONGEST, 0)), True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            flock = True
         except BlockingIOError:
             return found or Holder()
-        except OSError:  # there is none on this file system
+        except OSError:  # there is no such lock on this file system
             flock = False
         return found if _is_alive(found, time.time() - os.fstat(descriptor).st_mtime, flock) else None
-    except OSError:  # not a file
-        return None
-    finally:
-        os.close(descriptor)
+    return None
 
 
 def _acquire(path: Path) -> Lock:

@@ -40,8 +40,6 @@ class MirroredRun(RunDirectory):
         self._held: lock.Lock | None = None
         self._pushing = threading.Lock()
 
-    # -- before it begins ---------------------------------------------------------------------------------
-
     def must_be_new(self) -> None:
         """Refuse a URL where there is anything; what an older run left of its working copy here is removed."""
         resume, other = f"raynforce resume {shlex.quote(self.shown)}", "choose another with --out"
@@ -77,8 +75,6 @@ class MirroredRun(RunDirectory):
             elif all:
                 raise lock.in_use(self.shown, holder)
 
-    # -- one writer ---------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def locked(self) -> Iterator[lock.Lock]:
         """Be the one writer of the working copy, and of the run at the URL."""
@@ -97,8 +93,6 @@ class MirroredRun(RunDirectory):
 
     def holder(self) -> lock.Holder | None:
         return super().holder() or remote_lock.holder(self.remote.store)
-
-    # -- writing ------------------------------------------------------------------------------------------
 
     def save(self, step: int, parts: dict[str, Tree], keep: int, keep_nth: int = 0) -> Saved:
         saved = super().save(step, parts, keep, keep_nth)
@@ -126,9 +120,6 @@ class MirroredRun(RunDirectory):
                 self.remote.push(self.path)
         except RaynforceError as error:
             raise NotMirrored(f"{what} is safe in {self.path}, but not at {self.shown}: {error}") from error
-
-
-# -- what a user typed ------------------------------------------------------------------------------------
 
 
 def new_run(out: str | Path, *, numbered: bool = False) -> RunDirectory:

@@ -320,17 +320,16 @@ class _RecentSpeed:
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque()
 
-    def seconds_left(self, snapshot: Snapshot) -> float | None:
+    def seconds_left(self, now: Snapshot) -> float | None:
         points = self._points
-        points.append((snapshot.seconds, snapshot.steps))
-        while len(points) > 2 and points[1][0] <= snapshot.seconds - self.window:
+        points.append((now.seconds, now.steps))
+        while len(points) > 2 and points[1][0] <= now.seconds - self.window:
             points.popleft()
-        remaining = 0 if snapshot.ending else max(snapshot.total_steps - snapshot.steps, 0)
-        seconds, steps = snapshot.seconds - points[0][0], snapshot.steps - points[0][1]
-        speed = steps / seconds if seconds > 0 and steps > 0 else snapshot.steps_per_second
-        if remaining == 0:
-            return snapshot.evaluating_left
-        return remaining / speed + (snapshot.evaluating_left or 0.0) if speed > 0 else None
+        if now.ending or now.steps >= now.total_steps:
+            return now.evaluating_left
+        seconds, steps = now.seconds - points[0][0], now.steps - points[0][1]
+        speed = steps / seconds if seconds > 0 and steps > 0 else now.steps_per_second
+        return (now.total_steps - now.steps) / speed + (now.evaluating_left or 0.0) if speed > 0 else None
 
 
 class _History:
@@ -464,15 +463,12 @@ def number(value: float | None) -> str:
     if value is None:
         return _MISSING
     size = abs(value)
-    if not math.isfinite(value):
-        return f"{value:.0f}"  # nan, inf
-    if size >= 1e6 or 0 < size < 5e-5:
+    if size >= 1e4 or not math.isfinite(value):
+        return f"{value:,.0f}" if size < 1e6 or not math.isfinite(value) else f"{value:.1e}"
+    if 0 < size < 5e-5:
         return f"{value:.1e}"
-    if size >= 1e4:
-        return f"{value:,.0f}"
-    if size >= 10 or size == 0:
-        return f"{value:.1f}"
-    return f"{value:.3f}" if size >= 0.01 else f"{value:.4f}"
+    digits = 1 if size >= 10 or size == 0 else 3 if size >= 0.01 else 4
+    return f"{value:.{digits}f}"
 
 
 def clock_time(seconds: float | None) -> str:
@@ -481,10 +477,9 @@ def clock_time(seconds: float | None) -> str:
         return _MISSING
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days}d {hour:02}:{minute:02}:{second:02}"
-    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+    if hours >= 24:
+        return f"{hours // 24}d {hours % 24:02}:{minute:02}:{second:02}"
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def _fraction(snapshot: Snapshot) -> float:

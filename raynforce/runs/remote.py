@@ -324,10 +324,9 @@ class WorkingCopy:
 
     def target(self, link: str) -> str:
         """The name of the checkpoint that `last` or `best` is."""
-        try:
+        with contextlib.suppress(OSError):
             return Path(os.readlink(self.local / link)).name
-        except OSError:
-            return ""
+        return ""
 
     def is_ahead(self, newest: str | None, manifests: Mapping[str, bytes]) -> bool:
         """Whether the newest checkpoint in the store came from here, and this has that one or a newer one, whole."""

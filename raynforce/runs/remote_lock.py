@@ -30,10 +30,9 @@ class InStore:
 
     def _text(self) -> bytes | None:
         self._store.fs.invalidate_cache()
-        try:
+        with contextlib.suppress(Missing):
             return self._store.read(NAME)
-        except Missing:
-            return None
+        return None
 
     def is_alive(self, found: Holder, watch: float) -> bool:
         """By the store's own clock; where it has none, whether the lock is written again within `watch` seconds."""

@@ -66,7 +66,13 @@ class SeedsView:
     def ended(self, seed: int, result: Result | None, error: str) -> None:
         stopped = result is None or result.stopped.startswith("SIG")
         self.rows[seed].state = "failed" if error else "stopped" if stopped else "done"
-        self.message(f"seed {seed}: {_ending(result, error)}")
+        how = f"failed: {error}" if error else "ended before it began"
+        if not error and result is not None:
+            how = f"{result.stopped} at {result.steps:,} steps"
+            if result.solved_steps is not None and result.solved_at is not None:
+                how = f"target met at {result.solved_steps:,} steps, after {result.solved_at:.1f} s"
+            how += f"; best policy {number(result.eval_return)}"
+        self.message(f"seed {seed}: {how}")
 
     def message(self, text: str) -> None:
         """Show a line that stays."""
@@ -172,14 +178,3 @@ def make_view(progress: Mode = "auto", stream: TextIO | None = None) -> SeedsVie
     if stream is None or isinstance(chosen, views.QuietProgress):
         return SeedsView()
     return LiveSeeds(stream) if isinstance(chosen, views.LiveProgress) else PlainSeeds(stream)
-
-
-def _ending(result: Result | None, error: str) -> str:
-    if error:
-        return f"failed: {error}"
-    if result is None:
-        return "ended before it began"
-    how = f"{result.stopped} at {result.steps:,} steps"
-    if result.solved_steps is not None and result.solved_at is not None:
-        how = f"target met at {result.solved_steps:,} steps, after {result.solved_at:.1f} s"
-    return f"{how}; best policy {number(result.eval_return)}"

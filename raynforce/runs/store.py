@@ -71,11 +71,10 @@ class Store:
 
     def has(self, path: str) -> bool:
         self.fs.invalidate_cache()
-        try:
+        with contextlib.suppress(Missing):
             self.do("look at", path, self.fs.info)  # fs.exists() takes an outage for a no
-        except Missing:
-            return False
-        return True
+            return True
+        return False
 
     def list(self, *, later: str = "") -> dict[str, int]:
         """Path and size of every file that is not hidden; the folder `later` is listed after those beside it."""
