@@ -31,7 +31,7 @@ from raynforce.runs.progress import Mode, Progress, Snapshot, make_progress
 from raynforce.runtimes.base import Handle, Pending, RoleError
 from raynforce.runtimes.member import Job
 from raynforce.spaces import EnvSpec
-from raynforce.topologies.declaration import env_args, evaluator_rules, stepping
+from raynforce.topologies.declaration import env_args, evaluator_rules
 from raynforce.trees import Tree
 
 EVALUATOR = "raynforce.roles.evaluator:Evaluator"
@@ -136,16 +136,9 @@ class Driver:
         else:
             run.create(config.to_yaml())  # not before everything is known to fit
             lock = opened.enter_context(run.locked())
-        self._record = Record(
-            run,
-            lock,
-            config,
-            sinks,
-            self._progress.fault,
-            opened,
-            resume_step=self._status.steps if resume else None,
-            positions={} if saved is None else saved["run"]["sinks"],
-        )
+        resume_step = self._status.steps if resume else None
+        positions: Tree = {} if saved is None else saved["run"]["sinks"]
+        self._record = Record(run, lock, config, sinks, self._progress.fault, opened, resume_step, positions)
         supervision.history = FaultHistory(run, self._progress.fault)
         opened.callback(supervision.history.close)
         if saved is None:
@@ -155,7 +148,7 @@ class Driver:
 
     def _make_evaluator(self, _: int) -> Handle:
         config, faults = self._config, self._config.faults
-        envs = env_args(config, min(config.eval.envs, config.eval.episodes), stepping(config))
+        envs = env_args(config, min(config.eval.envs, config.eval.episodes))
         args = self._acting, envs, faults.restarts, faults.sample_seconds
         return self._runtime.spawn(EVALUATOR, *args, name="evaluator", place=self._runtime.places.get("evaluator"))
 
@@ -272,16 +265,14 @@ class Driver:
     def _show(self, note: str = "", left: float | None = 0.0) -> None:
         """Show where the run stands; `left` are the seconds that an evaluation will still take, if that is known."""
         status, history = self._status, self._supervision.history
+        same = {name: getattr(status, name) for name in ("steps", "episodes", "updates", "best_eval")}
         self._progress.update(
             Snapshot(
-                steps=status.steps,
+                **same,
                 total_steps=self._config.steps,
                 seconds=self._tally.seconds,
                 steps_per_second=self._speed,
-                episodes=status.episodes,
-                updates=status.updates,
                 return_mean=status.metrics.get("charts/episodic_return"),
-                best_eval=status.best_eval,
                 target=self._config.target,
                 losses={k[7:]: v for k, v in status.metrics.items() if k.startswith("losses/")},
                 note=note,
@@ -374,23 +365,17 @@ class Driver:
             eval_return = None if returns is None else float(returns.mean())
         self._show()
         totals = self._engine.totals()
+        same = {name: getattr(config, name) for name in ("algo", "env", "runtime", "topology", "seed")}
+        same |= {name: getattr(status, name) for name in ("steps", "episodes", "updates", "solved_steps")}
         return Result(
             run=self._run.shown,
-            algo=config.algo,
-            env=config.env,
-            runtime=config.runtime,
-            topology=config.topology,
-            seed=config.seed,
-            steps=status.steps,
-            episodes=status.episodes,
-            updates=status.updates,
+            **same,
             seconds=round(time.monotonic() - self._began, 3),
             startup_seconds=self._startup_seconds and round(self._startup_seconds, 3),
             steps_per_second=self._final_speed and round(self._final_speed, 1),
             return_mean=self._tally.counts.return_mean,
             eval_return=eval_return,
             solved_at=status.solved_at and round(status.solved_at, 3),
-            solved_steps=status.solved_steps,
             restarts=self._engine.pool.restarts,
             env_restarts=self._supervision.env_restarts,
             abandoned_episodes=self._tally.abandoned_episodes,

@@ -31,10 +31,9 @@ class Machines:
         common = "avx2" if all(each.kernels == "avx2" for each in kinds) else "native"
         self._run.made_on = {"cpu": ", ".join(models), "kernels": common} if kinds else {}
         if len(models) > 1 and common != "avx2":
-            self._say(
-                f"note: roles live on {len(models)} kinds of CPU ({', '.join(models)}), and not all are held to AVX2: "
-                "the run equals another only if each role is on the same kind there"
-            )
+            where = f"{len(models)} kinds of CPU ({', '.join(models)}), and not all are held to AVX2"
+            same = "the run equals another only if each role is on the same kind there"
+            self._say(f"note: roles live on {where}: {same}")
 
     def compare(self, manifest: Mapping[str, Any]) -> None:
         for note in machine_note(manifest, {**provenance(), **self._run.made_on}):
@@ -42,7 +41,6 @@ class Machines:
 
 
 def machine_note(manifest: Mapping[str, Any], here: Mapping[str, str]) -> Iterator[str]:
-    """What numbers depend on and is not as it was when the checkpoint was written."""
     before = {"kernels": "native", **manifest}  # before there was a choice
     names = ["kernels", *VERSIONS]
     if not before["kernels"] == here.get("kernels") == "avx2":

@@ -21,8 +21,6 @@ FLUSH_SECONDS = 30.0  # that a checkpoint waits for the metrics before it to be 
 
 
 class Best(NamedTuple):
-    """A policy that evaluated best, with its step and score."""
-
     steps: int
     score: float
     policy: Callable[[], Tree]
@@ -39,7 +37,6 @@ class Record:
         sinks: Sequence[Sink],
         say: Callable[[str], None],
         opened: contextlib.ExitStack,
-        *,
         resume_step: int | None,
         positions: Tree,
     ) -> None:
@@ -50,7 +47,8 @@ class Record:
         self._due, self._saved_at = False, time.monotonic()
         self._resume_step = resume_step or 0
         self._journal = run.journal = Journal(say)
-        opened.callback(self._close_journal)
+        opened.callback(self._journal.close)
+        opened.callback(setattr, run, "journal", None)
         self._saver = Saver(say, run.event, run.patience)
         opened.callback(self._saver.close)
         self._metrics = Metrics(sinks)
@@ -63,10 +61,6 @@ class Record:
         self._metrics.add(self._jsonl)
         self._metrics.add(self._tensorboard)
         self._metrics.begin(run.path, config.to_dict())
-
-    def _close_journal(self) -> None:
-        self._run.journal = None
-        self._journal.close()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._metrics.write(step, metrics)

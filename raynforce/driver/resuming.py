@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raynforce import settings
 from raynforce.config import Config
@@ -37,14 +36,11 @@ def settings_note(before: Config, now: Config) -> Iterator[str]:
 
 def steps_note(before: int, now: int, done: int) -> Iterator[str]:
     if before != now:
-        yield (
-            f"steps were {before:,} and are {now:,}: what follows the run's progress (annealed learning rate, epsilon) "
-            f"goes on from {done / now:.0%}"
-        )
+        what = "what follows the run's progress (annealed learning rate, epsilon)"
+        yield f"steps were {before:,} and are {now:,}: {what} goes on from {done / now:.0%}"
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
     version: PolicyVersion
     step: int  # of the run they are from: as much as its normaliser has seen
     note: str  # one line on where they are from

@@ -20,8 +20,6 @@ PIECE = 0.2  # seconds between two looks, where training waits
 
 
 class Written(NamedTuple):
-    """A checkpoint that is on the disk."""
-
     step: int
     bytes: int  # that were written for it; what older ones have in common with it is not written again
     seconds: float  # that this took, beside training
@@ -129,7 +127,6 @@ class Saver:
             raise RaynforceError(f"{self._open[0].what} was not written within {seconds:.0f} s: slow storage")
 
     def require(self) -> None:
-        """Raise what made the last attempt fail, if it did."""
         if self.failing:
             raise RaynforceError(self._reason)
 

@@ -17,8 +17,6 @@ MILESTONES = [1, 2, 3, *(10**n for n in range(1, 13))]  # the how-manieth enviro
 
 
 class Supervision:
-    """Watches the pool of a run: writes its history, tells the user, keeps the counts."""
-
     def __init__(self, say: Callable[[str], None], note: Callable[[str], None]) -> None:
         """`say` is told of faults, `note` of what else a user should know."""
         self.redone_updates = 0  # optimiser steps that were taken again because the learner had died
@@ -49,12 +47,9 @@ class Supervision:
             equal = (fault.action, same_cause(fault.role, fault.kind, fault.cause))
             self._say_if_due(f"{fault.cause}; {fault.action}{attempt}", *equal)
         if self.history is not None:
+            what = fault.role, fault.kind, fault.cause, fault.action, fault.attempt
             self.history.role_fault(
-                fault.role,
-                fault.kind,
-                fault.cause,
-                fault.action,
-                fault.attempt,
+                *what,
                 self.steps,
                 said=error.said,
                 trace=error.trace or "",

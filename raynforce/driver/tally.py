@@ -14,8 +14,6 @@ _KEPT = ("updates", "best_eval", "last_eval", "solved_at", "solved_steps")
 
 
 class Tally:
-    """The run's status, which callbacks see, and what it is made of."""
-
     def __init__(self, config: Config, began: float) -> None:
         self.status = Status(config)
         self.began = began  # when this process was started for the run, on the monotonic clock

@@ -183,7 +183,6 @@ class EnvHost:
         self._fresh[:] = True
 
     def _work(self) -> None:
-        """Do what has been asked for, where the policy lives in the same process."""
         assert self._link is not None
         lanes, now = self._made(), time.monotonic()
         self._do(self._link, lanes, self._link.receive(now), now)

@@ -91,9 +91,8 @@ class Evaluator:
         if failure is not None:  # the next evaluation gets new envs
             self.close()
         over = failure is not None or not self._quota.any()
-        facts = [fault.facts() for fault in found]
-        told = values(self._infos)
-        return Evaluation(over, np.asarray(self._returns), facts, self._steps, lockstep, failure, told)
+        returns, facts, told = np.asarray(self._returns), [fault.facts() for fault in found], values(self._infos)
+        return Evaluation(over, returns, facts, self._steps, lockstep, failure, told)
 
     def play(
         self,

@@ -32,8 +32,6 @@ OWN = "worker"  # the part of its state that a sampler does not have
 
 
 class GradientWorker:
-    """Samples one fragment at a time, and computes the gradients that are due then."""
-
     def __init__(self, config: Config, acting: ActingSpec, envs: EnvArgs, index: int) -> None:
         torch.set_num_threads(config.learner.threads)
         self._sampler = Sampler(acting, envs, config.sampling.fragment, index, config.sampling.samplers)

@@ -50,7 +50,6 @@ def train(
 
 
 def tensors(algo: Algorithm[Any], arrays: Mapping[str, Any], method: str, device: torch.device) -> dict[str, Tensor]:
-    """What a method of the algorithm gave, on the device."""
     try:
         return {k: v if isinstance(v, Tensor) else tensor(v, device) for k, v in arrays.items()}
     except Exception as error:

@@ -22,8 +22,6 @@ from raynforce.trees import Tree
 
 
 class Keeper:
-    """Of one algorithm, in the process where it learns."""
-
     def __init__(self, config: Config, env: EnvSpec, device: torch.device, *, buffers: bool = True) -> None:
         """`buffers` if the algorithm's replay buffer is here, not with shards or workers."""
         self._name, self.device = config.algo, device
@@ -61,7 +59,6 @@ class Keeper:
         return {} if self._unsaved is None else self._unsaved.found
 
     def new_notes(self) -> list[str]:
-        """What the user should know and has not been told."""
         notes, self._notes = self._notes, []
         return notes
 

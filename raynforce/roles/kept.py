@@ -22,8 +22,6 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 class Kept:
-    """The attributes that an algorithm keeps, by name."""
-
     def __init__(self, algo: Algorithm[Any]) -> None:
         self._algo = algo
         self.names = names(type(algo), "keeps")

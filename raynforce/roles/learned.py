@@ -65,7 +65,5 @@ class Outcome(Enum):
 
 
 class Served(NamedTuple):
-    """What an env host's `serve` answers."""
-
     outcome: Outcome
     reason: str = ""

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ class OneCore:
         self._changing = threading.RLock()
 
     def look(self, now: float) -> None:
-        """To be called now and then by the thread that made this."""
         if self._over or now - self._since < WINDOW:
             return
         busy = time.process_time()
@@ -41,7 +41,8 @@ class OneCore:
             if self.kept and (load > FULL or any(self._is_here(process) for process in self._children())):
                 self.close()
             elif not self.kept and not self._over and load < FITS:
-                _watch(self)
+                _keepers.add(self)
+                _watch_spawns()
                 self.kept = True
                 for thread in (self._main, *self._threads()):  # nobody who wakes up interrupts whoever has the lock
                     _put(thread, [self._core], os.SCHED_BATCH)
@@ -85,16 +86,12 @@ def _put(thread: int, cores: list[int], policy: int) -> None:
 
 
 _keepers: weakref.WeakSet[OneCore] = weakref.WeakSet()
-_hooked = False
 
 
-def _watch(keeper: OneCore) -> None:
-    """Let it be told before a process is started."""
-    global _hooked
-    _keepers.add(keeper)
-    if not _hooked:
-        _hooked = True
-        sys.addaudithook(_before)
+@cache
+def _watch_spawns() -> None:
+    """From now on, keepers let go before a process is started."""
+    sys.addaudithook(_before)
 
 
 def _before(event: str, _: tuple[Any, ...]) -> None:

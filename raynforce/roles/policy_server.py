@@ -341,7 +341,6 @@ class EnvTimes:
         self._rest = 0.0  # what is not known of, below zero while more is known of than time has passed
 
     def begin(self, now: float) -> None:
-        """Environments are there."""
         if self._since is None:
             self._since = now
 

@@ -30,7 +30,6 @@ class ReplayShard:
         self._rng = np.random.default_rng(self._seeds)
 
     def insert(self, fragment: Fragment) -> Told:
-        """Keep a fragment, over the oldest of its sampler."""
         self._replay.insert(replace(fragment, sampler=fragment.sampler // self._shards))
         return self.told()
 

@@ -142,13 +142,8 @@ class Sampler:
 
     def state(self) -> Tree:
         """At a fragment's border this is enough to redo every later fragment identically."""
-        return {
-            "envs": self._envs.state(),
-            "rng": rng_state(self._rng),
-            "sequence": self._sequence,
-            "returns": self._flying.returns.copy(),
-            "lengths": self._flying.lengths.copy(),
-        }
+        flying = {"returns": self._flying.returns.copy(), "lengths": self._flying.lengths.copy()}
+        return {"envs": self._envs.state(), "rng": rng_state(self._rng), "sequence": self._sequence, **flying}
 
     def load(self, tree: Tree) -> list[str]:
         """Undo `state`; returns a sentence for everything that could not be restored exactly."""

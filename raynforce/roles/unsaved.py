@@ -64,10 +64,9 @@ class Unsaved:
     def note(self, new: list[str]) -> str:
         which = ", ".join(f"{name} ({self.found[name]})" for name in new)
         it, value = ("it", "its initial value") if len(new) == 1 else ("them", "their initial values")
-        return (
-            f"{type(self._algo).__name__} changes {which} in training and does not save {it}: a resume, or a restart "
-            f"of the learner, begins {it} at {value}; name {it} in keeps, or in forgets if nothing depends on {it}"
-        )
+        changes = f"{type(self._algo).__name__} changes {which} in training and does not save {it}"
+        begins = f"a resume, or a restart of the learner, begins {it} at {value}"
+        return f"{changes}: {begins}; name {it} in keeps, or in forgets if nothing depends on {it}"
 
     def _is_in(self, saved: Tree, name: str, value: Any) -> bool:
         """Whether the state has it: under its name, or under another with equal content."""

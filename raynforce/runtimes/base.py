@@ -113,7 +113,6 @@ class Runtime(Closable):
         return pending
 
     def health(self) -> dict[str, float]:
-        """Metrics of the runtime itself, by name."""
         return {}
 
     def kinds(self) -> Set[Kind]:

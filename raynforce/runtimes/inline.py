@@ -116,8 +116,6 @@ class _Inline(Handle):
 
 
 class InlineRuntime(Runtime):
-    """Roles are objects of this process."""
-
     has_processes = False
     channel = "direct"
 

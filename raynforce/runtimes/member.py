@@ -138,8 +138,6 @@ class Member:
 
 
 class Saving(NamedTuple):
-    """A recovery point that was asked for."""
-
     state: Pending
     covered: Sequence[Job]  # what was done before it
     asked: float

@@ -29,8 +29,6 @@ def open_runtime(config: Config, say: Callable[[str], None], demands: Demands = 
     from raynforce.runtimes.inline import InlineRuntime
 
     if config.kernels == "portable" and pins() and kind().kernels == "native":
-        say(
-            "note: numpy or torch was loaded before it could be held to AVX2: weights are those of this CPU model; "
-            "put `from raynforce import train` first, or use the runtime process"
-        )
+        problem = "numpy or torch was loaded before it could be held to AVX2: weights are those of this CPU model"
+        say(f"note: {problem}; put `from raynforce import train` first, or use the runtime process")
     return InlineRuntime(places, say)

@@ -56,7 +56,7 @@ def place_roles(
             who = f"{free[0]} asks for {cpus:g}" if len(free) == 1 else f"sampler and learner ask for {cpus:g} each"
             return smaller, [f"the cluster has {count(_total(nodes, 'CPU'), 'CPU')}: {who}"]
     fit = _most_samplers(places, samplers, nodes)
-    if may_grow and fit >= math.ceil(config.faults.quorum * samplers):
+    if may_grow and fit >= quorum(config):
         return places, [f"the cluster has room for {fit} of {samplers} samplers; the others join when there is room"]
     raise UsageError(_shortage(places, samplers, nodes))
 
@@ -80,10 +80,8 @@ def require_room(config: Config, demands: Demands = PLAIN) -> None:
             fix = f"at most {fit} fit here: lower --samplers or --envs"
         elif envs > 0:
             fix = f"with --envs {envs} or fewer, a process for each, they would fit"
-        raise UsageError(
-            f"{samplers} samplers and a learner need about {needed / 1e3:.1f} GB "
-            f"({each} MB each and {TORCH_MEGABYTES} MB), {free / 1e3:.1f} GB are free; {fix}"
-        )
+        need = f"need about {needed / 1e3:.1f} GB ({each} MB each and {TORCH_MEGABYTES} MB)"
+        raise UsageError(f"{samplers} samplers and a learner {need}, {free / 1e3:.1f} GB are free; {fix}")
 
 
 def quorum(config: Config) -> int:
@@ -177,10 +175,9 @@ def _require_known(places: Mapping[str, Place], nodes: Sequence[Resources]) -> N
         for name in needs(places[role]):
             if name != "CPU" and _total(nodes, name) <= 0:
                 fix = "set ray.learner_gpus=0 and learner.device=cpu" if name == "GPU" else f"drop ray.{role}_resources"
-                raise UsageError(
-                    f'the {role} asks for "{name}", the cluster has no "{name}"; it has {", ".join(has) or "nothing"}: '
-                    f"start a node with it, or {fix}"
-                )
+                there = ", ".join(has) or "nothing"
+                problem = f'the {role} asks for "{name}", the cluster has no "{name}"; it has {there}'
+                raise UsageError(f"{problem}: start a node with it, or {fix}")
 
 
 def _shortage(places: Mapping[str, Place], samplers: int, nodes: Sequence[Resources]) -> str:

@@ -134,7 +134,8 @@ class Pool:
         """End a member that is not needed any more, whatever it is doing."""
         member.gone = True
         self._put_down(member)
-        self._settle_open(member, Fault(member.name, "lost", RoleDied(f"{member.name} was ended"), "left out"))
+        for job in tuple(member.open):
+            self._settle_without(job, Fault(member.name, "lost", RoleDied(f"{member.name} was ended"), "left out"))
         self.members.remove(member)
 
     # -- its steps ----------------------------------------------------------------------------------------
@@ -181,7 +182,6 @@ class Pool:
                 job.pendings = pendings
 
     def _watched(self) -> dict[Pending, Callable[[], None]]:
-        """Everything that may be answered, and what to do then."""
         watched: dict[Pending, Callable[[], None]] = {}
         for member in self.members:
             if member.handle is None:
@@ -285,10 +285,8 @@ class Pool:
         member.recovery_cost = min(now - began, 2 * member.recovery_cost)  # once, the driver may have looked late
         member.recovery_every = min(LONGEST_BACKOFF, max(RECOVERY_SECONDS, RECOVERY_COST * member.recovery_cost))
         if pending.size > STATE_BYTES:
-            self._watcher.note(
-                f"the state of the {member.name} takes {pending.size / 1e9:.1f} GB and is not kept beside it: if it "
-                "dies, the run ends, and resume goes on from the last checkpoint"
-            )
+            large = f"the state of the {member.name} takes {pending.size / 1e9:.1f} GB and is not kept beside it"
+            self._watcher.note(f"{large}: if it dies, the run ends, and resume goes on from the last checkpoint")
             member.recovery_every, member.recovery_point = math.inf, None
             member.log = [job for job in member.open if not job.settled]
             return
@@ -365,7 +363,6 @@ class Pool:
                 job.pendings, job.disturbed = [], True
 
     def _restart(self, member: Member) -> None:
-        """Spawn it again, bring it to its recovery point, and make the jobs since then again."""
         self.restarts += 1
         try:
             handle = self._spawn(member)
@@ -381,7 +378,8 @@ class Pool:
         member.gone = True
         fault = Fault(member.name, kind, error, "given up", member.failures)
         self._put_down(member)
-        self._settle_open(member, fault)
+        for job in tuple(member.open):
+            self._settle_without(job, fault)
         self._watcher.fault(fault, member)
         peers = [m for m in self.members if m.kind == member.kind]
         left = [m for m in peers if not m.gone]
@@ -391,10 +389,6 @@ class Pool:
             stopped = RaynforceError(f"{member.name} {often}{few}: {error}")
             stopped.role, stopped.said, stopped.trace, stopped.facts = member.name, error.said, error.trace, error.facts
             raise stopped from error
-
-    def _settle_open(self, member: Member, fault: Fault) -> None:
-        for job in tuple(member.open):
-            self._settle_without(job, fault)
 
     def _settle_without(self, job: Job, fault: Fault) -> None:
         member = job.member

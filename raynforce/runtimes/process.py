@@ -133,7 +133,6 @@ class _Worker(Handle):
         return some
 
     def hear(self) -> None:
-        """Take an answer, or notice the end."""
         if not self.alive:  # noticed a moment ago, by another sign
             return
         message = receive(self.socket)

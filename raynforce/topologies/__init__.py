@@ -24,9 +24,8 @@ def require_name(name: str) -> None:
     """Refuse a name that is neither built in nor of the form `module:NAME`."""
     if ":" not in name and name not in BUILT_IN:
         known = ", ".join(("auto", *BUILT_IN))
-        raise UsageError(
-            f"topology = {name!r} is not one of: {known}, or your own module:NAME{nearest(name, BUILT_IN)}"
-        )
+        problem = f"topology = {name!r} is not one of"
+        raise UsageError(f"{problem}: {known}, or your own module:NAME{nearest(name, BUILT_IN)}")
 
 
 def topology(name: str) -> Topology:

@@ -24,8 +24,6 @@ COPIES = 4  # of all rows that are gathered: filling, complete, cut to a fragmen
 
 
 class Central(Async):
-    """The loop of a run whose only sampler is the policy of all env hosts."""
-
     def __init__(self, roles: Roles, start: Start) -> None:
         super().__init__(roles, start, batch=1)
         self._hosts = roles.hosts
@@ -109,13 +107,11 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
     if algorithm.consumes != "stream":
         problem = "topology = 'central' needs an algorithm that learns from each step once, such as ppo or impala"
         raise UsageError(f"{problem}, and {config.algo} learns from replay: use --topology replay")
-    sampling = config.sampling
+    sampling, least = config.sampling, config.central.batch_min
     lanes = sampling.samplers * sampling.envs
-    least = config.central.batch_min
     if least > lanes:
-        raise UsageError(
-            f"central.batch_min = {least} is more than there are environments ({lanes}): lower it, or raise --envs"
-        )
+        problem = f"central.batch_min = {least} is more than there are environments ({lanes})"
+        raise UsageError(f"{problem}: lower it, or raise --envs")
     row = observation_bytes(env.obs) + ROW_BYTES
     needed = COPIES * lanes * (sampling.fragment + 1) * row
     what = f"central: gathering {sampling.fragment} steps of each of {lanes:,} environments"

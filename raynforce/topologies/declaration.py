@@ -36,7 +36,7 @@ class Blueprint:
 
     @property
     def envs(self) -> EnvArgs:
-        return env_args(self.config, self.config.sampling.envs, stepping(self.config))
+        return env_args(self.config, self.config.sampling.envs)
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,8 @@ class Topology:
             problem = f"replay.shards = {config.replay.shards} divides the buffer of topology replay"
             raise UsageError(f"{problem}, and this is {config.topology!r}: use --topology replay, or leave it out")
         if self.lags and algorithm.max_lag == 0:
-            raise UsageError(
-                f"topology = {config.topology!r} learns from older policy versions, and {config.algo} from the newest "
-                "alone (its max_lag is 0): use --topology sync"
-            )
+            needs = f"{config.algo} from the newest alone (its max_lag is 0): use --topology sync"
+            raise UsageError(f"topology = {config.topology!r} learns from older policy versions, and {needs}")
         self.require(config, algorithm, env)
 
     def demands(self, config: Config, *, torch: bool) -> Demands:
@@ -114,14 +112,8 @@ def stepping(config: Config) -> Literal["no", "threads", "processes"]:
     return asked
 
 
-def env_args(config: Config, count: int, parallel: Literal["no", "threads", "processes"]) -> EnvArgs:
-    return EnvArgs(config.env, count, config.seed, config.env_args, config.sampling.exact_resume, parallel)
-
-
-def max_lag(config: Config, algorithm: type[Algorithm[Any]]) -> int:
-    """How many policy versions a fragment may be old."""
-    bound = config.stream.max_lag
-    return bound if algorithm.max_lag is None else min(algorithm.max_lag, bound)
+def env_args(config: Config, count: int) -> EnvArgs:
+    return EnvArgs(config.env, count, config.seed, config.env_args, config.sampling.exact_resume, stepping(config))
 
 
 def algorithms_that(can: Callable[[type[Algorithm[Any]]], bool]) -> str:

@@ -110,12 +110,10 @@ class Loop(ABC):
 
     @property
     def coming(self) -> int:
-        """How many fragments are being sampled."""
         return len(self._coming)
 
     @property
     def held(self) -> list[Key]:
-        """Names of the fragments that are complete and not learned from."""
         return [sample.record.key for sample in self._held]
 
     def metrics(self) -> dict[str, float]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,10 +33,7 @@ MAX_UPDATES_PER_VERSION = 64
 MAX_DRAW_BYTES = 32_000_000  # that shards draw for these at once
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How much of what a loop with a replay buffer does."""
-
+class Pace(NamedTuple):
     limiter: Limiter
     most: int  # updates between two policy versions
     fragment: int  # environment steps of one fragment
@@ -57,8 +53,9 @@ class Replay(Loop):
     def rounds(self) -> Iterator[LoopRound]:
         began = sampled = time.monotonic()
         while True:
-            for sampler in self._idle():
-                if self._has_room():
+            for sampler in self._idle():  # without getting too far ahead of the learner
+                coming = len(self._coming) * self._pace.fragment + sum(sample.record.steps for sample in self._held)
+                if self._limiter.room(coming) or (self._starved and not coming):
                     self._ask(sampler)
             if self._learning is None:
                 sampled = time.monotonic()
@@ -78,11 +75,6 @@ class Replay(Loop):
             return idle
         count = len(self._samplers)  # by turns that follow from the version: a resumed run goes on alike
         return sorted(idle, key=lambda sampler: (sampler.index - self._number) % count)
-
-    def _has_room(self) -> bool:
-        """Whether more may be sampled without getting too far ahead of the learner."""
-        coming = len(self._coming) * self._pace.fragment + sum(sample.record.steps for sample in self._held)
-        return self._limiter.room(coming) or (self._starved and not coming)
 
     def _begin(self) -> None:
         """Let the learner take what has come, and make the updates that are due."""
@@ -168,7 +160,6 @@ class Sharded(Replay):
             self._draw()
 
     def _draw(self) -> bool:
-        """Ask shards for what the next update will need, if one is due."""
         updates = min(self._pace.most, self._limiter.updates())
         if not (updates and self._masses.any()):
             return False
@@ -254,30 +245,25 @@ def _pace(config: Config, spec: ReplaySpec, env: EnvSpec, saved: Mapping[str, Tr
 def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
     if algorithm.consumes != "replay":
         able = declaration.algorithms_that(lambda found: found.consumes == "replay")
-        raise UsageError(
-            f"topology = 'replay' needs an algorithm that learns from replay, such as {able}, and "
-            f"{config.algo} learns from each fragment once: use --topology sync, or train {able}"
-        )
+        problem = f"topology = 'replay' needs an algorithm that learns from replay, such as {able}"
+        fix = f"use --topology sync, or train {able}"
+        raise UsageError(f"{problem}, and {config.algo} learns from each fragment once: {fix}")
     spec = _replay_spec(config, algorithm)
     shards, samplers = config.replay.shards, config.sampling.samplers
     updates = spec.samples_per_insert * (config.steps - spec.learning_starts) / spec.batch_size
     if updates < 1:
-        raise UsageError(
-            f"algorithm.samples_per_insert = {spec.samples_per_insert:g} cannot be met: in {config.steps:,} steps of "
-            f"which the first {spec.learning_starts:,} (algorithm.learning_starts) are only gathered it is not one "
-            f"batch of {spec.batch_size}: raise it or --steps, or lower algorithm.learning_starts"
-        )
+        gathered = f"the first {spec.learning_starts:,} (algorithm.learning_starts) are only gathered"
+        problem = f"in {config.steps:,} steps of which {gathered} it is not one batch of {spec.batch_size}"
+        fix = "raise it or --steps, or lower algorithm.learning_starts"
+        raise UsageError(f"algorithm.samples_per_insert = {spec.samples_per_insert:g} cannot be met: {problem}: {fix}")
     if shards > samplers:
-        raise UsageError(
-            f"replay.shards = {shards} is more than there are samplers ({samplers}), and each sends all it samples to "
-            f"one of them: use --samplers {shards} or replay.shards={samplers}"
-        )
+        problem = f"replay.shards = {shards} is more than there are samplers ({samplers})"
+        fix = f"use --samplers {shards} or replay.shards={samplers}"
+        raise UsageError(f"{problem}, and each sends all it samples to one of them: {fix}")
     if shards and (config.network.normalize_obs or config.learner.scale_rewards):
         what = "network.normalize_obs" if config.network.normalize_obs else "learner.scale_rewards"
-        raise UsageError(
-            f"{what} = true takes statistics of all that is sampled, which the learner does not see with "
-            f"replay.shards = {shards}: leave one of them out"
-        )
+        problem = f"{what} = true takes statistics of all that is sampled, which the learner does not see"
+        raise UsageError(f"{problem} with replay.shards = {shards}: leave one of them out")
     if shards and declaration.all_here(config):
         needed = sum(replay_bytes(config, spec, env, shard) for shard in range(shards))
         require_memory(needed, MEMORY, f"replay: a buffer of {spec.buffer_size:,} transitions in {shards} shards")

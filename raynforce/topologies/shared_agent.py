@@ -74,10 +74,9 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
     sampling, max_lag = config.sampling, config.stream.max_lag
     samplers = sampling.samplers
     if max_lag < samplers - 1:
-        raise UsageError(
-            f"stream.max_lag = {max_lag} refuses most gradients of {samplers} samplers, as each that is applied makes "
-            f"those of the others a version older: use --set stream.max_lag={4 * samplers}, or fewer --samplers"
-        )
+        why = "as each that is applied makes those of the others a version older"
+        fix = f"use --set stream.max_lag={4 * samplers}, or fewer --samplers"
+        raise UsageError(f"stream.max_lag = {max_lag} refuses most gradients of {samplers} samplers, {why}: {fix}")
     if config.learner.scale_rewards:
         problem = "learner.scale_rewards = true takes statistics of all that is sampled"
         raise UsageError(f"{problem}, which workers of topology 'shared-agent' do not see: leave one of them out")
@@ -86,11 +85,10 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
     if spec is not None and own is not None and own.divisible:  # the size of others is not known
         needed = least_buffer(config, spec, sampling.envs)
         if own.buffer_size < needed:
-            raise UsageError(
-                f"algorithm.buffer_size = {spec.buffer_size} gives each of {samplers} workers {own.buffer_size}, too "
-                f"few for a fragment and a batch: with {sampling.envs} envs, sampling.fragment = {sampling.fragment} "
-                f"and algorithm.batch_size = {spec.batch_size} it takes {needed * samplers}"
-            )
+            gives = f"gives each of {samplers} workers {own.buffer_size}, too few for a fragment and a batch"
+            sizes = f"{sampling.envs} envs, sampling.fragment = {sampling.fragment}"
+            takes = f"with {sizes} and algorithm.batch_size = {spec.batch_size} it takes {needed * samplers}"
+            raise UsageError(f"algorithm.buffer_size = {spec.buffer_size} {gives}: {takes}")
         if declaration.all_here(config):
             size, what = samplers * replay_bytes(own_config, own, env), f"{spec.buffer_size:,} transitions"
             require_memory(size, MEMORY, f"replay: a buffer of {what} in {samplers} workers")

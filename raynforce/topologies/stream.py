@@ -34,7 +34,6 @@ class Stream(Loop):
         return held
 
     def _drop_old(self, max_lag: int) -> None:
-        """Give up what is too old to learn from."""
         for sample in self._held:
             if self._number - sample.number > max_lag:
                 self._ledger.drop(sample.record)

@@ -138,5 +138,5 @@ def test_output_that_cannot_be_taken_is_left_to_ray(module: Any, name: str, monk
     handlers = list(dispatcher.handlers)
     monkeypatch.delattr(module, name)
     with ExitStack() as stack:
-        private.take_output(stack, lambda name, line: None)
+        private.redirect_output(stack, lambda name, line: None)
         assert dispatcher.handlers == handlers

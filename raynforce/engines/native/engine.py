@@ -21,14 +21,12 @@ from raynforce.runtimes.open import open_runtime
 from raynforce.runtimes.placing import cores
 from raynforce.spaces import EnvSpec
 from raynforce.topologies import topology
-from raynforce.topologies.declaration import Blueprint, Setup, max_lag
+from raynforce.topologies.declaration import Blueprint, Setup
 from raynforce.topologies.loop import Loop, LoopRound, Start
 from raynforce.trees import Tree
 
 
 class NativeEngine(Engine):
-    """Trains with the algorithm, topology and runtime that the config names."""
-
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
         self._algorithm = algorithm_class(config.algo)
@@ -76,7 +74,8 @@ class NativeEngine(Engine):
     def rounds(self, waiting: Callable[[str], None]) -> Iterator[Round]:
         version, number = self.newest()
         held = () if self._takeover is None else self._takeover.held
-        start = Start(version, number, self._ledger, held, max_lag(self.config, self._algorithm), waiting)
+        lags = [self.config.stream.max_lag, *([] if self._algorithm.max_lag is None else [self._algorithm.max_lag])]
+        start = Start(version, number, self._ledger, held, min(lags), waiting)
         setup = Setup(self.config, self.env, self._algorithm, self._roles, start, self._saved, self._roles.sizes)
         loop = self._loop = self._topology.loop(setup)
 
@@ -116,14 +115,9 @@ class NativeEngine(Engine):
         sampling, books = self.config.sampling, self._ledger.state()
         if not self._topology.exact:  # what is being sampled will not be there after a resume
             books["lost"] += self._roles.flying + self._running.coming * sampling.fragment * sampling.envs
-        return {
-            "topology": self.config.topology,
-            "samplers": sampling.samplers,
-            "envs": sampling.envs,
-            "exact_resume": sampling.exact_resume,
-            "ledger": books,
-            "lost_transitions": self._roles.lost_transitions,
-        }
+        layout = {name: getattr(sampling, name) for name in ("samplers", "envs", "exact_resume")}
+        counted = {"ledger": books, "lost_transitions": self._roles.lost_transitions}
+        return {"topology": self.config.topology, **layout, **counted}
 
     @property
     def _running(self) -> Loop:

@@ -20,8 +20,6 @@ from raynforce.trees import Tree
 
 
 class RoleSet:
-    """What a topology has declared, alive in a pool."""
-
     def __init__(
         self, plan: Blueprint, topology: Topology, ledger: Ledger, supervisor: Supervisor, say: Callable[[str], None]
     ) -> None:
@@ -40,9 +38,8 @@ class RoleSet:
         (self.learner,) = members["learner"]
         self.shards: Sequence[Member] = members.get("shard", [])
         self.hosts: Sequence[Member] = members.get("host", [])
-        self.samplers: Sequence[Member] = [
-            each for kind in self._kinds.values() if kind.samples for each in members[kind.name]
-        ]
+        sampling = [kind.name for kind in self._kinds.values() if kind.samples]
+        self.samplers: Sequence[Member] = [member for name in sampling for member in members[name]]
         notes = self.wait_for([self.pool.submit(member, "note") for member in (*self.samplers, *self.hosts)])
         for note in dict.fromkeys(filter(None, notes)):
             say(f"note: {note}")

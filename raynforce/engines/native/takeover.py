@@ -18,19 +18,15 @@ def require_same_buffers(before: Config, now: Config, run: str) -> None:
     """Refuse to go on with replay buffers that are divided otherwise, or with other roles."""
     had, wanted = before.replay.shards, now.replay.shards
     if had != wanted:
-        raise UsageError(
-            f"replay.shards of {run} is {had} and cannot become {wanted}: its buffer was saved that way; leave it out"
-        )
+        problem = f"replay.shards of {run} is {had} and cannot become {wanted}: its buffer was saved that way"
+        raise UsageError(f"{problem}; leave it out")
     if topology(before.topology).gathers_gradients != topology(now.topology).gathers_gradients:
-        raise UsageError(
-            f"topology of {run} is {before.topology!r} and cannot become {now.topology!r}: what workers of a shared "
-            f"agent have, such as replay buffers, others do not; leave it out, or begin a new run with --from {run}"
-        )
+        problem = f"topology of {run} is {before.topology!r} and cannot become {now.topology!r}"
+        why = "what workers of a shared agent have, such as replay buffers, others do not"
+        raise UsageError(f"{problem}: {why}; leave it out, or begin a new run with --from {run}")
 
 
 class Takeover:
-    """Which samplers of a checkpoint can go on where they were, and what becomes of the rest."""
-
     def __init__(self, saved: Mapping[str, Tree], config: Config) -> None:
         counts, sampling = saved["run"], config.sampling
         had: int = counts["samplers"]

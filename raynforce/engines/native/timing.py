@@ -107,11 +107,9 @@ def wall_shares(total: Mapping[str, Mapping[str, float]], config: Config) -> dic
     if "gradients" in sampler:
         parts["gradients"] = sampler["gradients"]
     transport = [side.get("transport", 0.0) for side in (sampler, learner)]
-    if config.runtime == "inline":
+    if config.runtime == "inline" or not topology(config.topology).overlaps:
         parts["transport"] = sum(transport)
-    elif not topology(config.topology).overlaps:
-        parts["transport"] = sum(transport)
-        wall = max(sum(sampler.values()), sum(learner.values()))
+        wall = max(sum(sampler.values()), sum(learner.values())) if config.runtime != "inline" else 0.0
         parts["waiting"] = max(0.0, wall - sum(parts.values()))  # for the slowest sampler, and for the driver
     else:
         idle = [side.get("waiting", 0.0) / max(sum(side.values()), 1e-12) for side in (sampler, learner)]
@@ -124,8 +122,6 @@ def wall_shares(total: Mapping[str, Mapping[str, float]], config: Config) -> dic
 
 @dataclass(frozen=True)
 class Seen:
-    """What advice depends on."""
-
     shares: Mapping[str, float]  # of the run, or of its environments' time where these go their own pace
     config: Config
     cores: int

@@ -35,7 +35,6 @@ class Cluster:
         return all(total.get(name, 0.0) >= amount for name, amount in asked.items())
 
     def waiting_for(self) -> str:
-        """One sentence on why roles may not have started yet."""
         ray = ray_module()
         total, free = ray.cluster_resources(), ray.available_resources()
         names = sorted({name for place in self.places.values() for name in needs(place)})

@@ -84,9 +84,8 @@ def _located(address: str) -> str:
         raise UsageError(f"{problem}, or leave the address out to start one for this run")
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 65536) or any(c.isspace() for c in address):
-        raise UsageError(
-            f"ray.address = {address!r} is not an address: give host:port, such as 127.0.0.1:6379, or auto, or local"
-        )
+        problem = f"ray.address = {address!r} is not an address"
+        raise UsageError(f"{problem}: give host:port, such as 127.0.0.1:6379, or auto, or local")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=3) as connection:
             speaks = _speaks_grpc(connection)
@@ -112,9 +111,8 @@ def _speaks_grpc(connection: socket.socket) -> bool:
 
 
 def _stranger(address: str, why: str = "") -> UsageError:
-    return UsageError(
-        f"what listens at {address} does not answer as Ray does{why}; give the address that `ray start --head` printed"
-    )
+    problem = f"what listens at {address} does not answer as Ray does{why}"
+    return UsageError(f"{problem}; give the address that `ray start --head` printed")
 
 
 def _probe(address: str, stack: ExitStack) -> About:
@@ -155,10 +153,9 @@ def _require_readable_token(address: str) -> None:
 
 
 def _refused(address: str, why: str) -> UsageError:
-    return UsageError(
-        f"Ray at {address} refused the connection: {why}; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to a file "
-        "with the cluster's token (`ray get-auth-token` on its head shows it)"
-    )
+    fix = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to a file with the cluster's token"
+    shown = "(`ray get-auth-token` on its head shows it)"
+    return UsageError(f"Ray at {address} refused the connection: {why}; {fix} {shown}")
 
 
 def _require_same_versions(address: str, found: About) -> None:

@@ -22,8 +22,6 @@ REASONS = {  # by what Ray's page of advice says
 
 
 class Failures:
-    """Knows the roles by the ids of their actors."""
-
     def __init__(self, voices: Voices) -> None:
         self._voices = voices
         self._names: dict[str, str] = {}

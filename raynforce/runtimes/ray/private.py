@@ -6,9 +6,8 @@ import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raynforce.errors import UsageError
 
@@ -67,8 +66,7 @@ def local_address() -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class About:
+class About(NamedTuple):
     ray: str
     python: str
     nodes: list[dict[str, float]]
@@ -181,11 +179,10 @@ class Raylet:
     def start_worker(self) -> None:
         """Have a worker started ahead, for a role that may have to be restarted. Does not wait."""
         with suppress(Exception):
+            language = ray_module("core.generated.common_pb2").Language.PYTHON
+            job_id = ray_module("_private.worker").global_worker.current_job_id.binary()
             request = ray_module("core.generated.node_manager_pb2").PrestartWorkersRequest(
-                language=ray_module("core.generated.common_pb2").Language.PYTHON,
-                job_id=ray_module("_private.worker").global_worker.current_job_id.binary(),
-                keep_alive_duration_secs=KEPT,
-                num_workers=1,
+                language=language, job_id=job_id, keep_alive_duration_secs=KEPT, num_workers=1
             )
             request.runtime_env_info.serialized_runtime_env = "{}"
             self._open().PrestartWorkers.future(request, timeout=5)
@@ -193,9 +190,8 @@ class Raylet:
     def _open(self) -> Any:
         if self._stub is None:
             node = ray_module("_private.worker")._global_node
-            self._channel = ray_module("_private.grpc_utils").init_grpc_channel(
-                f"{node.node_ip_address}:{node.node_manager_port}"
-            )
+            address = f"{node.node_ip_address}:{node.node_manager_port}"
+            self._channel = ray_module("_private.grpc_utils").init_grpc_channel(address)
             self._stub = ray_module("core.generated.node_manager_pb2_grpc").NodeManagerServiceStub(self._channel)
         return self._stub
 
@@ -205,7 +201,7 @@ class Raylet:
             self._channel.close()
 
 
-def take_output(stack: ExitStack, hear: Callable[[str, str], None]) -> None:
+def redirect_output(stack: ExitStack, hear: Callable[[str, str], None]) -> None:
     """Take what workers print, by name and line: Ray's own printer writes to stdout, which carries the result. Ray's
     own messages are dropped: a worker's death is reported by the call that it did not answer."""
     with suppress(*LACKING):

@@ -18,7 +18,7 @@ from raynforce.runtimes.ray.actor import RayHost
 from raynforce.runtimes.ray.cluster import Say
 from raynforce.runtimes.ray.connecting import connect
 from raynforce.runtimes.ray.failures import Failures
-from raynforce.runtimes.ray.private import Raylet, actor_id, ray_module, room_near, take_output
+from raynforce.runtimes.ray.private import Raylet, actor_id, ray_module, redirect_output, room_near
 from raynforce.runtimes.ray.watching import Tail, Voices
 
 RESERVE_AFTER = 10.0  # seconds until a worker is started ahead, for a role that fails: not while all others start
@@ -84,8 +84,6 @@ class RayHandle(Handle):
 
 
 class RayRuntime(Runtime):
-    """Roles as Ray actors, on a Ray of our own or on one that runs already."""
-
     channel = "tcp"
 
     def __init__(self, config: Config, say: Say = lambda _: None, demands: Demands = PLAIN, given: bytes = b"") -> None:
@@ -98,7 +96,7 @@ class RayRuntime(Runtime):
             super().__init__(self._cluster.places)
             self._actor: Any = ray_module().remote(RayHost)
             self._node = str(ray_module().get_runtime_context().get_node_id())
-            take_output(self._hearing, voices.hear)
+            redirect_output(self._hearing, voices.hear)
             if self._cluster.folder is not None:
                 Tail(self._cluster.folder, voices).follow(self._reading)
             undo.pop_all()

@@ -51,10 +51,9 @@ def _require_small(root: Path) -> None:
             path = Path(folder, file)
             total += path.lstat().st_size if path.is_file() else 0
         if total > LARGEST:
-            raise UsageError(
-                f"{root}, where your modules are, holds more than {LARGEST >> 20} MB and would be sent to the cluster: "
-                f"keep large files elsewhere, name them in {root / '.gitignore'}, or set ray.ship_code=never"
-            )
+            problem = f"{root}, where your modules are, holds more than {LARGEST >> 20} MB"
+            fix = f"keep large files elsewhere, name them in {root / '.gitignore'}, or set ray.ship_code=never"
+            raise UsageError(f"{problem} and would be sent to the cluster: {fix}")
 
 
 def code_roots(config: Config) -> list[Path]:

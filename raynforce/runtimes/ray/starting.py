@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,20 +106,17 @@ def _store_bytes(config: Config) -> int:
     if free is not None:
         limits.append(0.5 * free)
         if free < SMALLEST_STORE:
-            raise UsageError(
-                f"Ray needs {SMALLEST_STORE / 1e6:.0f} MB of shared memory, {SHARED_MEMORY} has {free / 1e6:.0f} MB "
-                "free: in docker use --shm-size=1g, or use --runtime process, which needs none"
-            )
+            has = f"{SHARED_MEMORY} has {free / 1e6:.0f} MB free"
+            fix = "in docker use --shm-size=1g, or use --runtime process, which needs none"
+            raise UsageError(f"Ray needs {SMALLEST_STORE / 1e6:.0f} MB of shared memory, {has}: {fix}")
     return max(SMALLEST_STORE, int(min([wanted, *limits])))
 
 
 def shared_memory_bytes() -> int | None:
     """Free bytes for shared memory; None where Ray does not use it."""
-    try:
-        status = os.statvfs(SHARED_MEMORY)
-    except OSError:
-        return None
-    return status.f_bavail * status.f_frsize
+    with suppress(OSError):
+        return shutil.disk_usage(SHARED_MEMORY).free
+    return None
 
 
 def _own_token() -> dict[str, str]:

@@ -8,9 +8,8 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raynforce.runtimes.ray import private
 
@@ -85,8 +84,7 @@ def token_file() -> Path:
     return Path.home() / ".ray" / "auth_token"
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """A process, told from a later one with the same id by when it began."""
 
     pid: int

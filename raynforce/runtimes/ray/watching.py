@@ -30,7 +30,6 @@ class Voices:
             self._say(f"{name}: {line}")
 
     def last(self, name: str) -> list[str]:
-        """The last lines of a role whose process has ended."""
         self.catch_up(name)
         return list(self._said.get(name, ()))
 
