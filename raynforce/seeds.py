@@ -61,6 +61,8 @@ class Spread(NamedTuple):
 
 @dataclass
 class SeedRun:
+    """One of the runs."""
+
     seed: int
     path: str
     """Its run directory, or URL."""
@@ -97,6 +99,7 @@ class Seeds:
 
     @property
     def solved(self) -> int:
+        """How many met the target."""
         return sum(result.solved_steps is not None for result in self.results)
 
     def summary(self) -> dict[str, Spread | None]:

@@ -390,7 +390,7 @@ JSON = st.recursive(
 @given(st.dictionaries(st.text(max_size=6), JSON, max_size=4))
 def test_any_env_args_survive_yaml(tmp_path_factory: pytest.TempPathFactory, args: dict[str, Any]) -> None:
     config = resolved({"env_args": args})
-    path = tmp_path_factory.getbasetemp() / "config.yaml"
+    path = tmp_path_factory.getbasetemp() / "any_args.yaml"
     assert read_back(config, path, explain=True) == config
 
 

@@ -104,18 +104,22 @@ class Algorithm(Generic[H]):
 
     @property
     def version(self) -> int:
+        """Number of the policy version that this round starts from."""
         return self.round.version
 
     @property
     def updates(self) -> int:
+        """Optimiser steps taken so far."""
         return self.round.updates
 
     @property
     def scheduled(self) -> Mapping[str, float]:
+        """The values of `schedules` in this round."""
         return self.round.scheduled
 
     @property
     def reward_scale(self) -> float:
+        """What to multiply rewards by; 1 unless `learner.scale_rewards` is on."""
         return self.round.reward_scale
 
     limiter: Limiter | None = None
@@ -287,6 +291,7 @@ def _predicted(net: Network, fragment: Fragment, reward_scale: float) -> tuple[A
 
 
 def concatenate(parts: Sequence[Arrays]) -> Arrays:
+    """Join the rows of several fragments."""
     return parts[0] if len(parts) == 1 else {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
 
 

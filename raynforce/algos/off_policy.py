@@ -94,6 +94,7 @@ class OffPolicy(Algorithm[H]):
 
     @classmethod
     def per_worker_config(cls, config: Config) -> Config:
+        """The settings of one worker of a shared agent, which has a replay buffer of its own."""
         hp, workers = cast(OffPolicyConfig, config.algorithm), config.sampling.samplers
         size, starts = hp.buffer_size // workers, hp.learning_starts // workers
         own = replace(hp, buffer_size=size, learning_starts=starts)

@@ -157,6 +157,7 @@ def make_vector(
 
 
 def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
+    """What an environment takes and gives, found by making one and closing it again."""
     made, spec = make_described(env, env_args)
     close_env(made)
     return spec

@@ -99,6 +99,8 @@ class ActingSpec:
 
 @dataclass(frozen=True)
 class PolicyVersion:
+    """One published state of the policy. Numbers only grow."""
+
     number: int
     params: np.ndarray  # all parameters, one float32 vector
     shift: np.ndarray | None = None

@@ -356,4 +356,5 @@ def action_input(action: ActionSpec) -> Input:
 
 
 def mlp(hidden: Sequence[int], activation: Any) -> tuple[Layer, ...]:
+    """Hidden layers of a multi-layer perceptron."""
     return tuple(x for size in hidden for x in (Linear(size), Activation(activation)))
