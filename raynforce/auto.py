@@ -16,6 +16,7 @@ from raynforce.algos import algorithm_class
 from raynforce.algos.contract import declared
 from raynforce.config import Config, RayConfig
 from raynforce.envs.cost import PATIENCE, Cost
+from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import locate
 from raynforce.envs.patience import patience
 from raynforce.envs.vector import probe
@@ -232,8 +233,8 @@ def _obstacle(config: Config) -> str:
 
 def _known_elsewhere(env: str) -> bool:
     """Whether a new process finds this environment: not if it is an id that the user's own script registered."""
-    if ":" in env:
-        return True  # its module is imported wherever it is made
+    if ":" in env or is_simulator(env):
+        return True  # its module is imported, or its program started, wherever it is made
     registered = gymnasium.registry[str(locate(env))]
     entry: Any = registered.entry_point or registered.vector_entry_point
     module = entry if isinstance(entry, str) else entry.__module__

@@ -39,7 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.command is None:
         raise UsageError("no command given; raynforce --help shows what there is")
-    commands = {"train": train, "resume": resume, "eval": evaluate, "runs": runs, "show": show, "doctor": doctor}
+    commands = {
+        "train": train,
+        "resume": resume,
+        "eval": evaluate,
+        "runs": runs,
+        "show": show,
+        "doctor": doctor,
+        "sim": sim,
+    }
     return commands[arguments.command](arguments)
 
 
@@ -242,6 +250,14 @@ def show(arguments: argparse.Namespace) -> int:
     return tell(arguments.run, me=_me(), verify=arguments.verify, as_json=arguments.json)
 
 
+def sim(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.sim import check, new
+
+    if arguments.action == "new":
+        return new(arguments.target, me=_me())
+    return check(arguments.target, as_json=arguments.json)
+
+
 def doctor(arguments: argparse.Namespace) -> int:
     run = None if arguments.env is None else _as_run(arguments.env)
     if run is not None:
@@ -304,6 +320,7 @@ def _is_algorithm(text: str) -> bool:
 
 def _as_run(text: str) -> RunDirectory | None:
     """The run that a path stands for; None if it is the name of an environment."""
+    from raynforce.envs.launching import is_simulator
     from raynforce.runs.directory import RunDirectory
     from raynforce.runs.mirrored import open_run
     from raynforce.runs.store import is_url
@@ -313,6 +330,9 @@ def _as_run(text: str) -> RunDirectory | None:
     path = Path(text)
     if path.is_dir() and (path / "config.yaml").is_file():
         return RunDirectory(path)
+    program = Path(text.split()[0]) if text.split() else path
+    if is_simulator(text) and program.is_file():
+        return None
     typed_as_path = text.startswith(("/", "./", "../", "~")) or text in (".", "..")
     if ":" in text or not (typed_as_path or path.exists() or ("/" in text and path.parent.is_dir())):
         return None  # `ALE/Pong-v5` has a slash too

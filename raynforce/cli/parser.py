@@ -33,6 +33,14 @@ examples:
 """
 
 
+SIM_EXAMPLES = """\
+examples:
+  raynforce sim new my_sim                 a small project: it builds, passes the check and trains
+  raynforce sim check ./my_sim/my_sim      about 40 cases of the protocol, and its speed
+  raynforce sim check "sim:python3 my_sim.py"
+"""
+
+
 class _Help(argparse.RawDescriptionHelpFormatter):
     """Help whose lines end between words: `shared-agent` and `--print-config` stay whole."""
 
@@ -134,7 +142,7 @@ def _parser() -> _Parser:
 
     train = _command(commands, "train", "train an agent", epilog=TRAIN_EXAMPLES)
     _add(train, "algo", "ALGO", "ppo, dqn, impala, a3c, or your own module:Class", nargs="?")
-    _add(train, "env", "ENV", "a gymnasium id, or module:factory", nargs="?")
+    _add(train, "env", "ENV", "a gymnasium id, module:factory, or a simulator: ./my_sim", nargs="?")
     _add(train, "--steps", "N", "environment steps to train for: 200000, 200k, 1M, 1e6 (default 200,000)")
     _add(train, "--target", "R", "stop once 20 greedy episodes return R on average")
     _add(train, "--seed", "S", "random seed (default 0)")
@@ -192,6 +200,11 @@ def _parser() -> _Parser:
     _flag(again, "--before", "stop in pdb right before the step that broke")
     _add(again, "--seconds", "S", "show the stack and end if it hangs this long (default 30)")
     _output(doctor, progress=False)
+
+    sim = _command(commands, "sim", "begin a simulator in C++, or hold one against the protocol", epilog=SIM_EXAMPLES)
+    sim.add_argument("action", choices=("new", "check"), metavar="new|check", help="what to do")
+    _add(sim, "target", "DIR|COMMAND", "the folder to write, or the command that starts the simulator")
+    _output(sim, progress=False)
     return parser
 
 

@@ -6,12 +6,14 @@ import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium
 
 from raynforce.envs.describe import describe
 from raynforce.envs.frames import stacks_of
+from raynforce.envs.launching import command, is_simulator
 from raynforce.errors import UsageError, nearest, summary
 from raynforce.imports import is_given, load_module, load_object
 from raynforce.spaces import EnvSpec
@@ -62,7 +64,12 @@ def close_env(env: Any) -> None:
 
 
 def locate(env: str) -> str | Callable[..., Any]:
-    """Find what `env` names, without calling it: the registered gymnasium id, or the user's factory."""
+    """Find what `env` names, without calling it: the registered gymnasium id, the user's factory, or a simulator."""
+    if is_simulator(env):
+        from raynforce.envs.simulators import SimulatorEnv  # it builds upon single environments, as this module
+
+        command(env)
+        return partial(SimulatorEnv, env)
     module, colon, name = env.partition(":")
     if not colon:
         return _registered(env)

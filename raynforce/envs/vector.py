@@ -12,6 +12,7 @@ import numpy as np
 
 from raynforce.envs.describe import Args
 from raynforce.envs.faults import EnvFault
+from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import close_env, make_described
 from raynforce.errors import CheckpointError, EnvError, UsageError
 from raynforce.infos import NOTHING, Info
@@ -139,11 +140,16 @@ def make_vector(
     from raynforce.envs.lanes import Lanes, ParallelVector  # all implement this module's contract, so they import it
     from raynforce.envs.local import LocalVector
     from raynforce.envs.native import NativeVector, registered_vector
+    from raynforce.envs.simulators import Simulators, SimulatorVector
 
     if num_envs < 1:
         raise UsageError(f"num_envs is {num_envs}; it must be 1 or more")
     if seed < 0:
         raise UsageError(f"seed is {seed}; it must be 0 or more")
+    if is_simulator(env):
+        return SimulatorVector(
+            Simulators(env, env_args, num_envs, seed=seed, sampler=sampler, hang_seconds=hang_seconds)
+        )
     record = record and exact_resume
     if parallel != "no":
         how: dict[str, Any] = {"parallel": parallel, "record": record, "hang_seconds": hang_seconds}

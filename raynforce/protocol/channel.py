@@ -17,7 +17,7 @@ from raynforce.errors import RaynforceError, UsageError, summary
 from raynforce.protocol.frame import Message, ProtocolError
 from raynforce.protocol.handshake import Hello, Offer, signed
 from raynforce.protocol.host import HostSession, Rejected
-from raynforce.protocol.policy import PolicySession
+from raynforce.protocol.policy import Joined, PolicySession
 from raynforce.protocol.session import Ended, Outcome, Session
 from raynforce.protocol.wire import DirectWire, Full, SocketWire, Wire
 
@@ -162,6 +162,12 @@ class Link(_End[PolicySession]):
     @property
     def host(self) -> int | None:
         return self.session.hello.host
+
+    def _say(self, outcome: Outcome) -> None:
+        if any(isinstance(event, Joined) for event in outcome.events) and (memory := self.session.welcome.memory):
+            assert isinstance(self._wire, SocketWire)
+            self._wire.attach(memory.fd)
+        super()._say(outcome)
 
 
 class HostLink(_End[HostSession]):

@@ -72,6 +72,8 @@ class Codec:
     def agree(self, spaces: Spaces, autoreset: str, envs: int, minor: int, capabilities: Sequence[str] = ()) -> None:
         obs = tuple(Column(DTYPES[leaf.dtype], leaf.shape) for leaf in spaces.obs)
         action = Column(DTYPES[spaces.action.dtype], spaces.action.shape)
+        if "memory" in capabilities:  # they lie elsewhere
+            obs = ()
         final = tuple(column._replace(ended=True) for column in obs) if autoreset == "same_step" else ()
         result = (_ID, _REQUEST, Column(_F32), Column(_U8))
         episodes = (Column(_F64, ended=True), Column(_U32, ended=True))

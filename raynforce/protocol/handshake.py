@@ -15,6 +15,7 @@ from raynforce.errors import UsageError
 from raynforce.protocol.codec import AUTORESET
 from raynforce.protocol.fields import flag, items, mapping, one_of, take, text, whole
 from raynforce.protocol.frame import MAJOR, MINORS, MOST_BODY, MOST_ENVS, Message, ProtocolError, Type, clean
+from raynforce.protocol.shared import SharedObs
 from raynforce.protocol.spaces import Spaces, differences, row_bytes
 
 # The host's own count of returns and lengths; what each env itself took; numbers of episodes that ended.
@@ -106,6 +107,7 @@ class Welcome:
     spec_hash: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)  # for all envs
     env_config: Sequence[Mapping[str, Any]] = ()  # for each env, laid over `config`; empty if they are all alike
+    memory: SharedObs | None = None  # whose file descriptor goes with it
 
     def message(self) -> Message:
         meta: dict[str, Any] = {"autoreset": self.autoreset, "capabilities": list(self.capabilities)}
@@ -165,6 +167,8 @@ class Offer:
     env_config: Sequence[Mapping[str, Any]] = ()
     token: bytes = b""  # if given, hosts must prove that they know it, for the launch below
     launch: str = ""
+    memory: Callable[[Spaces, int], SharedObs] | None = None
+    """Makes shared memory for `same_step` observations of a host that offers to use it, on a Unix socket."""
     each: Callable[[Offer, Hello], Offer] | None = None  # the offer for a proven host; may raise a `Refusal`
 
     def __post_init__(self) -> None:
@@ -196,17 +200,22 @@ class Offer:
         modes = [mode for mode in self.autoreset if mode in hello.autoreset]
         if not modes:
             raise Refusal("autoreset", f"autoreset {list(hello.autoreset)}; this side takes {list(self.autoreset)}")
+        capabilities = tuple(c for c in self.capabilities if c in hello.capabilities)
+        memory = None
+        if self.memory is not None and "memory" in hello.capabilities and modes[0] == "same_step":
+            memory, capabilities = self.memory(hello.spaces, hello.envs), (*capabilities, "memory")
         return Welcome(
             session=self.session,
             autoreset=modes[0],
             seeds=self.seeds(hello.envs),
             minor=minor,
-            capabilities=tuple(c for c in self.capabilities if c in hello.capabilities),
+            capabilities=capabilities,
             finite=self.finite,
             deadlines=self.deadlines,
             spec_hash=hello.spaces.digest(),
             config=self.config,
             env_config=self.env_config,
+            memory=memory,
         )
 
     def _proven(self, hello: Hello) -> bool:

@@ -86,7 +86,7 @@ class PolicySession(Session):
         action = hello.spaces.action
         self._action_shape, self._action_dtype = action.shape, DTYPES[action.dtype]
         self._due = np.full(hello.envs, np.inf)
-        self._none = np.zeros(0, np.intp)
+        self._none, self._all = np.zeros(0, np.intp), np.arange(hello.envs)
         self.open, self._heard = True, now
         return Outcome([Joined(hello, welcome)], [welcome.message()])
 
@@ -170,7 +170,8 @@ class PolicySession(Session):
 
     def _results(self, message: Message, rows: np.ndarray, ended: np.ndarray) -> Results:
         _, _, reward, status, *rest = message.buffers
-        leaves, flags, seconds = self.hello.spaces.obs, message.flags, None
+        memory = self.welcome.memory
+        leaves, flags, seconds = () if memory else self.hello.spaces.obs, message.flags, None
         if flags & TIMING:
             seconds, rest = self._possible(rest[0]), rest[1:]
         obs = {leaf.path: column for leaf, column in zip(leaves, rest, strict=False)}
@@ -179,6 +180,10 @@ class PolicySession(Session):
         if flags & ENDED_EPISODES:
             episodes, rest = (rest[0], rest[1]), rest[2:]
         final = {leaf.path: column for leaf, column in zip(leaves, rest, strict=False)}
+        if memory is not None:
+            some = slice(None) if len(rows) == len(self._due) and (rows == self._all).all() else rows
+            obs = {path: column[some] for path, column in memory.obs.items()}
+            final = {path: column[rows[ended]] for path, column in memory.final.items()}
         if status.tobytes().strip(b"\0"):
             bits = (status & TERMINATED).astype(bool), (status & TRUNCATED).astype(bool), status != RESET
         else:

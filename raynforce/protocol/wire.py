@@ -93,6 +93,7 @@ class Writer:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.waiting = 0  # bytes that were put and not sent yet
+        self.attached: int | None = None  # a file descriptor that goes with the next of them
         self._pieces: deque[bytes | memoryview] = deque()
 
     def put(self, message: Message) -> None:
@@ -108,7 +109,10 @@ class Writer:
         """Send as much as the socket takes now; True if nothing is left. What it raises is for the caller."""
         while self._pieces:
             try:
-                if len(self._pieces) == 1:
+                if self.attached is not None:
+                    sent = socket.send_fds(connection, [self._pieces[0]], [self.attached])
+                    self.attached = None
+                elif len(self._pieces) == 1:
                     sent = connection.send(self._pieces[0])
                 else:
                     sent = connection.sendmsg(list(islice(self._pieces, 512)))  # the kernel takes 1,024 at once
@@ -138,6 +142,10 @@ class SocketWire:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def attach(self, fd: int) -> None:
+        """Send a file descriptor with the next byte; for Unix sockets."""
+        self._writer.attached = fd
 
     def flush(self) -> None:
         """Send as much as goes now."""

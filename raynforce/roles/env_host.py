@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from raynforce.envs.lanes import Lanes
+from raynforce.envs.simulators import Simulators, make_lanes
 from raynforce.envs.vector import EnvArgs
 from raynforce.memory import resident_bytes
 from raynforce.protocol.channel import Address, ChannelError, HostLink, Refused, connect
@@ -52,7 +53,7 @@ class EnvHost:
         self._args, self._hang_seconds, self._start_seconds = envs, hang_seconds, start_seconds
         self._most_bytes = most_bytes
         self._one_core = one_core and envs.parallel == "threads"
-        self._lanes: Lanes | None = None
+        self._lanes: Lanes | Simulators | Simulators | None = None
         self._link: HostLink | None = None
         self._tries = 0
         self._untold: list[str] = []  # faults while no policy was connected
@@ -70,21 +71,12 @@ class EnvHost:
             self._lanes.call("start_fresh", [(attempt,)] * self._lanes.count)
         self._fresh[:] = True
 
-    def _made(self, attempt: int = 0) -> Lanes:
+    def _made(self, attempt: int = 0) -> Lanes | Simulators:
         if self._lanes is None:
             exact_timers()
             args = self._args
             with self._watched(self._start_seconds):
-                self._lanes = Lanes(
-                    args.env,
-                    args.args,
-                    args.num_envs,
-                    seed=args.seed,
-                    first=self.index * args.num_envs,
-                    parallel=args.parallel,
-                    attempt=attempt,
-                    hang_seconds=self._hang_seconds,
-                )
+                self._lanes = make_lanes(args, self.index, attempt, self._hang_seconds)
             self._fresh[:] = True
         return self._lanes
 
@@ -131,7 +123,7 @@ class EnvHost:
             if seconds < math.inf:
                 faulthandler.cancel_dump_traceback_later()
 
-    def _turn(self, link: HostLink, lanes: Lanes, core: OneCore) -> Outcome:
+    def _turn(self, link: HostLink, lanes: Lanes | Simulators, core: OneCore) -> Outcome:
         """Do what is asked for, and hand over what is ready, until the session ends."""
         outcome = Outcome.ENDED
         poll = select.poll()
@@ -168,7 +160,7 @@ class EnvHost:
                 poll.modify(link.fileno(), select.POLLIN | (select.POLLOUT if writing else 0))
         return outcome
 
-    def _gather(self, link: HostLink, lanes: Lanes, until: float) -> None:
+    def _gather(self, link: HostLink, lanes: Lanes | Simulators, until: float) -> None:
         """Hand over what is ready then; what is asked for meanwhile does not wait."""
         socket = [link] if link.fileno() < FEW_FILES else []
         while (left := until - time.monotonic()) > 0 and link.session.ended is None:
@@ -177,7 +169,7 @@ class EnvHost:
                 self._do(link, lanes, link.receive(now), now)
         self._answer(link, lanes, time.monotonic())
 
-    def _settle(self, lanes: Lanes, apart: bool) -> None:
+    def _settle(self, lanes: Lanes | Simulators, apart: bool) -> None:
         """Wait for steps in flight, and begin new episodes; `apart`: in a process that may be ended."""
         seconds = self._hang_seconds if apart else math.inf
         with self._watched(seconds):
@@ -196,7 +188,7 @@ class EnvHost:
         self._do(self._link, lanes, self._link.receive(now), now)
         self._answer(self._link, lanes, now)
 
-    def _do(self, link: HostLink, lanes: Lanes, events: list[Any], now: float) -> None:
+    def _do(self, link: HostLink, lanes: Lanes | Simulators, events: list[Any], now: float) -> None:
         for event in events:
             if isinstance(event, Step):
                 self._fresh[event.envs] = False
@@ -208,7 +200,7 @@ class EnvHost:
             elif isinstance(event, Ended):
                 return
 
-    def _answer(self, link: HostLink, lanes: Lanes, now: float) -> None:
+    def _answer(self, link: HostLink, lanes: Lanes | Simulators, now: float) -> None:
         done, broken = lanes.collect()
         if link.session.ended is not None:
             return
@@ -224,7 +216,7 @@ class EnvHost:
             if fault.kind in ("raised", "garbage") and fault.facts() not in told:
                 link.send(link.session.log("error", fault.cause))
 
-    def _show(self, link: HostLink, lanes: Lanes, rows: np.ndarray, now: float) -> None:
+    def _show(self, link: HostLink, lanes: Lanes | Simulators, rows: np.ndarray, now: float) -> None:
         slots = link.session.slots
         slots.info |= lanes.take_info()
         slots.status[rows] = lanes.terminated[rows] * TERMINATED + lanes.truncated[rows] * TRUNCATED

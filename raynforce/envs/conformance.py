@@ -1,0 +1,742 @@
+"""The conformance kit: cases of docs/protocol.md that any simulator can be held against, in any language."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import socket
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raynforce.envs.launching import Launched, is_simulator
+from raynforce.envs.simulators import Simulators
+from raynforce.errors import UsageError
+from raynforce.protocol.codec import ENDED, RESET, Codec
+from raynforce.protocol.frame import HEADER, SEEDS, Message, ProtocolError, Type
+from raynforce.protocol.handshake import Deadlines, Hello, Welcome, prove
+from raynforce.protocol.spaces import DTYPES, misfits
+from raynforce.spaces import ActionSpec
+
+SECONDS = 10.0
+"""For an answer, or to end."""
+ENVS = 3
+STEPS = 2_000
+"""Random steps in which episodes are waited for."""
+SESSION = 0x1122334455667788
+QUICK = Deadlines(ping_ms=200, silence_ms=1500)
+
+
+class Failed(Exception):
+    """A case that does not hold, in one line."""
+
+
+class Skipped(Exception):
+    """A case that cannot be tried on this simulator."""
+
+
+class Peer:
+    """The trainer's side of one connection to a simulator, which may say whatever it likes."""
+
+    def __init__(self, env: str, envs: int, seconds: float = SECONDS) -> None:
+        self.env, self.envs, self.seconds = env, envs, seconds
+        self.token, self.launch = secrets.token_bytes(32), secrets.token_hex(8)
+        name = f"raynforce-check-{secrets.token_hex(8)}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(f"\0{name}")
+            listener.listen(1)
+            listener.settimeout(0.05)
+            self.process = Launched(env, f"unix:@{name}", self.token, self.launch, envs, echo=False)
+            until = time.monotonic() + seconds
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    self.socket, _ = listener.accept()
+                    break
+                if self.process.ended() or time.monotonic() > until:
+                    self.process.close()
+                    how = self.process.ending() if self.process.ended() else f"has not connected within {seconds:g} s"
+                    raise Failed(f"the simulator {how}")
+        self.codec = Codec((Type.HELLO, Type.RESULT, Type.LOG, Type.ERROR, Type.PING, Type.PONG, Type.CLOSE), envs)
+        self.sequence = 0
+        self.inbox: list[Message] = []
+        self.hello: Hello | None = None
+
+    # -- bytes and messages
+
+    def send(self, data: bytes) -> None:
+        try:
+            self.socket.settimeout(self.seconds)
+            self.socket.sendall(data)
+        except OSError as error:
+            raise Failed(f"it does not read: {error}") from error
+
+    def receive(self, seconds: float | None = None) -> Message | None:
+        """The next message; None if it has hung up."""
+        head = self._read(HEADER.size, seconds)
+        if head is None:
+            return None
+        try:
+            header = self.codec.measure(head)
+            rest = self._read(header.meta_bytes + header.body_bytes, seconds)
+            if rest is None:
+                raise Failed("it hung up in the middle of a message")
+            return self.codec.decode(head + rest, header)
+        except ProtocolError as error:
+            raise Failed(f"a message that cannot be ({error.code}): {error}") from error
+
+    def _read(self, count: int, seconds: float | None) -> bytes | None:
+        data, until = b"", time.monotonic() + (self.seconds if seconds is None else seconds)
+        while len(data) < count:
+            self.socket.settimeout(max(1e-3, until - time.monotonic()))
+            try:
+                more = self.socket.recv(count - len(data))
+            except TimeoutError:
+                raise Failed(f"no answer within {self.seconds if seconds is None else seconds:g} s") from None
+            except OSError:
+                more = b""
+            if not more:
+                if data:
+                    raise Failed("it hung up in the middle of a message")
+                return None
+            data += more
+        return data
+
+    # -- the handshake
+
+    def greeted(self) -> Hello:
+        """Its HELLO."""
+        message = self.receive()
+        if message is None:
+            raise Failed("it hung up before its HELLO")
+        if message.type != Type.HELLO:
+            raise Failed(f"its first message is of type {message.type}, not HELLO")
+        try:
+            self.hello = Hello.read(message)
+        except ProtocolError as error:
+            raise Failed(f"its HELLO is wrong ({error.code}): {error}") from error
+        return self.hello
+
+    def welcome(self, deadlines: Deadlines | None = None, autoreset: str = "", **more: Any) -> Hello:
+        """Take it in, with whatever it can do but shared memory."""
+        hello = self.greeted()
+        self.autoreset = autoreset or next(m for m in ("same_step", "explicit", "next_step") if m in hello.autoreset)
+        self.capabilities = tuple(c for c in hello.capabilities if c in ("episodes", "timing", "info"))
+        self.seeds = np.arange(100, 100 + hello.envs, dtype=np.uint64)
+        answer = Welcome(
+            SESSION,
+            self.autoreset,
+            self.seeds,
+            capabilities=self.capabilities,
+            spec_hash=hello.spaces.digest(),
+            deadlines=deadlines or Deadlines(),
+        ).message()
+        self.codec.agree(hello.spaces, self.autoreset, hello.envs, 0, self.capabilities)
+        self.rng = np.random.default_rng(0)
+        self.send(answer._replace(meta={**answer.meta, **more}).to_bytes())
+        return hello
+
+    # -- requests and answers
+
+    def message(self, type_: int, envs: Sequence[int] = (), *buffers: np.ndarray, **how: Any) -> Message:
+        if "sequence" not in how:
+            self.sequence += 1
+            how["sequence"] = self.sequence
+        ids = [np.array(envs, "<u4")] if len(envs) else []
+        return Message(type_, how.pop("session", SESSION), envs=len(envs), buffers=[*ids, *buffers], **how)
+
+    def reset(self, envs: Sequence[int], seeds: Sequence[int] | None = None, **how: Any) -> Message:
+        if seeds is None:
+            return self.message(Type.RESET, envs, **how)
+        return self.message(Type.RESET, envs, np.array(seeds, "<u8"), flags=SEEDS, **how)
+
+    def step(self, envs: Sequence[int], actions: np.ndarray | None = None, **how: Any) -> Message:
+        assert self.hello is not None
+        given = self.actions(len(envs)) if actions is None else actions
+        return self.message(Type.STEP, envs, given.astype(DTYPES[self.hello.spaces.action.dtype]), **how)
+
+    def actions(self, count: int) -> np.ndarray:
+        assert self.hello is not None
+        return random_actions(self.hello.spaces.action, count, self.rng)
+
+    def ask(self, message: Message) -> dict[int, Row]:
+        """Send a request, and the rows that answer it, by env."""
+        self.send(message.to_bytes())
+        return self.rows(message.buffers[0].tolist(), message.sequence)
+
+    def rows(self, envs: Sequence[int], sequence: int) -> dict[int, Row]:
+        found: dict[int, Row] = {}
+        while len(found) < len(envs):
+            message = self.next(Type.RESULT)
+            for row in self._unpacked(message):
+                if row.env in found or row.env not in envs:
+                    raise Failed(f"env {row.env} has answered twice, or was not asked")
+                if row.request != sequence:
+                    raise Failed(f"env {row.env} answers request {row.request}; it was asked by {sequence}")
+                found[row.env] = row
+        return found
+
+    def next(self, *types: int, seconds: float | None = None) -> Message:
+        """The next message of one of these types; LOG and PING may come in between."""
+        until = time.monotonic() + (self.seconds if seconds is None else seconds)
+        while True:
+            message = self.receive(max(1e-3, until - time.monotonic()))
+            wanted = " or ".join(Type(t).name for t in types)
+            if message is None:
+                raise Failed(f"it hung up; expected was {wanted}")
+            if message.type == Type.PING and Type.PING not in types:
+                pong = Message(Type.PONG, SESSION, message.sequence, meta={"progress_ms": 0})
+                self.send(pong.to_bytes())
+            elif message.type in types:
+                return message
+            elif message.type != Type.LOG:
+                told = message.meta.get("text", "") if message.type == Type.ERROR else ""
+                raise Failed(f"it sent {Type(message.type).name} {told}; expected was {wanted}")
+
+    def _unpacked(self, message: Message) -> Iterator[Row]:
+        assert self.hello is not None
+        ids, request, reward, status, *rest = message.buffers
+        seconds = None
+        if message.flags & 2:
+            seconds, rest = rest[0], rest[1:]
+        leaves = self.hello.spaces.obs
+        obs, rest = rest[: len(leaves)], rest[len(leaves) :]
+        counts, final = (rest[:2], rest[2:]) if message.flags & 1 else ([], rest)
+        ended = np.flatnonzero(status & ENDED)
+        if len(ended) != message.ended:
+            raise Failed(f"its header says that {message.ended} rows have ended; {len(ended)} have")
+        for leaf, column in zip(leaves, obs, strict=True):
+            if misfits(leaf, column, True) is not None:
+                raise Failed(f"{leaf.path} has a value that its space does not have")
+        if not np.isfinite(reward).all():
+            raise Failed("a reward is not finite")
+        for i, env in enumerate(ids.tolist()):
+            if int(status[i]) not in (0, 1, 2, 3, RESET):
+                raise Failed(f"env {env} has status {status[i]}")
+            over = np.flatnonzero(ended == i)
+            yield Row(
+                env,
+                int(request[i]),
+                float(reward[i]),
+                int(status[i]),
+                None if seconds is None else float(seconds[i]),
+                b"".join(column[i].tobytes() for column in obs),
+                b"".join(column[int(over[0])].tobytes() for column in final) if len(over) and len(final) else None,
+                (float(counts[0][over[0]]), int(counts[1][over[0]])) if len(over) and len(counts) else None,
+            )
+
+    # -- how it ends
+
+    def hangs_up(self, why: str) -> None:
+        """It must end the session within a while; what it says before does not matter."""
+        until = time.monotonic() + self.seconds
+        while time.monotonic() < until:
+            try:
+                if self.receive(max(0.05, until - time.monotonic())) is None:
+                    return
+            except Failed as failed:
+                if "hung up" in str(failed):
+                    return
+                raise Failed(f"it goes on after {why}") from failed
+        raise Failed(f"it goes on after {why}")
+
+    def exits(self, why: str) -> int:
+        code = self.process.wait(self.seconds)
+        if code is None:
+            raise Failed(f"its process goes on after {why}")
+        return code
+
+    def close(self) -> None:
+        self.socket.close()
+        self.process.close()
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one env answered."""
+
+    env: int
+    request: int
+    reward: float
+    status: int
+    seconds: float | None
+    obs: bytes
+    final: bytes | None
+    episode: tuple[float, int] | None
+
+
+def random_actions(action: ActionSpec, count: int, rng: np.random.Generator) -> np.ndarray:
+    if action.kind == "box":
+        low, high = (np.array(b).reshape(action.shape) for b in (action.low, action.high))
+        low, high = np.where(np.isfinite(low), low, -1), np.where(np.isfinite(high), high, 1)
+        return rng.uniform(low, high, (count, *action.shape))
+    start = np.array(action.start or (0,) * len(action.sizes)).reshape(action.shape)
+    return start + rng.integers(0, np.array(action.sizes).reshape(action.shape), (count, *action.shape))
+
+
+CASES: dict[str, tuple[str, Callable[[str], None]]] = {}
+
+
+def case(title: str, envs: int = ENVS) -> Callable[[Callable[[Peer], None]], Callable[[str], None]]:
+    """A case that is tried on a simulator of its own."""
+
+    def decorate(check: Callable[[Peer], None]) -> Callable[[str], None]:
+        def run(env: str) -> None:
+            peer = Peer(env, envs)
+            try:
+                check(peer)
+            finally:
+                peer.close()
+
+        CASES[check.__name__.replace("_", "-")] = (title, run)
+        return run
+
+    return decorate
+
+
+def ready(peer: Peer, **how: Any) -> list[int]:
+    """All envs, taken in and reset."""
+    peer.welcome(**how)
+    envs = list(range(peer.envs))
+    peer.ask(peer.reset(envs))
+    return envs
+
+
+def stepped(peer: Peer, envs: list[int], rows: dict[int, Row] | None = None) -> dict[int, Row]:
+    """One step of each, after a reset of those that need one."""
+    if peer.autoreset == "explicit" and rows and (over := [e for e in envs if rows[e].status & ENDED]):
+        peer.ask(peer.reset(over))
+    return peer.ask(peer.step(envs))
+
+
+# -- the handshake ----------------------------------------------------------------------------------------
+
+
+@case("connects, and says HELLO first")
+def hello(peer: Peer) -> None:
+    peer.greeted()
+
+
+@case("has as many envs as it is told")
+def number_of_envs(peer: Peer) -> None:
+    if peer.greeted().envs != ENVS:
+        raise Failed(f"HELLO says {peer.hello and peer.hello.envs} envs; RAYNFORCE_ENVS says {ENVS}")
+
+
+@case("proves that it knows the token")
+def proof(peer: Peer) -> None:
+    found = peer.greeted()
+    if found.launch != peer.launch or found.proof != prove(peer.token, peer.launch):
+        raise Failed("launch and proof do not fit RAYNFORCE_LAUNCH and RAYNFORCE_TOKEN")
+
+
+@case("keeps the token to itself")
+def token_secret(peer: Peer) -> None:
+    found = peer.greeted()
+    if peer.token.hex() in repr(found):
+        raise Failed("HELLO has the token in it")
+
+
+@case("ends, not with 0, when it is refused")
+def refused(peer: Peer) -> None:
+    peer.greeted()
+    peer.send(Message(Type.REJECT, meta={"code": "spaces", "text": "not these", "diff": []}).to_bytes())
+    if peer.exits("REJECT") == 0:
+        raise Failed("it exits with 0 after REJECT; 78 is a good code")
+
+
+@case("ends when the other side speaks another major version")
+def other_major(peer: Peer) -> None:
+    peer.greeted()
+    data = bytearray(Message(Type.PING, SESSION, 1).to_bytes())
+    data[4] = 9
+    peer.send(bytes(data))
+    peer.hangs_up("a message of major version 9")
+
+
+@case("ignores keys of WELCOME that it does not know")
+def unknown_keys(peer: Peer) -> None:
+    peer.welcome(from_the_future={"deep": [1, {"x": None}]})
+    peer.ask(peer.reset(range(ENVS)))
+
+
+@case("ends when a request comes instead of WELCOME")
+def request_before_welcome(peer: Peer) -> None:
+    peer.greeted()
+    peer.send(peer.message(Type.RESET, [0]).to_bytes())
+    peer.hangs_up("RESET before WELCOME")
+
+
+# -- episodes ---------------------------------------------------------------------------------------------
+
+
+@case("answers RESET with a first observation of each env")
+def reset(peer: Peer) -> None:
+    peer.welcome()
+    for row in peer.ask(peer.reset(range(ENVS))).values():
+        if row.status != RESET or row.reward != 0:
+            raise Failed(f"env {row.env}: status {row.status}, reward {row.reward}; expected were 4 and 0")
+
+
+@case("resets some envs alone")
+def reset_some(peer: Peer) -> None:
+    peer.welcome()
+    for envs in ([1], [2, 0], [1]):
+        peer.ask(peer.reset(envs))
+
+
+@case("answers STEP for each env once, and repeats the request's number")
+def step(peer: Peer) -> None:
+    envs, rows = ready(peer), None
+    for _ in range(20):
+        rows = stepped(peer, envs, rows)
+        if any(row.status == RESET for row in rows.values()) and peer.autoreset != "next_step":
+            raise Failed("a STEP is answered with a first observation")
+
+
+@case("steps some envs alone, in any order")
+def step_some(peer: Peer) -> None:
+    ready(peer)
+    for envs in ([2], [1, 0], [2, 0, 1]):
+        rows = peer.ask(peer.step(envs))
+        if peer.autoreset == "explicit" and (over := [e for e in envs if rows[e].status & ENDED]):
+            peer.ask(peer.reset(over))
+
+
+@case("two requests may be under way at once, for different envs")
+def requests_cross(peer: Peer) -> None:
+    ready(peer)
+    one, other = peer.step([0]), peer.step([1, 2])
+    peer.send(one.to_bytes() + other.to_bytes())
+    wanted = {0: one.sequence, 1: other.sequence, 2: other.sequence}
+    while wanted:
+        for row in peer._unpacked(peer.next(Type.RESULT)):
+            if wanted.pop(row.env, None) != row.request:
+                raise Failed(f"env {row.env} answers request {row.request}, or has answered twice")
+
+
+def _episodes(peer: Peer) -> Iterator[tuple[Row, float, int, bytes]]:
+    """Ended rows, with the return and length that were counted here, and the env's observation before."""
+    envs, rows = ready(peer), None
+    total, length = dict.fromkeys(envs, 0.0), dict.fromkeys(envs, 0)
+    before = dict.fromkeys(envs, b"")
+    found = 0
+    for _ in range(STEPS):
+        rows = stepped(peer, envs, rows)
+        for env, row in rows.items():
+            if row.status == RESET:
+                continue
+            total[env] += row.reward
+            length[env] += 1
+            if row.status & ENDED:
+                yield row, total[env], length[env], before[env]
+                total[env], length[env], found = 0.0, 0, found + 1
+            before[env] = row.obs
+        if found >= 3 * ENVS:
+            return
+    if not found:
+        raise Skipped(f"no episode has ended in {STEPS:,} random steps")
+
+
+@case("shows the last observation of an episode apart from the next one's first")
+def final_observations(peer: Peer) -> None:
+    for row, *_ in _episodes(peer):
+        if peer.autoreset == "same_step" and row.final is None:
+            raise Failed(f"env {row.env} has ended without a final observation")
+        if peer.autoreset == "same_step" and row.final == row.obs:
+            raise Failed(f"env {row.env}: the final observation is the next episode's first")
+
+
+@case("counts returns and lengths as they are, if it offers `episodes`")
+def returns_and_lengths(peer: Peer) -> None:
+    for row, total, length, _ in _episodes(peer):
+        if row.episode is None:
+            raise Skipped("it does not offer `episodes`")
+        if row.episode[1] != length or not math.isclose(row.episode[0], total, rel_tol=1e-4, abs_tol=1e-3):
+            raise Failed(f"env {row.env} says {row.episode} of an episode of {length} steps that returned {total:g}")
+
+
+@case("tells times that can be, if it offers `timing`")
+def timing(peer: Peer) -> None:
+    envs = ready(peer)
+    began = time.monotonic()
+    rows = peer.ask(peer.step(envs))
+    took = time.monotonic() - began
+    for row in rows.values():
+        if row.seconds is None:
+            raise Skipped("it does not offer `timing`")
+        if not 0 <= row.seconds <= 1.5 * took + 0.01:
+            raise Failed(f"env {row.env} says that it took {row.seconds:g} s of {took:g}")
+
+
+# -- seeds ------------------------------------------------------------------------------------------------
+
+
+def _trajectory(peer: Peer, seeds: Sequence[int]) -> list[bytes]:
+    envs = list(range(ENVS))
+    rows = peer.ask(peer.reset(envs, seeds))
+    seen = [rows[env].obs for env in envs]
+    peer.rng = np.random.default_rng(5)
+    for _ in range(50):
+        rows = stepped(peer, envs, rows)
+        seen += [rows[env].obs for env in envs]
+    if peer.autoreset == "explicit" and (over := [e for e in envs if rows[e].status & ENDED]):
+        peer.ask(peer.reset(over))
+    return seen
+
+
+@case("equal seeds and actions give equal episodes")
+def equal_seeds(peer: Peer) -> None:
+    peer.welcome()
+    if _trajectory(peer, [7, 8, 9]) != _trajectory(peer, [7, 8, 9]):
+        raise Failed("equal seeds and actions gave other observations: runs cannot be repeated")
+
+
+@case("other seeds give other episodes")
+def other_seeds(peer: Peer) -> None:
+    peer.welcome()
+    if _trajectory(peer, [7, 8, 9]) == _trajectory(peer, [17, 18, 19]):
+        raise Failed("seeds make no difference")
+
+
+@case("begins with the seeds of WELCOME")
+def seeds_of_welcome(peer: Peer) -> None:
+    peer.welcome()
+    first = peer.ask(peer.reset(range(ENVS)))
+    again = peer.ask(peer.reset(range(ENVS), peer.seeds.tolist()))
+    if [first[e].obs for e in range(ENVS)] != [again[e].obs for e in range(ENVS)]:
+        raise Failed("the first RESET does not begin with the seeds of WELCOME")
+
+
+@case("the next episode is not the last one again")
+def episodes_differ(peer: Peer) -> None:
+    peer.welcome()
+    first = peer.ask(peer.reset([0]))[0].obs
+    others = {peer.ask(peer.reset([0]))[0].obs for _ in range(5)}
+    if others == {first}:
+        raise Failed("RESET without a seed begins the same episode again")
+
+
+# -- retry ------------------------------------------------------------------------------------------------
+
+
+@case("a STEP that comes again is answered again, and not done twice")
+def step_again(peer: Peer) -> None:
+    envs = ready(peer)
+    request = peer.step(envs)
+    one, other = peer.ask(request), peer.ask(request)
+    if one != other:
+        raise Failed("the same STEP was answered otherwise the second time: it was done twice")
+
+
+@case("a RESET that comes again is answered again, and not done twice")
+def reset_again(peer: Peer) -> None:
+    peer.welcome()
+    request = peer.reset(range(ENVS))
+    one, other = peer.ask(request), peer.ask(request)
+    if one != other:
+        raise Failed("the same RESET was answered otherwise the second time: it was done twice")
+
+
+@case("a part of a request may come again")
+def part_again(peer: Peer) -> None:
+    envs = ready(peer)
+    actions = peer.actions(ENVS)
+    rows = peer.ask(request := peer.step(envs, actions))
+    again = peer.ask(peer.step([1], actions[1:2], sequence=request.sequence))
+    if again[1] != rows[1]:
+        raise Failed("env 1 answered otherwise when it was asked again")
+
+
+@case("an old request is ignored")
+def old_request(peer: Peer) -> None:
+    ready(peer)
+    old, newer = peer.reset([0]), peer.reset([0])
+    peer.ask(old)
+    peer.ask(newer)
+    peer.send(old.to_bytes())
+    peer.ask(newer)  # which is answered again, and nothing before
+
+
+# -- is it there ------------------------------------------------------------------------------------------
+
+
+@case("answers PING with PONG of the same number")
+def ping(peer: Peer) -> None:
+    ready(peer)
+    for number in (77, 78, 79):
+        peer.send(peer.message(Type.PING, sequence=number).to_bytes())
+        pong = peer.next(Type.PONG)
+        if pong.sequence != number:
+            raise Failed(f"PONG has the number {pong.sequence}; PING had {number}")
+        if not isinstance(pong.meta.get("progress_ms"), int):
+            raise Failed("PONG has no progress_ms")
+
+
+@case("asks whether the trainer is there when that is silent")
+def asks(peer: Peer) -> None:
+    ready(peer, deadlines=QUICK)
+    peer.next(Type.PING, seconds=3.0)
+
+
+@case("ends when the trainer stays silent")
+def silence(peer: Peer) -> None:
+    ready(peer, deadlines=QUICK)
+    peer.hangs_up("a silence longer than silence_ms")
+    peer.exits("a silence longer than silence_ms")
+
+
+# -- the end ----------------------------------------------------------------------------------------------
+
+
+@case("answers CLOSE with CLOSE, and exits with 0")
+def close(peer: Peer) -> None:
+    ready(peer)
+    peer.send(peer.message(Type.CLOSE, meta={"reason": "done", "grace_ms": 5000}).to_bytes())
+    peer.next(Type.CLOSE)
+    if (code := peer.exits("CLOSE")) != 0:
+        raise Failed(f"it exits with {code} after CLOSE")
+
+
+@case("ends when the trainer hangs up")
+def hang_up(peer: Peer) -> None:
+    ready(peer)
+    peer.socket.close()
+    peer.exits("the trainer hung up")
+
+
+@case("ends when the trainer hangs up in the middle of a message")
+def hang_up_in_message(peer: Peer) -> None:
+    ready(peer)
+    peer.send(peer.step(range(ENVS)).to_bytes()[:50])
+    peer.socket.close()
+    peer.exits("the trainer hung up")
+
+
+@case("ends when the trainer hangs up before WELCOME")
+def hang_up_before_welcome(peer: Peer) -> None:
+    peer.greeted()
+    peer.socket.close()
+    peer.exits("the trainer hung up")
+
+
+# -- what it must not do ----------------------------------------------------------------------------------
+
+
+@case("an unknown type is told and survived")
+def unknown_type(peer: Peer) -> None:
+    envs = ready(peer)
+    data = bytearray(peer.message(Type.PING, sequence=5).to_bytes())
+    data[6] = 200
+    peer.send(bytes(data))
+    answer = peer.next(Type.ERROR)
+    if answer.meta.get("scope") != "session" or answer.meta.get("recoverable") is not True:
+        raise Failed(f"it answers an unknown type with {dict(answer.meta)}; expected was a recoverable ERROR")
+    peer.ask(peer.step(envs))
+
+
+@case("messages of another session are ignored")
+def other_session(peer: Peer) -> None:
+    envs = ready(peer)
+    peer.send(peer.step(envs, session=SESSION + 1).to_bytes())
+    peer.ask(peer.step(envs))
+
+
+@case("messages may come byte by byte")
+def byte_by_byte(peer: Peer) -> None:
+    envs = ready(peer)
+    request = peer.step(envs)
+    for byte in request.to_bytes():
+        peer.send(bytes([byte]))
+    peer.rows(envs, request.sequence)
+
+
+@case("messages may come several at once")
+def several_at_once(peer: Peer) -> None:
+    envs = ready(peer)
+    pings = b"".join(peer.message(Type.PING, sequence=n).to_bytes() for n in range(1, 51))
+    request = peer.step(envs)
+    peer.send(pings + request.to_bytes())
+    pongs, rows = 0, 0
+    while pongs < 50 or rows < ENVS:
+        message = peer.next(Type.PONG, Type.RESULT)
+        pongs += message.type == Type.PONG
+        rows += message.envs
+
+
+def _violation(name: str, title: str, spoil: Callable[[Peer], bytes]) -> None:
+    def check(peer: Peer) -> None:
+        ready(peer)
+        peer.send(spoil(peer))
+        peer.hangs_up(title)
+
+    check.__name__ = name
+    case(f"ends after {title}")(check)
+
+
+def _changed(data: bytes, offset: int, value: bytes) -> bytes:
+    return data[:offset] + value + data[offset + len(value) :]
+
+
+_NOTE = Message(Type.ERROR, SESSION, 9, meta={"scope": "session"}, buffers=[np.zeros(0, "<u4"), np.zeros(0, "<u8")])
+_violation("bad_magic", "bytes that are no message", lambda p: b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".ljust(96))
+_violation("bad_length", "a length that the spaces do not make", lambda p: _changed(p.step([0]).to_bytes(), 40, b"\1"))
+_violation("bad_meta", "a meta that is not JSON", lambda p: _changed(_NOTE.to_bytes(), 48, b"{]"))
+_violation("no_such_env", "an env id that does not exist", lambda p: p.step([ENVS + 5]).to_bytes())
+_violation("env_twice", "an env that comes twice in a request", lambda p: p.step([1, 1]).to_bytes())
+_violation("too_many_envs", "a request for more envs than there are", lambda p: p.reset(range(ENVS + 2)).to_bytes())
+_violation("unknown_flags", "flags that nobody knows", lambda p: _changed(p.reset([0]).to_bytes(), 7, b"\x80"))
+
+
+@case("ends after a STEP before the first RESET")
+def step_before_reset(peer: Peer) -> None:
+    peer.welcome()
+    peer.send(peer.step([0]).to_bytes())
+    peer.hangs_up("a STEP before the first RESET")
+
+
+# -- what it achieves -------------------------------------------------------------------------------------
+
+
+class Speed(NamedTuple):
+    """Of steps of all envs in one message, as fast as they are answered; a round trip's median and 99th percentile."""
+
+    envs: int
+    steps_per_second: float
+    median_seconds: float
+    worst_seconds: float
+
+
+def speed(env: str, envs: int, seconds: float = 1.0) -> Speed:
+    lanes, times = Simulators(env, {}, envs, seed=0), array("d")
+    try:
+        actions = random_actions(lanes.spec.action, envs, np.random.default_rng(0)).astype(lanes.spec.action.dtype)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until or len(times) < 10:
+            began = time.perf_counter()
+            lanes.step_all(actions)
+            times.append(time.perf_counter() - began)
+    finally:
+        lanes.close()
+    return Speed(envs, envs * len(times) / sum(times), float(np.median(times)), float(np.quantile(times, 0.99)))
+
+
+def check(env: str, only: Sequence[str] = ()) -> Iterator[tuple[str, str, str]]:
+    """Try each case: its name, what it asks, and why it does not hold; empty if it does, `skipped: …` if it cannot."""
+    if not is_simulator(env):
+        raise UsageError(f"{env!r} is no simulator: give its command, such as ./my_sim")
+    for name, (title, run) in CASES.items():
+        if only and name not in only:
+            continue
+        try:
+            run(env)
+        except Skipped as reason:
+            yield name, title, f"skipped: {reason}"
+        except Failed as reason:
+            yield name, title, str(reason)
+        else:
+            yield name, title, ""

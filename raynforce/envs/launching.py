@@ -1,0 +1,164 @@
+"""Simulator processes: what a user typed as an environment, started, connected, and ended with their last words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from raynforce.errors import EnvError, UsageError
+from raynforce.protocol.channel import Link, Listener
+from raynforce.protocol.handshake import Offer
+
+PREFIX = "sim:"
+_PATHS = ("./", "../", "/", "~/")
+LAST_LINES = 20
+"""Of a simulator's stderr that an error tells."""
+GRACE = 3.0
+"""Seconds that a simulator has to end once its connection is closed."""
+
+
+def is_simulator(env: str) -> bool:
+    """Whether `env` is a command, such as `./my_sim --track oval` or `sim:python3 my_sim.py`, and no gymnasium id."""
+    return env.startswith((PREFIX, *_PATHS))
+
+
+def command(env: str) -> list[str]:
+    """The words of the command that `env` is; a `UsageError` if it cannot be started."""
+    try:
+        words = shlex.split(env.removeprefix(PREFIX))
+    except ValueError as error:
+        raise UsageError(f"env {env!r} is no command: {error}") from error
+    if not words:
+        raise UsageError(f"env {env!r} names no simulator: give its command, such as ./my_sim")
+    program = os.path.expanduser(words[0])
+    if os.sep in program:
+        path = Path(program)
+        if not path.exists():
+            raise UsageError(f"env {env!r}: there is no file {program}; build the simulator, or correct the path")
+        if path.is_dir() or not os.access(path, os.X_OK):
+            raise UsageError(f"env {env!r}: {program} cannot be executed; give a program (chmod +x)")
+        program = str(path.resolve())
+    elif shutil.which(program) is None:
+        raise UsageError(f"env {env!r}: there is no program {program} on the PATH")
+    return [program, *words[1:]]
+
+
+class Launched:
+    """A simulator process that is to connect to an address, and what it says on stderr."""
+
+    def __init__(self, env: str, address: str, token: bytes, launch: str, envs: int, *, echo: bool = True) -> None:
+        """With `echo` its lines are shown here, with its name."""
+        self.env, self._echo = env, echo
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        told = {"CONNECT": address, "TOKEN": token.hex(), "LAUNCH": launch, "ENVS": str(envs)}
+        try:
+            self._process = subprocess.Popen(
+                command(env),
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # this process's stdout may be a result that is read by a program
+                stderr=subprocess.PIPE,
+                env=os.environ | {f"RAYNFORCE_{name}": value for name, value in told.items()},
+            )
+        except OSError as error:
+            raise UsageError(f"env {env!r} could not be started: {error.strerror}") from error
+        self.pid = self._process.pid
+        self._reader = threading.Thread(target=self._read_stderr, daemon=True, name=f"stderr of {env}")
+        self._reader.start()
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code; None if it goes on for so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self._process.poll()
+
+    def ending(self) -> str:
+        """How the process ended, and what it said last; waits a moment for it."""
+        code = self.wait(GRACE)
+        self._reader.join(0.5)
+        if code is None:
+            how = "has closed its connection"
+        elif code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
+        else:
+            how = f"has exited with code {code}"
+        return how + self.words()
+
+    def words(self) -> str:
+        """What it said last, to follow a sentence."""
+        lines = [line for line in self._last if line]
+        return f"; it said: {' | '.join(lines)[-2000:]}" if lines else "; it said nothing on stderr"
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    def close(self) -> None:
+        """Let it end, which it does once its connection is closed; kill it if it does not."""
+        if self.wait(GRACE) is None:
+            self.kill()
+            self._process.wait()
+        self._reader.join(0.5)
+
+    def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        name = Path(shlex.split(self.env.removeprefix(PREFIX))[0]).name
+        for line in self._process.stderr:
+            text = line.decode(errors="replace").rstrip()
+            self._last.append(text)
+            if self._echo:
+                print(f"{name}: {text}", file=sys.stderr)
+        self._process.stderr.close()
+
+
+class Simulator:
+    """A simulator process and the connection to it."""
+
+    def __init__(self, env: str, envs: int, offer: Offer, seconds: float) -> None:
+        """It has so many `seconds` to connect."""
+        self._seconds, self._until = seconds, time.monotonic() + seconds
+        self.link: Link | None = None  # once it has connected
+        self._listener = Listener("unix", offer)
+        address = self._listener.address
+        try:
+            self.process = Launched(env, f"unix:@{address.where}", address.token, address.launch, envs)
+        except BaseException:
+            self._listener.close()
+            raise
+
+    def fileno(self) -> int:
+        """Readable when it connects, or once it has, when it says something."""
+        return self._listener.fileno() if self.link is None else self.link.fileno()
+
+    def connect(self) -> Link | None:
+        """The connection, if it is there by now; never waits. An `EnvError` with the cause if it will not come."""
+        if self.link is None:
+            self.link = self._listener.accept()
+        if self.link is not None:
+            return self.link
+        env, process = self.process.env, self.process
+        if self._listener.refused:
+            raise EnvError(f"env {env!r} was refused ({next(iter(self._listener.refused))}){process.words()}")
+        if process.ended():
+            raise EnvError(f"env {env!r} {process.ending()}, before it had connected")
+        if time.monotonic() > self._until:
+            process.kill()
+            raise EnvError(f"env {env!r} has not connected within {self._seconds:g} s{process.words()}")
+        return None
+
+    def close(self) -> None:
+        if self.link is not None:
+            self.link.close("the trainer is done")
+        self._listener.close()
+        self.process.close()

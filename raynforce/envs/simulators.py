@@ -1,0 +1,523 @@
+"""Simulators as environments: the envs of their processes as lanes, and as one gymnasium environment."""
+
+from __future__ import annotations
+
+import math
+import select
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+
+from raynforce.envs.faults import EnvFault, count_break
+from raynforce.envs.lanes import Broken, Lanes, ParallelVector
+from raynforce.envs.launching import PREFIX, Simulator, is_simulator
+from raynforce.envs.make import locate
+from raynforce.envs.rows import Rows
+from raynforce.envs.vector import EnvArgs, derive_seed, first_of_attempt
+from raynforce.errors import EnvError, UsageError
+from raynforce.infos import NOTHING, Info
+from raynforce.protocol import policy
+from raynforce.protocol.channel import Link
+from raynforce.protocol.handshake import Deadlines, Offer
+from raynforce.protocol.session import Ended
+from raynforce.protocol.shared import SharedObs
+from raynforce.protocol.spaces import Spaces
+from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
+from raynforce.trees import Tree
+
+START_SECONDS = 60.0
+LOOK = 1.0
+"""Seconds between two looks at who is silent."""
+_DAY = 86_400_000  # milliseconds
+
+
+class Simulators:
+    """The envs of a simulator process, with the interface of `Lanes`.
+
+    An env that breaks is reset by the simulator, a process that ends or hangs is started again; both begin new
+    episodes, and `collect` tells of them as `Broken`. Other lanes go on. Lane i has the number `first` + i in seeds.
+    """
+
+    note = ""
+    way_back = "as new episodes: the simulator cannot save them"
+    _memory: SharedObs | None = None  # that observations are in, if the simulator can
+
+    def __init__(
+        self,
+        env: str,
+        args: Mapping[str, Any] | None,
+        count: int,
+        *,
+        seed: int,
+        sampler: int = 0,
+        first: int = 0,
+        attempt: int = 0,
+        hang_seconds: float = math.inf,
+        start_seconds: float = START_SECONDS,
+    ) -> None:
+        self.count, self.hang_seconds = count, hang_seconds
+        self._env, self._args = env, dict(args or {})
+        self._seed, self._sampler, self._first = seed, sampler, first
+        self._start_seconds = start_seconds
+        self._since = np.full(count, math.inf)  # when a lane was asked to step, if it has not answered
+        self._unreported: dict[int, Broken] = {}  # lanes that begin another episode, until `collect` tells of it
+        self._making: set[int] = set()  # those whose first observation is not there yet
+        self._faults: list[EnvFault] = []
+        self._info: dict[int, Info] = {}
+        self._breaks, self._stepped = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self._look = 0.0
+        self._poll: Any = select.epoll()
+        self.episodes = np.full(count, first_of_attempt(attempt) if attempt else 0, np.int64)
+        """`[N]` which of its episodes each lane's random stream began with."""
+        self._simulator: Simulator | None = None
+        self._link: Link | None = None  # to its process, once that has connected
+        self._watched = -1
+        try:
+            self._start()
+            while (link := self._joined()) is None:
+                self.wait()
+            hello = link.session.hello
+            self.spec = EnvSpec(env, hello.spaces.obs, hello.spaces.action, self._args)
+            rows = self.rows = Rows(self.spec, count)
+            if self._memory is not None:
+                rows.obs, rows.final = self._memory.obs, self._memory.final
+            self.obs, self.final = rows.obs, rows.final
+            self.reward, self.seconds = rows.reward, rows.seconds
+            self.terminated, self.truncated = rows.terminated, rows.truncated
+            self._begin(np.arange(count))
+            self._settle()
+        except BaseException:
+            self.close()
+            raise
+
+    # -- as `Lanes` ---------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """Readable while there is something to `collect`."""
+        fd: int = self._poll.fileno()
+        return fd
+
+    def step(self, lanes: np.ndarray, actions: np.ndarray) -> None:
+        """Have these lanes step, `[K]`, with these actions, `[K, ...]`, ready for the environment. Returns at once."""
+        now = time.monotonic()
+        self._since[lanes] = now
+        if self._unreported:
+            able = np.array([lane not in self._unreported for lane in lanes.tolist()], np.bool_)
+            lanes, actions = lanes[able], actions[able]
+        if len(lanes) and self._link is not None and self._link.session.asks:
+            self._link.send(self._link.session.step(lanes, actions, now))
+            self._watch()
+
+    def collect(self) -> tuple[np.ndarray, list[Broken]]:
+        """Lanes that are done with a step since this was last asked, `[K]`, and those that broke."""
+        done: list[np.ndarray] = []
+        if (link := self._joined()) is not None:
+            if link.wants_write:
+                link.flush()
+                self._watch()
+            now = time.monotonic()
+            done = self._handle(link.receive(now))
+            if now >= self._look:
+                self.overdue(now)
+        broken = self._replacements() if self._unreported else []
+        if len(done) == 1:
+            return done[0], broken
+        return np.concatenate(done) if done else np.empty(0, np.int64), broken
+
+    def overdue(self, now: float) -> list[Broken]:
+        """A process that hangs, or is silent, is started again; `collect` tells of its lanes when they are back."""
+        self._look = now + min(LOOK, self.hang_seconds / 4)
+        if (link := self._joined()) is not None:
+            self._handle(link.poll(now))
+        return []
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Until there is something to `collect`, or to look after."""
+        most = min(LOOK, self.hang_seconds / 4) if self._link is not None else 0.05
+        self._poll.poll(most if seconds is None else max(0.0, min(seconds, most)))
+
+    def step_all(self, actions: np.ndarray) -> list[Broken]:
+        """Step all lanes and wait for them; those that broke."""
+        self.step(np.arange(self.count), actions)
+        left, broken = self.count, []
+        while left:
+            self.wait()
+            done, lost = self.collect()
+            broken += lost
+            left -= len(done) + len(lost)
+        return broken
+
+    def busy_since(self) -> np.ndarray:
+        """When each lane was asked to step, `[N]` in monotonic seconds; infinite where it is idle."""
+        return self._since
+
+    def threads(self) -> list[int]:
+        return []
+
+    def take_faults(self) -> list[EnvFault]:
+        faults, self._faults = self._faults, []
+        return faults
+
+    def take_info(self) -> Mapping[int, Info]:
+        if not self._info:
+            return NOTHING
+        info, self._info = self._info, {}
+        return info
+
+    def reset(self, seed: int | None = None) -> None:
+        """Begin the next episode in all lanes, while they are idle; with `seed`, their first ones by it."""
+        if seed is not None:
+            self._seed = seed
+        self.begin_at(self.episodes + 1 if seed is None else np.zeros_like(self.episodes))
+
+    def call(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """`reset` or `start_fresh` of all lanes, while they are idle."""
+        if method == "start_fresh":
+            self.begin_at(np.full_like(self.episodes, first_of_attempt(args[0][0])))
+        else:
+            self.reset(*args[0])
+        return [None] * self.count
+
+    def begin_at(self, episodes: np.ndarray) -> None:
+        """Begin these episodes, `[N]` by lane, while all are idle."""
+        self.episodes[:] = episodes
+        if self._link is not None:
+            self._begin(np.arange(self.count))
+        self._settle()
+
+    def close(self) -> None:
+        if self._simulator is not None:
+            self._simulator.close()
+            self._simulator = self._link = None
+        if self._memory is not None:
+            self._memory.close()
+        self._poll.close()
+
+    # -- episodes -----------------------------------------------------------------------------------------
+
+    def _begin(self, lanes: np.ndarray) -> None:
+        """New episodes in these lanes, whose random streams begin with seeds of their own."""
+        assert self._link is not None
+        keys = [(self._sampler, self._first + lane, int(self.episodes[lane])) for lane in lanes.tolist()]
+        seeds = np.array([derive_seed(self._seed, *key) for key in keys], np.uint64)
+        self.rows.steps[lanes] = 0
+        self._making |= set(lanes.tolist())
+        if self._link.session.asks:
+            self._link.send(self._link.session.reset(lanes, time.monotonic(), seeds))
+
+    def _settle(self) -> None:
+        """Wait for the first observations of new episodes."""
+        while self._making:
+            self.wait()
+            self.collect()
+        self._unreported.clear()  # nothing was asked of them
+
+    def _take(self, results: policy.Results) -> np.ndarray:
+        """Write results into the rows; the lanes that have stepped."""
+        lanes, rows = results.envs, self.rows
+        for path, column in results.obs.items() if self._memory is None else ():
+            rows.obs[path][lanes] = column
+        rows.reward[lanes] = results.reward
+        rows.terminated[lanes], rows.truncated[lanes] = results.terminated, results.truncated
+        if results.seconds is not None:
+            rows.seconds[lanes] = results.seconds
+        if len(results.ended):
+            over = lanes[results.ended]
+            for path, column in results.final_obs.items() if self._memory is None else ():
+                rows.final[path][over] = column
+            self._info.update(results.info)
+        if self._making:
+            self._making -= set(lanes[~results.valid].tolist())
+            lanes = lanes[results.valid]
+        rows.steps[lanes] += 1
+        self._stepped[lanes] += 1
+        self._since[lanes] = math.inf
+        if len(results.ended):
+            rows.steps[over] = 0
+        return lanes
+
+    # -- faults -------------------------------------------------------------------------------------------
+
+    def _handle(self, events: Sequence[Any]) -> list[np.ndarray]:
+        """Act on what the simulator says; the lanes that have stepped."""
+        done = []
+        for event in events:
+            if isinstance(event, policy.Results):
+                done.append(self._take(event))
+            elif isinstance(event, policy.Broken):
+                for lane in event.envs.tolist():
+                    self._lose(lane, "garbage" if event.code == "value" else "raised", event.text)
+                self._begin(event.envs)
+            elif isinstance(event, policy.Overdue):
+                self._restart("hung", f"it did not come back within {self.hang_seconds:g} s", kill=True)
+                break
+            elif isinstance(event, Ended):
+                self._restart("died", event.reason)
+                break
+        return done
+
+    def _replacements(self) -> list[Broken]:
+        """Lanes that are in new episodes, and were asked to step."""
+        back = [i for i in self._unreported if i not in self._making and self._since[i] < math.inf]
+        self.rows.reward[back], self.rows.terminated[back], self.rows.truncated[back] = 0.0, False, False
+        self._since[back] = math.inf
+        return [self._unreported.pop(lane) for lane in back]
+
+    def _restart(self, kind: str, text: str, kill: bool = False) -> None:
+        """The process is gone or hangs: another takes its place, and begins new episodes once it has connected."""
+        assert self._simulator is not None
+        if kill:
+            self._simulator.process.kill()
+        ending = self._simulator.process.ending()
+        text = f"{text}; {ending}" if kill else ending
+        for lane in range(self.count):
+            self._lose(lane, kind, text, alone=lane == 0)
+        self._simulator.close()
+        self._start()
+
+    def _lose(self, lane: int, kind: str, text: str, alone: bool = True) -> None:
+        number, steps = self._first + lane, int(self.rows.steps[lane])
+        seed = derive_seed(self._seed, self._sampler, number, int(self.episodes[lane]))
+        fault = EnvFault(self._env, self._args, kind, number, seed, steps, text)
+        if alone:  # a process that ends is one fault, however many envs it has
+            self._faults.append(fault)
+        self._unreported.setdefault(lane, Broken(lane, kind, text, fault.facts()))
+        self._making.add(lane)
+        self._breaks[lane] = count_break(fault, int(self._breaks[lane]), int(self._stepped[lane]))
+        self._stepped[lane] = 0
+        self.episodes[lane] += 1
+
+    # -- the process --------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        step_ms = min(_DAY, 1000 * self.hang_seconds)
+        # Neither side sends PING: a process that ends hangs up, and a trainer may be busy elsewhere for long.
+        patient = {"ping_ms": _DAY, "silence_ms": _DAY}
+        deadlines = Deadlines(step_ms=int(step_ms), reset_ms=int(1000 * self._start_seconds), **patient)
+        offer = Offer(
+            autoreset=("same_step",),
+            capabilities=("timing", "info"),
+            deadlines=deadlines,
+            config=self._args,
+            memory=self._shared,
+        )
+        self._simulator = Simulator(self._env, self.count, offer, self._start_seconds)
+        self._link = None
+        self._watch()
+
+    def _shared(self, spaces: Spaces, envs: int) -> SharedObs:
+        """The memory for observations: the same for a process and the one that takes its place."""
+        if self._memory is None:
+            self._memory = SharedObs(spaces, envs)
+        return self._memory
+
+    def _joined(self) -> Link | None:
+        """The connection, as soon as there is one."""
+        if self._link is not None or self._simulator is None:
+            return self._link
+        try:
+            link = self._simulator.connect()
+        except EnvError as error:
+            if not hasattr(self, "spec"):  # the first one: it says best what is wrong
+                raise
+            self._restart("died", str(error))
+            return None
+        if link is None:
+            return None
+        hello = link.session.hello
+        if hello.envs != self.count:
+            raise UsageError(
+                f"env {self._env!r} has {hello.envs} envs in a process, not {self.count}: give --envs {hello.envs}, or "
+                "let it make as many as RAYNFORCE_ENVS says"
+            )
+        if hasattr(self, "spec") and Spaces.of(self.spec) != hello.spaces:
+            raise EnvError(f"env {self._env!r} has other spaces than before it was started again")
+        self._link = link
+        self._watch()
+        if hasattr(self, "spec"):
+            self._begin(np.arange(self.count))
+        return link
+
+    def _watch(self) -> None:
+        """Have the poll watch the right socket for the right things."""
+        assert self._simulator is not None
+        fd, writing = self._simulator.fileno(), self._link is not None and self._link.wants_write
+        wanted = select.EPOLLIN | (select.EPOLLOUT if writing else 0)
+        if fd != self._watched:  # a socket that is closed is not watched any more
+            self._watched, self._wanted = fd, wanted
+            self._poll.register(fd, wanted)
+        elif wanted != self._wanted:
+            self._wanted = wanted
+            self._poll.modify(fd, wanted)
+
+
+class SimulatorVector(ParallelVector):
+    """The envs of a simulator as one vector environment. Episodes in flight cannot be saved: they start over."""
+
+    _lanes: Simulators  # type: ignore[assignment]
+
+    def __init__(self, lanes: Simulators) -> None:
+        super().__init__(lanes)  # type: ignore[arg-type]
+
+    def state(self) -> Tree:
+        obs = {str(i): column.copy() for i, column in enumerate(self.current().values())}
+        return {"kind": "simulator", "obs": obs, "episodes": self._lanes.episodes.copy()}
+
+    def load(self, tree: Tree) -> list[str]:
+        self._saved_obs(tree, "simulator")
+        self.take_faults()
+        self._lanes.begin_at(np.asarray(tree["episodes"]) + 1)
+        self.restarted = list(range(self.num_envs))
+        self._show()
+        return [
+            f"{self.num_envs} of {self.num_envs} running episodes of env {self.spec.env!r} start over: "
+            "the simulator cannot save them"
+        ]
+
+
+class SimulatorEnv(gymnasium.Env[Any, Any]):
+    """One env of a simulator process as an ordinary environment; `config` are the simulator's settings."""
+
+    def __init__(self, command: str, **config: Any) -> None:
+        self._lanes = Simulators(command, config, 1, seed=0)
+        self.observation_space, self.action_space = gym_spaces(self._lanes.spec)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._lanes.reset(seed)
+        return self._seen(self._lanes.obs), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        lanes, spec = self._lanes, self._lanes.spec.action
+        broken = lanes.step_all(np.asarray(action, spec.dtype).reshape(1, *spec.shape))
+        if broken:
+            raise EnvError(broken[0].text)
+        terminated, truncated = bool(lanes.terminated[0]), bool(lanes.truncated[0])
+        seen = self._seen(lanes.final if terminated or truncated else lanes.obs)
+        return seen, float(lanes.reward[0]), terminated, truncated, dict(lanes.take_info().get(0, {}))
+
+    def close(self) -> None:
+        self._lanes.close()
+
+    def _seen(self, rows: Mapping[str, np.ndarray]) -> Any:
+        return nested({path: column[0].copy() for path, column in rows.items()})
+
+
+class SimulatorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """The envs of a simulator process as gymnasium's vector environment, which resets an episode in its last step.
+
+    An env that breaks is truncated, with `infos["broken"]` its cause, and begins a new episode.
+    """
+
+    metadata: dict[str, Any] = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, command: str, envs: int, **config: Any) -> None:
+        self._lanes = Simulators(command, config, envs, seed=0)
+        self.num_envs = envs
+        self.single_observation_space, self.single_action_space = gym_spaces(self._lanes.spec)
+        self.observation_space = batch_space(self.single_observation_space, envs)
+        self.action_space = batch_space(self.single_action_space, envs)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._lanes.reset(seed[0] if isinstance(seed, list) else seed)
+        return self._seen(self._lanes.obs), {}
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        lanes, spec = self._lanes, self._lanes.spec.action
+        broken = lanes.step_all(np.asarray(actions, spec.dtype).reshape(self.num_envs, *spec.shape))
+        terminated, truncated = lanes.terminated.copy(), lanes.truncated.copy()
+        ended = terminated | truncated
+        infos: dict[str, Any] = {}
+        if ended.any():
+            infos = {"final_obs": self._seen(lanes.final), "_final_obs": ended}
+            for lane, told in lanes.take_info().items():
+                for name, number in told.items():
+                    infos.setdefault(name, np.zeros(self.num_envs))[lane] = number
+                    infos.setdefault(f"_{name}", np.zeros(self.num_envs, np.bool_))[lane] = True
+        for one in broken:
+            truncated[one.lane] = True
+            infos.setdefault("broken", np.full(self.num_envs, None, object))[one.lane] = one.text
+        return self._seen(lanes.obs), lanes.reward.astype(np.float64), terminated, truncated, infos
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self._lanes.close()
+
+    def _seen(self, rows: Mapping[str, np.ndarray]) -> Any:
+        return nested({path: column.copy() for path, column in rows.items()})
+
+
+def simulator(
+    command: str, envs: int | None = None, **config: Any
+) -> gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]:
+    """A simulator as an environment of gymnasium, or as a vector environment of `envs`, for any library.
+
+    `command` starts it, such as `./my_sim --track oval`; `config` are its settings.
+    """
+    command = command if is_simulator(command) else f"{PREFIX}{command}"
+    locate(command)
+    return SimulatorEnv(command, **config) if envs is None else SimulatorVectorEnv(command, envs, **config)
+
+
+def nested(leaves: Mapping[str, Any]) -> Any:
+    """Values by path as the observation they are of: one alone, or a dictionary, which may have others in it."""
+    if "obs" in leaves:
+        return leaves["obs"]
+    whole: dict[str, Any] = {}
+    for path, value in leaves.items():
+        *folders, name = path.split("/")[1:]
+        place = whole
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[name] = value
+    return whole
+
+
+def gym_spaces(spec: EnvSpec) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """What a simulator declares, as gymnasium's spaces."""
+    seen = nested({leaf.path: _space(leaf) for leaf in spec.obs})
+    return _dictionary(seen) if isinstance(seen, dict) else seen, _space(spec.action)
+
+
+def _dictionary(entries: Mapping[str, Any]) -> spaces.Dict:
+    return spaces.Dict({k: _dictionary(v) if isinstance(v, dict) else v for k, v in entries.items()})
+
+
+def _space(leaf: ObsLeaf | ActionSpec) -> spaces.Space[Any]:
+    start = leaf.start or (0,) * len(leaf.sizes)
+    if leaf.kind == "discrete":
+        return spaces.Discrete(leaf.sizes[0], start=start[0])
+    if leaf.kind == "multidiscrete":
+        sizes = np.array(leaf.sizes).reshape(leaf.shape)
+        return spaces.MultiDiscrete(sizes, start=np.array(start).reshape(leaf.shape))
+    if leaf.kind == "multibinary":
+        return spaces.MultiBinary(leaf.shape)
+    dtype = np.dtype(leaf.dtype)
+    low, high = (-math.inf, math.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    bounds = [np.full(leaf.shape, bound, dtype) for bound in (low, high)]
+    for i, name in enumerate(("low", "high")):
+        if given := getattr(leaf, name, ()):
+            bounds[i] = np.array(given, dtype).reshape(leaf.shape)
+    return spaces.Box(bounds[0], bounds[1], leaf.shape, dtype.type)
+
+
+def make_lanes(args: EnvArgs, host: int, attempt: int, hang_seconds: float) -> Lanes | Simulators:
+    """The environments of an env host, which are stepped side by side."""
+    first = host * args.num_envs
+    if is_simulator(args.env):
+        where: dict[str, Any] = {"first": first, "attempt": attempt, "hang_seconds": hang_seconds}
+        return Simulators(args.env, args.args, args.num_envs, seed=args.seed, **where)
+    return Lanes(
+        args.env,
+        args.args,
+        args.num_envs,
+        seed=args.seed,
+        first=first,
+        parallel=args.parallel,
+        attempt=attempt,
+        hang_seconds=hang_seconds,
+    )

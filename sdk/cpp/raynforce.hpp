@@ -1,0 +1,2193 @@
+// Raynforce: a simulator in C++ as an environment. One header, C++17, no dependency.
+//
+//     struct Pendulum {
+//       static raynforce::Spaces spaces() { return {{raynforce::box({3})}, raynforce::box({1}, -2, 2)}; }
+//       void reset(std::uint64_t seed, raynforce::Obs obs);                          // write the first observation
+//       raynforce::Step step(raynforce::Action action, raynforce::Obs obs);          // write the next one
+//     };
+//     int main(int argc, char** argv) { return raynforce::serve<Pendulum>(argc, argv); }
+//
+// Then: raynforce train ppo ./pendulum --envs 64
+//
+// The wire is docs/protocol.md. From top to bottom: values (JSON, spaces, observations), the host's session without I/O, sockets, `Server`
+// for engines that own their loop, `serve` for those that do not; between them `Policy`, which acts without Python.
+#pragma once
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace raynforce {
+
+inline constexpr const char* version = "0.1.0";
+
+/// What the user or the other side did wrong: one line.
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// -- JSON ---------------------------------------------------------------------------------------------------------------
+
+/// A JSON value. Missing keys read as null, so that settings have defaults: `config["gravity"].number(9.81)`.
+class Json {
+ public:
+  enum class Type { null, boolean, number, text, list, object };
+
+  Json() = default;
+  Json(bool value) : type_(Type::boolean), number_(value) {}
+  template <class T, std::enable_if_t<std::is_arithmetic_v<T> && !std::is_same_v<T, bool>, int> = 0>
+  Json(T value) : type_(Type::number), number_(static_cast<double>(value)) {}
+  Json(std::string value) : type_(Type::text), text_(std::move(value)) {}
+  Json(const char* value) : Json(std::string(value)) {}
+  Json(std::vector<Json> items) : type_(Type::list), items_(std::move(items)) {}
+
+  static Json object(std::vector<std::pair<std::string, Json>> fields = {}) {
+    Json json;
+    json.type_ = Type::object;
+    for (auto& [key, value] : fields) json.set(key, std::move(value));
+    return json;
+  }
+  /// Reads a text of at most `depth` levels; throws `Error`. Files of Python may have `Infinity`, messages may not.
+  static Json parse(std::string_view text, int depth = 16, bool infinity = false);
+
+  Type type() const { return type_; }
+  bool is_null() const { return type_ == Type::null; }
+  double number(double otherwise = 0) const { return type_ == Type::number || type_ == Type::boolean ? number_ : otherwise; }
+  bool boolean(bool otherwise = false) const { return type_ == Type::boolean ? number_ != 0 : otherwise; }
+  const std::string& text(const std::string& otherwise = empty()) const { return type_ == Type::text ? text_ : otherwise; }
+  const std::vector<Json>& items() const { return items_; }
+  const std::vector<std::string>& keys() const { return keys_; }
+  const Json& operator[](std::string_view key) const {
+    for (std::size_t i = keys_.size(); i-- > 0;)
+      if (keys_[i] == key) return items_[i];
+    return nothing();
+  }
+  const Json& operator[](std::size_t index) const { return index < items_.size() ? items_[index] : nothing(); }
+  void set(const std::string& key, Json value) {
+    for (std::size_t i = 0; i < keys_.size(); ++i)
+      if (keys_[i] == key) {
+        items_[i] = std::move(value);
+        return;
+      }
+    keys_.push_back(key);
+    items_.push_back(std::move(value));
+  }
+  std::string dump() const;
+
+ private:
+  static const Json& nothing() {
+    static const Json json;
+    return json;
+  }
+  static const std::string& empty() {
+    static const std::string text;
+    return text;
+  }
+
+  Type type_ = Type::null;
+  double number_ = 0;
+  std::string text_;
+  std::vector<std::string> keys_;
+  std::vector<Json> items_;
+};
+
+namespace detail {
+
+class JsonReader {
+ public:
+  JsonReader(std::string_view text, int depth, bool infinity) : text_(text), depth_(depth), infinity_(infinity) {}
+
+  Json read() {
+    Json json = value(0);
+    space();
+    if (at_ != text_.size()) fail("more follows after its end");
+    return json;
+  }
+
+ private:
+  [[noreturn]] static void fail(const char* why) { throw Error(std::string("not JSON: ") + why); }
+  void space() {
+    while (at_ < text_.size() && std::strchr(" \t\r\n", text_[at_]) != nullptr && text_[at_] != '\0') ++at_;
+  }
+  bool take(char c) {
+    space();
+    if (at_ < text_.size() && text_[at_] == c) return ++at_, true;
+    return false;
+  }
+  bool word(std::string_view word) {
+    if (text_.substr(at_, word.size()) != word) return false;
+    at_ += word.size();
+    return true;
+  }
+
+  Json value(int level) {
+    if (level > depth_) fail("it is too deep");
+    space();
+    if (at_ == text_.size()) fail("it ends too soon");
+    const char c = text_[at_];
+    if (c == '{') return object(level);
+    if (c == '[') return list(level);
+    if (c == '"') return Json(string());
+    if (word("true")) return Json(true);
+    if (word("false")) return Json(false);
+    if (word("null")) return Json();
+    if (infinity_ && word("Infinity")) return Json(std::numeric_limits<double>::infinity());
+    if (infinity_ && word("-Infinity")) return Json(-std::numeric_limits<double>::infinity());
+    return number();
+  }
+  Json object(int level) {
+    ++at_;
+    Json json = Json::object();
+    if (take('}')) return json;
+    std::map<std::string, std::size_t> seen;
+    std::vector<std::pair<std::string, Json>> fields;
+    do {
+      space();
+      if (at_ == text_.size() || text_[at_] != '"') fail("a key is missing");
+      std::string key = string();
+      if (!take(':')) fail("a colon is missing");
+      auto [place, fresh] = seen.emplace(key, fields.size());
+      if (fresh)
+        fields.emplace_back(std::move(key), value(level + 1));
+      else
+        fields[place->second].second = value(level + 1);
+    } while (take(','));
+    if (!take('}')) fail("a brace is missing");
+    return Json::object(std::move(fields));
+  }
+  Json list(int level) {
+    ++at_;
+    std::vector<Json> items;
+    if (take(']')) return Json(std::move(items));
+    do items.push_back(value(level + 1));
+    while (take(','));
+    if (!take(']')) fail("a bracket is missing");
+    return Json(std::move(items));
+  }
+  Json number() {
+    const std::size_t begin = at_;
+    while (at_ < text_.size() && text_[at_] != '\0' && std::strchr("+-0123456789.eE", text_[at_]) != nullptr) ++at_;
+    const std::string digits(text_.substr(begin, at_ - begin));
+    char* end = nullptr;
+    const double found = std::strtod(digits.c_str(), &end);
+    if (digits.empty() || *end != '\0') fail("a value is missing");
+    return Json(found);
+  }
+  unsigned hex() {
+    if (text_.size() - at_ < 4) fail("an escape ends too soon");
+    unsigned code = 0;
+    for (int i = 0; i < 4; ++i) {
+      const char c = text_[at_++];
+      const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+      if (digit < 0) fail("an escape is wrong");
+      code = code * 16 + static_cast<unsigned>(digit);
+    }
+    return code;
+  }
+  std::string string() {
+    ++at_;
+    std::string text;
+    while (true) {
+      if (at_ == text_.size()) fail("a text does not end");
+      const char c = text_[at_++];
+      if (c == '"') return text;
+      if (static_cast<unsigned char>(c) < 0x20) fail("a control character in a text");
+      if (c != '\\') {
+        text += c;
+        continue;
+      }
+      if (at_ == text_.size()) fail("a text does not end");
+      const char escape = text_[at_++];
+      if (escape == 'u')
+        utf8(text, code_point());
+      else if (escape != '\0' && std::strchr("\"\\/bfnrt", escape) != nullptr)
+        text += unescaped(escape);
+      else
+        fail("an escape is wrong");
+    }
+  }
+  static char unescaped(char c) {
+    switch (c) {
+      case 'b': return '\b';
+      case 'f': return '\f';
+      case 'n': return '\n';
+      case 'r': return '\r';
+      case 't': return '\t';
+      default: return c;
+    }
+  }
+  unsigned code_point() {
+    const unsigned first = hex();
+    if (first < 0xD800 || first > 0xDFFF) return first;
+    if (first > 0xDBFF || !word("\\u")) fail("half a surrogate pair");
+    const unsigned second = hex();
+    if (second < 0xDC00 || second > 0xDFFF) fail("half a surrogate pair");
+    return 0x10000 + ((first - 0xD800) << 10) + (second - 0xDC00);
+  }
+  static void utf8(std::string& text, unsigned code) {
+    if (code < 0x80) {
+      text += static_cast<char>(code);
+    } else if (code < 0x800) {
+      text += static_cast<char>(0xC0 | code >> 6);
+      text += static_cast<char>(0x80 | (code & 0x3F));
+    } else if (code < 0x10000) {
+      text += static_cast<char>(0xE0 | code >> 12);
+      text += static_cast<char>(0x80 | (code >> 6 & 0x3F));
+      text += static_cast<char>(0x80 | (code & 0x3F));
+    } else {
+      text += static_cast<char>(0xF0 | code >> 18);
+      text += static_cast<char>(0x80 | (code >> 12 & 0x3F));
+      text += static_cast<char>(0x80 | (code >> 6 & 0x3F));
+      text += static_cast<char>(0x80 | (code & 0x3F));
+    }
+  }
+
+  std::string_view text_;
+  std::size_t at_ = 0;
+  int depth_;
+  bool infinity_;
+};
+
+inline void quote(std::string& out, const std::string& text) {
+  out += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(static_cast<unsigned char>(c)));
+      out += escaped;
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+}
+
+inline void write(std::string& out, const Json& json) {
+  switch (json.type()) {
+    case Json::Type::null: out += "null"; return;
+    case Json::Type::boolean: out += json.boolean() ? "true" : "false"; return;
+    case Json::Type::text: quote(out, json.text()); return;
+    case Json::Type::number: {
+      const double value = json.number();
+      char digits[32];
+      if (!std::isfinite(value))
+        std::snprintf(digits, sizeof digits, "null");  // JSON has no infinity
+      else if (value == std::floor(value) && std::fabs(value) < 9e15)
+        std::snprintf(digits, sizeof digits, "%lld", static_cast<long long>(value));
+      else
+        std::snprintf(digits, sizeof digits, "%.17g", value);
+      out += digits;
+      return;
+    }
+    case Json::Type::list:
+    case Json::Type::object: {
+      const bool object = json.type() == Json::Type::object;
+      out += object ? '{' : '[';
+      for (std::size_t i = 0; i < json.items().size(); ++i) {
+        if (i != 0) out += ',';
+        if (object) quote(out, json.keys()[i]), out += ':';
+        write(out, json.items()[i]);
+      }
+      out += object ? '}' : ']';
+    }
+  }
+}
+
+}  // namespace detail
+
+inline Json Json::parse(std::string_view text, int depth, bool infinity) { return detail::JsonReader(text, depth, infinity).read(); }
+inline std::string Json::dump() const {
+  std::string out;
+  detail::write(out, *this);
+  return out;
+}
+
+// -- spaces -------------------------------------------------------------------------------------------------------------
+
+enum class DType : std::uint8_t { u8, i8, u16, i16, u32, i32, u64, i64, f32, f64 };
+
+namespace detail {
+struct DTypeFacts {
+  const char* name;
+  std::size_t size;
+};
+inline constexpr DTypeFacts dtypes[] = {{"uint8", 1},  {"int8", 1},  {"uint16", 2}, {"int16", 2},   {"uint32", 4},
+                                        {"int32", 4}, {"uint64", 8}, {"int64", 8}, {"float32", 4}, {"float64", 8}};
+inline const DTypeFacts& facts(DType dtype) { return dtypes[static_cast<int>(dtype)]; }
+inline std::size_t padded(std::size_t bytes) { return (bytes + 7) & ~std::size_t{7}; }
+}  // namespace detail
+
+template <class T>
+constexpr DType dtype_of() {
+  static_assert(std::is_arithmetic_v<T> && !std::is_same_v<T, bool>, "use std::uint8_t for bool");
+  if constexpr (std::is_floating_point_v<T>) {
+    static_assert(sizeof(T) <= 8, "there is no long double on the wire");
+    return sizeof(T) == 4 ? DType::f32 : DType::f64;
+  } else {
+    constexpr int power = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 2 : sizeof(T) == 4 ? 4 : 6;
+    return static_cast<DType>(power + (std::is_signed_v<T> ? 1 : 0));
+  }
+}
+
+/// One array of an observation, or the action.
+struct Leaf {
+  std::string kind;
+  std::vector<std::size_t> shape;
+  DType dtype = DType::f32;
+  std::vector<std::int64_t> sizes, start;  // of the discrete kinds: how many values each element has, and the smallest
+  std::vector<double> low, high;           // of a box action
+  std::size_t stack = 1;                   // frames joined along the first axis, the newest last
+  std::string path = "obs";
+
+  std::size_t elements() const {
+    std::size_t product = 1;
+    for (const std::size_t size : shape) product *= size;
+    return product;
+  }
+  std::size_t bytes() const { return elements() * detail::facts(dtype).size; }
+  /// The same array as entry `name` of an observation that is a dictionary; nested ones are `a/b`.
+  Leaf named(const std::string& name) const {
+    Leaf leaf = *this;
+    leaf.path = "obs/" + name;
+    return leaf;
+  }
+};
+
+/// Numbers of type `T`; `box<std::uint8_t>({84, 84, 4})` is an image.
+template <class T = float>
+Leaf box(std::vector<std::size_t> shape) {
+  Leaf leaf;
+  leaf.kind = "box", leaf.shape = std::move(shape), leaf.dtype = dtype_of<T>();
+  return leaf;
+}
+/// The same with bounds, for actions.
+template <class T = float>
+Leaf box(std::vector<std::size_t> shape, double low, double high) {
+  Leaf leaf = box<T>(std::move(shape));
+  leaf.low.assign(leaf.elements(), low), leaf.high.assign(leaf.elements(), high);
+  return leaf;
+}
+/// One of `count` choices, from `start`.
+inline Leaf discrete(std::int64_t count, std::int64_t start = 0) {
+  Leaf leaf;
+  leaf.kind = "discrete", leaf.dtype = DType::i64, leaf.sizes = {count}, leaf.start = {start};
+  return leaf;
+}
+/// Several choices at once.
+inline Leaf multidiscrete(std::vector<std::int64_t> counts) {
+  Leaf leaf;
+  leaf.kind = "multidiscrete", leaf.dtype = DType::i64, leaf.shape = {counts.size()};
+  leaf.start.assign(counts.size(), 0), leaf.sizes = std::move(counts);
+  return leaf;
+}
+
+/// What the policy sees, and what it does.
+struct Spaces {
+  std::vector<Leaf> obs;
+  Leaf action;
+
+  /// Throws `Error` if the policy could not take them.
+  void check() const;
+  Json json() const;
+  /// The text whose SHA-256 is `spec_hash`.
+  std::string canonical() const;
+};
+
+namespace detail {
+
+template <class T>
+Json json_list(const std::vector<T>& values) {
+  std::vector<Json> items;
+  for (const T& value : values) items.emplace_back(static_cast<double>(value));
+  return Json(std::move(items));
+}
+
+inline Json leaf_json(const Leaf& leaf, bool observation) {
+  Json json = Json::object();
+  if (observation) json.set("path", leaf.path);
+  json.set("kind", leaf.kind);
+  json.set("shape", json_list(leaf.shape));
+  json.set("dtype", facts(leaf.dtype).name);
+  if (leaf.kind != "box") json.set("sizes", json_list(leaf.sizes)), json.set("start", json_list(leaf.start));
+  if (!observation && leaf.kind == "box" && !leaf.low.empty()) json.set("low", json_list(leaf.low)), json.set("high", json_list(leaf.high));
+  if (leaf.stack != 1) json.set("stack", leaf.stack);
+  return json;
+}
+
+template <class T>
+std::string joined(const std::vector<T>& values) {
+  std::string text;
+  for (const T& value : values) text += (text.empty() ? "" : ",") + std::to_string(value);
+  return text;
+}
+
+inline std::string hex_doubles(std::vector<double> values, std::size_t count, double otherwise) {
+  values.resize(count, otherwise);
+  std::string text;
+  for (const double value : values) {
+    std::uint64_t bits;
+    std::memcpy(&bits, &value, 8);
+    char digits[20];
+    std::snprintf(digits, sizeof digits, "%s%016llx", text.empty() ? "" : ",", static_cast<unsigned long long>(bits));
+    text += digits;
+  }
+  return text;
+}
+
+inline std::string leaf_line(const Leaf& leaf) {
+  return leaf.kind + " " + facts(leaf.dtype).name + " shape=" + joined(leaf.shape) + " sizes=" + joined(leaf.sizes) + " start=" + joined(leaf.start);
+}
+
+/// SHA-256 (FIPS 180-4) of a short text.
+inline std::string sha256(std::string_view text) {
+  static constexpr std::uint32_t k[64] = {
+      0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be,
+      0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa,
+      0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85,
+      0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3,
+      0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f,
+      0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+  std::uint32_t h[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  std::string data(text);
+  data += '\x80';
+  while (data.size() % 64 != 56) data += '\0';
+  const std::uint64_t bits = std::uint64_t{text.size()} * 8;
+  for (int shift = 56; shift >= 0; shift -= 8) data += static_cast<char>(bits >> shift & 0xFF);
+  const auto rotate = [](std::uint32_t x, int n) { return x >> n | x << (32 - n); };
+  for (std::size_t block = 0; block < data.size(); block += 64) {
+    std::uint32_t w[64];
+    for (std::size_t i = 0; i < 16; ++i) {
+      const auto* p = reinterpret_cast<const unsigned char*>(data.data()) + block + 4 * i;
+      w[i] = std::uint32_t{p[0]} << 24 | std::uint32_t{p[1]} << 16 | std::uint32_t{p[2]} << 8 | p[3];
+    }
+    for (int i = 16; i < 64; ++i) {
+      const std::uint32_t a = w[i - 15], b = w[i - 2];
+      w[i] = w[i - 16] + (rotate(a, 7) ^ rotate(a, 18) ^ a >> 3) + w[i - 7] + (rotate(b, 17) ^ rotate(b, 19) ^ b >> 10);
+    }
+    std::uint32_t s[8];
+    std::copy(h, h + 8, s);
+    for (int i = 0; i < 64; ++i) {
+      const std::uint32_t one = s[7] + (rotate(s[4], 6) ^ rotate(s[4], 11) ^ rotate(s[4], 25)) + ((s[4] & s[5]) ^ (~s[4] & s[6])) + k[i] + w[i];
+      const std::uint32_t two = (rotate(s[0], 2) ^ rotate(s[0], 13) ^ rotate(s[0], 22)) + ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
+      std::copy_backward(s, s + 7, s + 8);
+      s[4] += one, s[0] = one + two;
+    }
+    for (int i = 0; i < 8; ++i) h[i] += s[i];
+  }
+  std::string digest;
+  for (const std::uint32_t word : h)
+    for (int shift = 24; shift >= 0; shift -= 8) digest += static_cast<char>(word >> shift & 0xFF);
+  return digest;
+}
+
+inline std::string hmac_sha256(std::string key, std::string_view text) {
+  if (key.size() > 64) key = sha256(key);
+  key.resize(64, '\0');
+  std::string inner, outer;
+  for (const char c : key) inner += static_cast<char>(c ^ 0x36), outer += static_cast<char>(c ^ 0x5C);
+  return sha256(outer + sha256(inner + std::string(text)));
+}
+
+inline std::string hex(std::string_view bytes) {
+  std::string text;
+  for (const char c : bytes)
+    for (const int shift : {4, 0}) text += "0123456789abcdef"[static_cast<unsigned char>(c) >> shift & 0xF];
+  return text;
+}
+
+inline std::string unhex(const std::string& text) {
+  if (text.size() % 2 != 0 || text.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos)
+    throw Error("the token is not a text of hex digits");
+  std::string bytes;
+  for (std::size_t i = 0; i < text.size(); i += 2) bytes += static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+}  // namespace detail
+
+inline void Spaces::check() const {
+  if (obs.empty() || obs.size() > 256) throw Error("an observation has 1 to 256 leaves; this one has " + std::to_string(obs.size()));
+  std::map<std::string, int> paths;
+  const auto check = [](const Leaf& leaf, const std::string& what) {
+    const bool box = leaf.kind == "box";
+    if (!box && leaf.kind != "discrete" && leaf.kind != "multidiscrete" && leaf.kind != "multibinary")
+      throw Error(what + " has no kind: make it with box, discrete or multidiscrete");
+    if (leaf.shape.size() > 8) throw Error(what + " has more than 8 dimensions");
+    for (const std::size_t size : leaf.shape)
+      if (size == 0) throw Error(what + " has a dimension of size 0");
+    for (const std::int64_t size : leaf.sizes)
+      if (size < 1) throw Error(what + " has no choices");
+    if (!box && leaf.kind != "multibinary" && leaf.sizes.size() != leaf.elements()) throw Error(what + " has sizes that do not fit its shape");
+  };
+  for (const Leaf& leaf : obs) {
+    check(leaf, "observation leaf " + leaf.path);
+    if (leaf.path != "obs" && leaf.path.rfind("obs/", 0) != 0) throw Error("observation leaf " + leaf.path + " must be named obs or obs/NAME");
+    if (paths[leaf.path]++ != 0) throw Error("two observation leaves are named " + leaf.path + ": use .named(\"...\")");
+  }
+  check(action, "the action");
+}
+
+inline Json Spaces::json() const {
+  std::vector<Json> leaves;
+  for (const Leaf& leaf : obs) leaves.push_back(detail::leaf_json(leaf, true));
+  return Json::object({{"obs", Json(std::move(leaves))}, {"action", detail::leaf_json(action, false)}});
+}
+
+inline std::string Spaces::canonical() const {
+  std::string text;
+  for (const Leaf& leaf : obs) text += leaf.path + " " + detail::leaf_line(leaf) + " stack=" + std::to_string(leaf.stack) + "\n";
+  text += "action " + detail::leaf_line(action);
+  const std::size_t bounds = action.kind == "box" ? action.elements() : 0;
+  const double infinity = std::numeric_limits<double>::infinity();
+  return text + " low=" + detail::hex_doubles(action.low, bounds, -infinity) + " high=" + detail::hex_doubles(action.high, bounds, infinity) + "\n";
+}
+
+// -- what an env reads and writes ---------------------------------------------------------------------------------------
+
+/// Where one env's observation is written: each leaf in place, row-major.
+class Obs {
+ public:
+  Obs(const std::vector<Leaf>* leaves, std::uint8_t* const* rows, std::size_t env) : leaves_(leaves), rows_(rows), env_(env) {}
+
+  /// The array of a leaf, by its place in `Spaces::obs`.
+  template <class T = float>
+  T* data(std::size_t leaf = 0) const {
+    const Leaf& found = leaves_->at(leaf);
+    if (found.dtype != dtype_of<T>())
+      throw Error("observation leaf " + found.path + " is " + detail::facts(found.dtype).name + ", not " + detail::facts(dtype_of<T>()).name);
+    return reinterpret_cast<T*>(rows_[leaf] + env_ * found.bytes());
+  }
+  /// Its elements, for a range-based loop or an assignment: `obs[2] = 0.5f` of a single leaf of floats.
+  float& operator[](std::size_t i) const { return data<float>()[i]; }
+
+ private:
+  const std::vector<Leaf>* leaves_;
+  std::uint8_t* const* rows_;
+  std::size_t env_;
+};
+
+/// What the policy chose: `start` added, clipped to the bounds.
+class Action {
+ public:
+  Action(const Leaf* leaf, const std::uint8_t* row) : leaf_(leaf), row_(row) {}
+
+  template <class T = float>
+  const T* data() const {
+    if (leaf_->dtype != dtype_of<T>())
+      throw Error(std::string("the action is ") + detail::facts(leaf_->dtype).name + ", not " + detail::facts(dtype_of<T>()).name);
+    return reinterpret_cast<const T*>(row_);
+  }
+  std::size_t size() const { return leaf_->elements(); }
+  /// Element `i` of a box of floats.
+  float operator[](std::size_t i) const { return data<float>()[i]; }
+  /// The choice of a discrete action, or the `i`-th of several.
+  std::int64_t choice(std::size_t i = 0) const { return data<std::int64_t>()[i]; }
+
+ private:
+  const Leaf* leaf_;
+  const std::uint8_t* row_;
+};
+
+/// The outcome of a step.
+struct Step {
+  double reward = 0;
+  bool terminated = false;  // the task is over: it has no future
+  bool truncated = false;   // the episode is cut, by a limit of time
+  std::vector<std::pair<std::string, double>> info = {};  // numbers of an episode that ends, such as {"is_success", 1}
+};
+
+/// What the policy asks of one env.
+struct Request {
+  enum class Kind { reset, step };
+  Kind kind;
+  std::uint32_t env;
+  std::uint64_t seed;  // of the episode that begins
+  Action action;
+};
+
+// -- the host's session, without I/O ------------------------------------------------------------------------------------
+
+/// Who this is, and what proves it.
+struct Identity {
+  std::string name = "simulator", version = "0";
+  std::string launch, token;  // of the trainer that started it: a nonce, and a key that never crosses the wire
+  int host = -1;              // which of its simulators, if it said so
+  bool shares_memory = false; // whether the transport can pass a file descriptor: a Unix socket
+};
+
+/// How a session ended.
+struct Ended {
+  std::string code;  // closed, refused, violation, silent, lost
+  std::string text;
+};
+
+namespace detail {
+
+static_assert(sizeof(float) == 4 && sizeof(double) == 8, "the wire has IEEE floats");
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the wire is little-endian, and this header copies arrays as they are"
+#endif
+
+enum Type : std::uint8_t { HELLO = 1, WELCOME, REJECT, RESET, STEP, RESULT, ERROR, PING, PONG, LOG, CLOSE };
+
+/// The fixed part of a message, as it lies on the wire.
+struct Header {
+  char magic[4] = {'R', 'A', 'Y', 'N'};
+  std::uint8_t major = 1, minor = 0, type = 0, flags = 0;
+  std::uint64_t session = 0, sequence = 0;
+  std::uint32_t envs = 0, ended = 0;
+  std::uint16_t buffers = 0, reserved = 0;
+  std::uint32_t meta_bytes = 0;
+  std::uint64_t body_bytes = 0;
+};
+static_assert(sizeof(Header) == 48, "no padding");
+
+struct Violation : Error {
+  Violation(std::string code_, const std::string& text) : Error(text), code(std::move(code_)) {}
+  std::string code;
+};
+
+inline constexpr std::uint8_t TERMINATED = 1, TRUNCATED = 2, FIRST = 4;
+inline constexpr std::uint8_t EPISODES = 1, TIMING = 2, SEEDS = 1;  // flags of RESULT and RESET
+inline constexpr std::size_t GREETING_META = 1 << 18, OTHER_META = 1 << 14, UNKNOWN_BODY = 1 << 16, MOST_ENVS = 65536;
+
+inline std::string one_line(std::string text, std::size_t most = 4000) {
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = ' ';
+  if (text.size() > most) {
+    text.resize(most);
+    while (!text.empty() && (static_cast<unsigned char>(text.back()) & 0xC0) == 0x80) text.pop_back();  // no half a character
+    if (!text.empty() && static_cast<unsigned char>(text.back()) >= 0xC0) text.pop_back();
+  }
+  return text;
+}
+
+inline std::string why(const std::string& what) { return what + ": " + std::strerror(errno); }
+
+inline std::uint64_t mixed(std::uint64_t x) {  // splitmix64
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+
+/// Takes bytes and gives bytes. Milliseconds of any clock that never goes back are `now`.
+class HostSession {
+ public:
+  ~HostSession() {
+    if (memory_fd_ >= 0) ::close(memory_fd_);
+    if (memory_ != nullptr) ::munmap(memory_, memory_bytes_);
+  }
+  HostSession(const HostSession&) = delete;
+  HostSession& operator=(const HostSession&) = delete;
+  HostSession(Spaces spaces, std::size_t envs, const Identity& who, std::int64_t now)
+      : spaces_(std::move(spaces)), count_(envs), heard_(now), pinged_(now) {
+    spaces_.check();
+    if (envs == 0 || envs > MOST_ENVS) throw Error("a simulator has 1 to 65536 envs, not " + std::to_string(envs));
+    Json meta = Json::object({{"protocol", Json::object({{"major", 1}, {"minor_min", 0}, {"minor_max", 0}})},
+                              {"software", Json::object({{"name", who.name}, {"version", who.version}})},
+                              {"pid", static_cast<double>(::getpid())},
+                              {"spaces", spaces_.json()},
+                              {"autoreset", std::vector<Json>{"same_step", "explicit"}},
+                              {"capabilities", capabilities(who.shares_memory)}});
+    if (who.host >= 0) meta.set("host", who.host);
+    if (!who.launch.empty()) {
+      meta.set("launch", who.launch);
+      meta.set("proof", hex(hmac_sha256(who.token, "raynforce hello " + who.launch)));
+    }
+    Header header;
+    header.type = HELLO, header.envs = static_cast<std::uint32_t>(envs);
+    put(header, meta, {});
+  }
+
+  /// To be sent; the caller removes what it has sent.
+  std::vector<std::uint8_t> out;
+  /// To be done, each answered by `submit` or `broken`; the caller takes them.
+  std::vector<Request> requests;
+
+  bool open() const { return welcomed_ && !over(); }
+  bool over() const { return !ended_.code.empty(); }
+  const Ended& ended() const { return ended_; }
+  std::size_t envs() const { return count_; }
+  const Spaces& spaces() const { return spaces_; }
+  /// The settings of an env, from the trainer.
+  Json config(std::size_t env) const {
+    Json config = config_;
+    const Json& own = env_config_[env];
+    for (const std::string& key : own.keys()) config.set(key, own[key]);
+    return config;
+  }
+  Obs obs(std::size_t env) const { return Obs(&spaces_.obs, rows_.data(), env); }
+  bool times() const { return (flags_ & TIMING) != 0; }
+
+  /// A file descriptor that came with the bytes that are fed next: the memory that observations are shared in. It is closed here.
+  void take_memory(int fd) {
+    if (memory_fd_ >= 0) ::close(memory_fd_);
+    memory_fd_ = fd;
+  }
+
+  void feed(const std::uint8_t* data, std::size_t bytes, std::int64_t now, std::int64_t progress_ms) {
+    if (over()) return;
+    heard_ = now;
+    in_.insert(in_.end(), data, data + bytes);
+    std::size_t at = 0;
+    try {
+      while (!over() && take(at, progress_ms)) {}
+    } catch (const Violation& wrong) {
+      say_error("session", false, wrong.code, wrong.what(), {});
+      end("violation", std::string("the trainer broke the protocol (") + wrong.code + "): " + wrong.what());
+    } catch (const Error& wrong) {
+      say_error("session", false, "meta", wrong.what(), {});
+      end("violation", std::string("the trainer broke the protocol (meta): ") + wrong.what());
+    }
+    in_.erase(in_.begin(), in_.begin() + static_cast<std::ptrdiff_t>(std::min(at, in_.size())));
+  }
+
+  /// An env has done what it was asked; its observation is in place. An episode that has ended is followed by a reset request.
+  void submit(std::size_t env, const Step& step, float seconds = 0) {
+    Lane& lane = owing(env);
+    seconds_[env] += seconds;
+    if (lane.resetting) {  // by RESET, or after the end of an episode
+      if (lane.after_end)
+        lane.after_end = false;
+      else
+        reward_[env] = 0, status_[env] = FIRST;
+      lane.resetting = false;
+    } else {
+      reward_[env] = static_cast<float>(step.reward);
+      status_[env] = static_cast<std::uint8_t>((step.terminated ? TERMINATED : 0) | (step.truncated ? TRUNCATED : 0));
+      lane.episode_return += step.reward, ++lane.episode_length;
+      if (status_[env] != 0) {
+        returns_[env] = lane.episode_return, lengths_[env] = lane.episode_length;
+        lane.episode_return = 0, lane.episode_length = 0;
+        if (tells_info_) lane.info = step.info;
+        if (same_step_) {
+          for (std::size_t leaf = 0; leaf < spaces_.obs.size(); ++leaf) {
+            const std::size_t bytes = spaces_.obs[leaf].bytes();
+            std::memcpy(finals_[leaf] + env * bytes, rows_[leaf] + env * bytes, bytes);
+          }
+          lane.resetting = lane.after_end = true;
+          ask_reset(env);
+          return;
+        }
+        lane.needs_reset = true;
+      }
+    }
+    lane.busy = false;
+    ready_.push_back(static_cast<std::uint32_t>(env));
+  }
+
+  /// An env has failed: its episode is cut, and the trainer resets it.
+  void broken(std::size_t env, const std::string& why) {
+    Lane& lane = owing(env);
+    lane.busy = lane.resetting = lane.after_end = false;
+    lane.needs_reset = true, lane.failure = one_line(why.empty() ? "it gave no reason" : why);
+    lane.episode_return = 0, lane.episode_length = 0;
+    say_broken(env);
+  }
+
+  /// Hand over what is ready, in one message.
+  void flush() {
+    if (!ready_.empty() && !over()) say_result(ready_);
+    ready_.clear();
+  }
+
+  /// Time passes.
+  void tick(std::int64_t now) {
+    if (over()) return;
+    const std::int64_t silent = now - heard_, most = welcomed_ ? silence_ms_ : handshake_ms_;
+    if (silent >= most) {
+      end("silent", "the trainer has not answered for " + std::to_string(silent / 1000) + " s");
+    } else if (welcomed_ && silent >= ping_ms_ && now - pinged_ >= ping_ms_) {
+      pinged_ = now;
+      say(PING, Json());
+    }
+  }
+
+  void log(const std::string& level, const std::string& text) {
+    if (open()) say(LOG, Json::object({{"level", level}, {"text", one_line(text)}}));
+  }
+
+  void close(const std::string& reason) {
+    if (over()) return;
+    if (welcomed_) {
+      flush();
+      say(CLOSE, Json::object({{"reason", one_line(reason)}, {"grace_ms", 0}}));
+    }
+    end("closed", reason);
+  }
+
+  void lost(const std::string& why) {
+    if (!over()) end("lost", why);
+  }
+
+ private:
+  struct Lane {
+    std::uint64_t request = 0;  // the newest that was taken
+    std::uint64_t stream = 0;   // where the next episode's seed comes from
+    bool seeded = false, busy = false, resetting = false, after_end = false, needs_reset = true;
+    double episode_return = 0;
+    std::uint32_t episode_length = 0;
+    std::string failure;  // why it broke, until it is reset
+    std::vector<std::pair<std::string, double>> info;
+  };
+
+  void end(std::string code, std::string text) { ended_ = {std::move(code), std::move(text)}; }
+
+  Lane& owing(std::size_t env) {
+    if (env >= lanes_.size() || !lanes_[env].busy) throw Error("env " + std::to_string(env) + " was asked nothing: nothing can be submitted");
+    return lanes_[env];
+  }
+
+  // -- what comes
+
+  bool take(std::size_t& at, std::int64_t progress_ms) {
+    Header header;
+    if (in_.size() - at < sizeof header) return false;
+    std::memcpy(&header, in_.data() + at, sizeof header);
+    if (std::memcmp(header.magic, "RAYN", 4) != 0) throw Violation("magic", "this is another protocol");
+    if (header.major != 1 && header.type != REJECT) throw Violation("version", "major version " + std::to_string(header.major) + "; this side speaks 1");
+    check(header);
+    const std::size_t whole = sizeof header + header.meta_bytes + static_cast<std::size_t>(header.body_bytes);
+    if (in_.size() - at < whole) {
+      in_.reserve(at + whole);
+      return false;
+    }
+    const std::uint8_t* body = in_.data() + at + sizeof header + header.meta_bytes;
+    const std::string_view text(reinterpret_cast<const char*>(in_.data() + at + sizeof header), header.meta_bytes);
+    handle(header, text, body, progress_ms);
+    at += whole;
+    return true;
+  }
+
+  /// Its length, before a byte of it is stored.
+  void check(const Header& header) {
+    const bool greeting = header.type == WELCOME || header.type == REJECT;
+    if (header.meta_bytes % 8 != 0) throw Violation("size", "the meta is not a multiple of 8 bytes");
+    if (header.meta_bytes > (greeting ? GREETING_META : OTHER_META)) throw Violation("limit", "a meta of " + std::to_string(header.meta_bytes) + " bytes");
+    const std::uint64_t envs = header.envs, ids = padded(envs * 4);
+    std::uint64_t body = 0;
+    unsigned buffers = 0;
+    switch (header.type) {
+      case WELCOME: body = envs * 8, buffers = 1; break;
+      case RESET: body = ids + ((header.flags & SEEDS) != 0 ? envs * 8 : 0), buffers = (header.flags & SEEDS) != 0 ? 2 : 1; break;
+      case STEP: body = ids + padded(envs * spaces_.action.bytes()), buffers = 2; break;
+      case ERROR: body = ids + envs * 8, buffers = 2; break;
+      case REJECT: case PING: case PONG: case CLOSE: break;
+      default:
+        if (header.body_bytes > UNKNOWN_BODY) throw Violation("limit", "an unknown message of " + std::to_string(header.body_bytes) + " bytes");
+        return;
+    }
+    if (envs > count_) throw Violation("env", std::to_string(envs) + " envs; there are " + std::to_string(count_));
+    if (header.type == ERROR && header.body_bytes == 0 && header.envs == 0) return;  // with or without its empty buffers
+    if (header.body_bytes != body || header.buffers != buffers) throw Violation("size", "type " + std::to_string(header.type) + " has a wrong length");
+    const unsigned flags = header.type == RESET ? SEEDS : 0;
+    if ((header.flags & ~flags) != 0) throw Violation("flags", "unknown flags");
+    if (header.ended != 0 || header.reserved != 0) throw Violation("field", "a reserved field is not 0");
+  }
+
+  void handle(const Header& header, std::string_view text, const std::uint8_t* body, std::int64_t progress_ms) {
+    if (!welcomed_) return greet(header, text, body);
+    if (header.session != session_) return;  // of another session
+    switch (header.type) {
+      case RESET: case STEP: return ask(header, body);
+      case PING: return say(PONG, Json::object({{"progress_ms", static_cast<double>(progress_ms)}}), header.sequence);
+      case PONG: return;
+      case CLOSE: return close("the trainer is done");
+      case ERROR: {
+        const Json meta = text.empty() ? Json() : Json::parse(text);
+        if (!meta["recoverable"].boolean(true)) end("violation", "the trainer says (" + one_line(meta["code"].text(), 40) + "): " + one_line(meta["text"].text()));
+        return;
+      }
+      case WELCOME: case REJECT: case HELLO: case RESULT: case LOG: throw Violation("type", "type " + std::to_string(header.type) + " is not for a simulator");
+      default: return say_error("session", true, "type", "type " + std::to_string(header.type) + " is unknown", {});
+    }
+  }
+
+  void greet(const Header& header, std::string_view text, const std::uint8_t* body) {
+    if (header.type != WELCOME && header.type != REJECT) throw Violation("state", "type " + std::to_string(header.type) + " came before WELCOME");
+    const Json meta = Json::parse(text);
+    if (header.type == REJECT) {
+      std::string why = one_line(meta["text"].text("it gives no reason"));
+      for (const Json& item : meta["diff"].items())
+        why += "; " + one_line(item["field"].text(), 200) + " is " + one_line(item["host"].dump(), 200) + " here and " + one_line(item["policy"].dump(), 200) + " there";
+      return end("refused", "the trainer refuses this simulator (" + one_line(meta["code"].text(), 40) + "): " + why);
+    }
+    if (header.session == 0) throw Violation("session", "session 0 in WELCOME");
+    if (header.envs != count_) throw Violation("env", "WELCOME for " + std::to_string(header.envs) + " envs");
+    const std::string autoreset = meta["autoreset"].text();
+    if (autoreset != "same_step" && autoreset != "explicit") throw Violation("field", "autoreset was not offered");
+    const std::string& hash = meta["spec_hash"].text();
+    if (!hash.empty() && hash != hex(sha256(spaces_.canonical()))) throw Violation("field", "spec_hash: the spaces were not understood");
+    session_ = header.session, minor_ = header.minor;
+    same_step_ = autoreset == "same_step";
+    for (const Json& capability : meta["capabilities"].items()) {
+      if (capability.text() == "episodes") flags_ |= EPISODES;
+      if (capability.text() == "timing") flags_ |= TIMING;
+      if (capability.text() == "info") tells_info_ = true;
+      if (capability.text() == "memory") shares_ = true;
+    }
+    const Json& deadlines = meta["deadlines"];
+    ping_ms_ = milliseconds(deadlines["ping_ms"], 1000), silence_ms_ = milliseconds(deadlines["silence_ms"], 10000);
+    config_ = meta["config"].type() == Json::Type::object ? meta["config"] : Json::object();
+    env_config_ = meta["env_config"].items();
+    if (!env_config_.empty() && env_config_.size() != count_) throw Violation("field", "env_config is not one for each env");
+    env_config_.resize(count_, Json::object());
+    lanes_.resize(count_);
+    for (std::size_t env = 0; env < count_; ++env) std::memcpy(&lanes_[env].stream, body + 8 * env, 8);
+    reward_.resize(count_), status_.resize(count_), seconds_.resize(count_), returns_.resize(count_), lengths_.resize(count_);
+    lay_out();
+    actions_.resize(count_ * spaces_.action.bytes());
+    welcomed_ = true;
+  }
+
+  static std::vector<Json> capabilities(bool memory) {
+    std::vector<Json> names{"episodes", "timing", "info"};
+    if (memory) names.emplace_back("memory");
+    return names;
+  }
+
+  /// Where observations lie: one array for each leaf, then one for each leaf's last of an episode; each begins at a multiple of 64 bytes.
+  void lay_out() {
+    std::vector<std::size_t> offsets;
+    std::size_t bytes = 0;
+    for (int part = 0; part < (same_step_ ? 2 : 1); ++part)
+      for (const Leaf& leaf : spaces_.obs) offsets.push_back(bytes), bytes += (count_ * leaf.bytes() + 63) & ~std::size_t{63};
+    std::uint8_t* begin = nullptr;
+    if (shares_) {
+      struct stat found {};
+      if (memory_fd_ < 0 || ::fstat(memory_fd_, &found) != 0 || static_cast<std::size_t>(found.st_size) < bytes)
+        throw Violation("field", "shared memory was agreed upon, and did not come or is too small");
+      void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory_fd_, 0);
+      if (mapped == MAP_FAILED) throw Violation("field", why("the shared memory cannot be mapped"));
+      memory_ = mapped, memory_bytes_ = bytes, begin = static_cast<std::uint8_t*>(mapped);
+    } else {
+      storage_.resize(bytes);
+      begin = storage_.data();
+    }
+    for (std::size_t i = 0; i < offsets.size(); ++i) (i < spaces_.obs.size() ? rows_ : finals_).push_back(begin + offsets[i]);
+  }
+
+  static std::int64_t milliseconds(const Json& json, std::int64_t otherwise) {
+    const double found = json.number(static_cast<double>(otherwise));
+    if (!(found >= 1 && found <= 86400000)) throw Violation("field", "a deadline that cannot be");
+    return static_cast<std::int64_t>(found);
+  }
+
+  /// RESET or STEP: what is new is done, what comes again is answered again, what is old is ignored.
+  void ask(const Header& header, const std::uint8_t* body) {
+    if (header.envs == 0) throw Violation("env", "a request for no env");
+    const std::size_t action_bytes = spaces_.action.bytes();
+    const std::uint8_t* more = body + padded(std::size_t{header.envs} * 4);
+    std::vector<std::uint32_t> again;
+    asked_.assign(count_, false);
+    for (std::size_t row = 0; row < header.envs; ++row) {
+      std::uint32_t env;
+      std::memcpy(&env, body + 4 * row, 4);
+      if (env >= count_ || asked_[env]) throw Violation("env", "env " + std::to_string(env) + " does not exist, or comes twice");
+      asked_[env] = true;
+      Lane& lane = lanes_[env];
+      if (header.sequence <= lane.request) {
+        if (header.sequence == lane.request && !lane.busy) {
+          if (lane.failure.empty()) again.push_back(env);
+          else say_broken(env);
+        }
+        continue;
+      }
+      if (lane.busy) throw Violation("env", "env " + std::to_string(env) + " was asked before it had answered");
+      if (header.type == STEP && lane.needs_reset) throw Violation("env", "env " + std::to_string(env) + " must be reset before it is stepped");
+      lane.request = header.sequence, lane.busy = true, seconds_[env] = 0;
+      lane.info.clear();
+      if (header.type == RESET) {
+        lane.needs_reset = false, lane.resetting = true, lane.after_end = false, lane.failure.clear();
+        lane.episode_return = 0, lane.episode_length = 0;
+        if ((header.flags & SEEDS) != 0) std::memcpy(&lane.stream, more + 8 * row, 8), lane.seeded = false;
+        ask_reset(env);
+      } else {
+        std::memcpy(actions_.data() + env * action_bytes, more + row * action_bytes, action_bytes);
+        check_action(env);
+        requests.push_back({Request::Kind::step, env, 0, action(env)});
+      }
+    }
+    if (!again.empty()) {
+      flush();
+      say_result(again);
+    }
+  }
+
+  Action action(std::size_t env) const { return Action(&spaces_.action, actions_.data() + env * spaces_.action.bytes()); }
+
+  void check_action(std::uint32_t env) const {
+    const Leaf& leaf = spaces_.action;
+    if (leaf.dtype != DType::i64) return;
+    for (std::size_t i = 0; i < leaf.sizes.size(); ++i) {
+      const std::int64_t choice = action(env).choice(i) - (i < leaf.start.size() ? leaf.start[i] : 0);
+      if (choice < 0 || choice >= leaf.sizes[i]) throw Violation("action", "the action of env " + std::to_string(env) + " is not in its space");
+    }
+  }
+
+  /// The first episode of a stream has its seed; each further one a seed of its own.
+  void ask_reset(std::size_t env) {
+    Lane& lane = lanes_[env];
+    if (lane.seeded) lane.stream = mixed(lane.stream);
+    lane.seeded = true;
+    requests.push_back({Request::Kind::reset, static_cast<std::uint32_t>(env), lane.stream, action(env)});
+  }
+
+  // -- what goes
+
+  struct Part {
+    const void* data;
+    std::size_t bytes;
+  };
+
+  std::uint8_t* grow(std::size_t bytes) {
+    const std::size_t at = out.size();
+    out.resize(at + bytes);
+    return out.data() + at;
+  }
+
+  void put(Header header, const Json& meta, const std::vector<Part>& parts) {
+    std::string text = meta.is_null() ? "" : meta.dump();
+    text.resize(padded(text.size()), ' ');
+    header.minor = minor_, header.session = header.type == HELLO ? 0 : session_;
+    header.meta_bytes = static_cast<std::uint32_t>(text.size()), header.buffers = static_cast<std::uint16_t>(parts.size());
+    for (const Part& part : parts) header.body_bytes += padded(part.bytes);
+    std::uint8_t* to = grow(sizeof header + text.size() + static_cast<std::size_t>(header.body_bytes));
+    std::memcpy(to, &header, sizeof header);
+    if (!text.empty()) std::memcpy(to + sizeof header, text.data(), text.size());
+    to += sizeof header + text.size();
+    for (const Part& part : parts) {
+      if (part.bytes != 0) std::memcpy(to, part.data, part.bytes);
+      to += padded(part.bytes);
+    }
+  }
+
+  void say(std::uint8_t type, const Json& meta, std::uint64_t sequence = 0) {
+    Header header;
+    header.type = type, header.sequence = type == PONG ? sequence : ++sequence_;
+    put(header, meta, {});
+  }
+
+  void say_error(const char* scope, bool recoverable, const std::string& code, const std::string& text, const std::vector<std::uint32_t>& envs) {
+    Header header;
+    header.type = ERROR, header.sequence = ++sequence_, header.envs = static_cast<std::uint32_t>(envs.size());
+    std::vector<std::uint64_t> asked;
+    for (const std::uint32_t env : envs) asked.push_back(lanes_[env].request);
+    const Json meta = Json::object({{"scope", scope}, {"recoverable", recoverable}, {"code", code}, {"text", one_line(text)}});
+    put(header, meta, {{envs.data(), 4 * envs.size()}, {asked.data(), 8 * asked.size()}});
+  }
+
+  void say_broken(std::size_t env) { say_error("env", true, "raised", lanes_[env].failure, {static_cast<std::uint32_t>(env)}); }
+
+  Json info(const std::vector<std::uint32_t>& envs) const {
+    Json all = Json::object();
+    std::size_t room = OTHER_META - 64;
+    for (const std::uint32_t env : envs) {
+      if (lanes_[env].info.empty() || (status_[env] & (TERMINATED | TRUNCATED)) == 0) continue;
+      Json own = Json::object();
+      for (const auto& [name, value] : lanes_[env].info) own.set(name, value);
+      const std::size_t bytes = own.dump().size() + 16;
+      if (bytes > room) break;
+      room -= bytes;
+      all.set(std::to_string(env), std::move(own));
+    }
+    return all.keys().empty() ? Json() : Json::object({{"info", std::move(all)}});
+  }
+
+  /// Copies the rows of these envs; all of them in their order is one copy.
+  static std::uint8_t* gather(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes, const std::vector<std::uint32_t>& envs, bool all) {
+    if (all) {
+      std::memcpy(to, from, envs.size() * bytes);
+    } else {
+      for (std::size_t row = 0; row < envs.size(); ++row) std::memcpy(to + row * bytes, from + envs[row] * bytes, bytes);
+    }
+    return to + padded(envs.size() * bytes);
+  }
+
+  void say_result(const std::vector<std::uint32_t>& envs) {
+    ends_.clear();
+    bool all = envs.size() == count_;
+    for (std::size_t row = 0; row < envs.size(); ++row) {
+      all = all && envs[row] == row;
+      if ((status_[envs[row]] & (TERMINATED | TRUNCATED)) != 0) ends_.push_back(envs[row]);
+    }
+    const std::size_t rows = envs.size(), ends = ends_.size();
+    Header header;
+    header.type = RESULT, header.flags = flags_, header.minor = minor_, header.session = session_, header.sequence = ++sequence_;
+    header.envs = static_cast<std::uint32_t>(rows), header.ended = static_cast<std::uint32_t>(ends);
+    std::size_t body = padded(4 * rows) + 8 * rows + padded(4 * rows) + padded(rows), buffers = 4;
+    if ((flags_ & TIMING) != 0) body += padded(4 * rows), ++buffers;
+    if (!shares_)
+      for (const Leaf& leaf : spaces_.obs) body += padded(rows * leaf.bytes()), ++buffers;
+    if ((flags_ & EPISODES) != 0) body += 8 * ends + padded(4 * ends), buffers += 2;
+    if (same_step_ && !shares_)
+      for (const Leaf& leaf : spaces_.obs) body += padded(ends * leaf.bytes()), ++buffers;
+    std::string text;
+    if (tells_info_ && ends != 0) {
+      const Json meta = info(ends_);
+      if (!meta.is_null()) text = meta.dump();
+      text.resize(padded(text.size()), ' ');
+    }
+    header.buffers = static_cast<std::uint16_t>(buffers), header.meta_bytes = static_cast<std::uint32_t>(text.size()), header.body_bytes = body;
+    std::uint8_t* to = grow(sizeof header + text.size() + body);
+    std::memcpy(to, &header, sizeof header);
+    if (!text.empty()) std::memcpy(to + sizeof header, text.data(), text.size());
+    to += sizeof header + text.size();
+    std::memcpy(to, envs.data(), 4 * rows);
+    to += padded(4 * rows);
+    for (std::size_t row = 0; row < rows; ++row) std::memcpy(to + 8 * row, &lanes_[envs[row]].request, 8);
+    to += 8 * rows;
+    to = gather(to, reinterpret_cast<const std::uint8_t*>(reward_.data()), 4, envs, all);
+    to = gather(to, status_.data(), 1, envs, all);
+    if ((flags_ & TIMING) != 0) to = gather(to, reinterpret_cast<const std::uint8_t*>(seconds_.data()), 4, envs, all);
+    for (std::size_t leaf = 0; leaf < rows_.size() && !shares_; ++leaf) to = gather(to, rows_[leaf], spaces_.obs[leaf].bytes(), envs, all);
+    if ((flags_ & EPISODES) != 0) {
+      to = gather(to, reinterpret_cast<const std::uint8_t*>(returns_.data()), 8, ends_, false);
+      to = gather(to, reinterpret_cast<const std::uint8_t*>(lengths_.data()), 4, ends_, false);
+    }
+    for (std::size_t leaf = 0; leaf < finals_.size() && !shares_; ++leaf) to = gather(to, finals_[leaf], spaces_.obs[leaf].bytes(), ends_, false);
+  }
+
+  Spaces spaces_;
+  std::size_t count_;
+  std::int64_t heard_, pinged_, ping_ms_ = 1000, silence_ms_ = 10000, handshake_ms_ = 30000;
+  bool welcomed_ = false, same_step_ = false, tells_info_ = false;
+  std::uint8_t flags_ = 0, minor_ = 0;
+  std::uint64_t session_ = 0, sequence_ = 0;
+  Ended ended_;
+  Json config_;
+  std::vector<Json> env_config_;
+  std::vector<Lane> lanes_;
+  std::vector<std::uint8_t> in_;
+  std::vector<bool> asked_;
+  std::vector<std::uint32_t> ready_, ends_;
+  // The last answer of each env, which is sent again if it is asked for again.
+  std::vector<std::uint8_t*> rows_, finals_;
+  std::vector<std::uint8_t> storage_;
+  int memory_fd_ = -1;
+  void* memory_ = nullptr;
+  std::size_t memory_bytes_ = 0;
+  bool shares_ = false;
+  std::vector<std::uint8_t> status_, actions_;
+  std::vector<float> reward_, seconds_;
+  std::vector<double> returns_;
+  std::vector<std::uint32_t> lengths_;
+};
+
+// -- sockets ------------------------------------------------------------------------------------------------------------
+
+inline std::int64_t now_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// A socket that is closed with it.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(fd) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Socket() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int fd() const { return fd_; }
+
+ private:
+  int fd_ = -1;
+};
+
+/// `unix:/path`, `unix:@name` (abstract), `tcp:host:port`.
+class Address {
+ public:
+  explicit Address(const std::string& text) : text_(text) {
+    if (text.rfind("unix:", 0) == 0 && text.size() > 5) {
+      const std::string path = text.substr(5);
+      if (path.size() >= sizeof local_.sun_path) throw Error("address " + text + " is too long for a Unix socket");
+      local_.sun_family = AF_UNIX;
+      std::memcpy(local_.sun_path, path.data(), path.size());
+      length_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
+      if (path[0] == '@') local_.sun_path[0] = '\0';
+      else ++length_;
+    } else if (text.rfind("tcp:", 0) == 0 && text.rfind(':') > 4) {
+      const std::size_t colon = text.rfind(':');
+      host_ = text.substr(4, colon - 4), port_ = text.substr(colon + 1);
+      if (host_.size() > 2 && host_.front() == '[' && host_.back() == ']') host_ = host_.substr(1, host_.size() - 2);
+    } else {
+      throw Error("address " + text + " is not one of: unix:/path, unix:@name, tcp:host:port");
+    }
+  }
+
+  Socket connect() const {
+    return open([](int fd, const sockaddr* where, socklen_t length) { return ::connect(fd, where, length); }, "cannot connect to ", false);
+  }
+  Socket listen() const {
+    return open(
+        [](int fd, const sockaddr* where, socklen_t length) {
+          const int on = 1;
+          ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+          return ::bind(fd, where, length) == 0 ? ::listen(fd, 8) : -1;
+        },
+        "cannot listen on ", true);
+  }
+
+ private:
+  template <class F>
+  Socket open(F use, const char* what, bool passive) const {
+    if (port_.empty()) {
+      Socket socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      if (socket.fd() < 0 || use(socket.fd(), reinterpret_cast<const sockaddr*>(&local_), length_) != 0) throw Error(why(what + text_));
+      return socket;
+    }
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = passive ? AI_PASSIVE : 0;
+    if (const int code = ::getaddrinfo(host_.c_str(), port_.c_str(), &hints, &found); code != 0)
+      throw Error(what + text_ + ": " + ::gai_strerror(code));
+    const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> all(found, ::freeaddrinfo);
+    for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+      Socket socket(::socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol));
+      if (socket.fd() >= 0 && use(socket.fd(), one->ai_addr, one->ai_addrlen) == 0) return socket;
+    }
+    throw Error(why(what + text_));
+  }
+
+  std::string text_, host_, port_;
+  sockaddr_un local_{};
+  socklen_t length_ = 0;
+};
+
+/// Ready for messages: never blocks, sends small ones at once, no signal if the other side is gone.
+inline void prepare(int fd) {
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+  const int on = 1, size = 1 << 20;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on Unix sockets, which need none
+  ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+}
+
+/// Who this is, and whether the socket can pass a file descriptor.
+inline Identity identity(Identity who, int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  who.shares_memory = ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 && address.ss_family == AF_UNIX;
+  return who;
+}
+
+}  // namespace detail
+
+// -- a trained policy ---------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+inline std::string read_file(const std::string& path) {
+  std::FILE* file = std::fopen(path.c_str(), "rb");
+  if (file == nullptr) throw Error(why("cannot read " + path));
+  std::string data;
+  char chunk[1 << 16];
+  for (std::size_t bytes; (bytes = std::fread(chunk, 1, sizeof chunk, file)) > 0;) data.append(chunk, bytes);
+  const bool failed = std::ferror(file) != 0;
+  std::fclose(file);
+  if (failed) throw Error("cannot read " + path);
+  return data;
+}
+
+using Shape = std::vector<std::size_t>;
+
+inline std::size_t product(const Shape& shape) {
+  std::size_t found = 1;
+  for (const std::size_t size : shape) found *= size;
+  return found;
+}
+
+inline std::size_t whole(const Json& json, const char* what) {
+  const double found = json.number(-1);
+  if (!(found >= 0 && found <= 1e9) || found != std::floor(found)) throw Error(std::string("not a policy of a known format: ") + what);
+  return static_cast<std::size_t>(found);
+}
+
+inline Shape shape_of(const Json& json) {
+  Shape shape;
+  for (const Json& size : json.items()) shape.push_back(whole(size, "shape"));
+  return shape;
+}
+
+inline Leaf leaf_of(const Json& json) {
+  Leaf leaf;
+  leaf.kind = json["kind"].text(), leaf.path = json["path"].text("action"), leaf.shape = shape_of(json["shape"]);
+  const std::string& name = json["dtype"].text();
+  const auto* found = std::find_if(std::begin(dtypes), std::end(dtypes), [&](const DTypeFacts& one) { return name == one.name; });
+  if (found == std::end(dtypes)) throw Error("the policy has numbers of type " + name + ", which this header does not know");
+  leaf.dtype = static_cast<DType>(found - std::begin(dtypes));
+  for (const Json& size : json["sizes"].items()) leaf.sizes.push_back(static_cast<std::int64_t>(size.number()));
+  for (const Json& start : json["start"].items()) leaf.start.push_back(static_cast<std::int64_t>(start.number()));
+  for (const Json& low : json["low"].items()) leaf.low.push_back(low.number(-std::numeric_limits<double>::infinity()));
+  for (const Json& high : json["high"].items()) leaf.high.push_back(high.number(std::numeric_limits<double>::infinity()));
+  if (json["stack"].type() == Json::Type::number) leaf.stack = whole(json["stack"], "stack");
+  return leaf;
+}
+
+/// An element of any of the wire's types, as a number.
+inline double element(DType dtype, const std::uint8_t* data, std::size_t i) {
+  const auto read = [&](auto zero) {
+    std::memcpy(&zero, data + i * sizeof zero, sizeof zero);
+    return static_cast<double>(zero);
+  };
+  switch (dtype) {
+    case DType::u8: return read(std::uint8_t{});
+    case DType::i8: return read(std::int8_t{});
+    case DType::u16: return read(std::uint16_t{});
+    case DType::i16: return read(std::int16_t{});
+    case DType::u32: return read(std::uint32_t{});
+    case DType::i32: return read(std::int32_t{});
+    case DType::u64: return read(std::uint64_t{});
+    case DType::i64: return read(std::int64_t{});
+    case DType::f32: return read(float{});
+    default: return read(double{});
+  }
+}
+
+/// One leaf of an observation on its way into the network.
+struct NetInput {
+  std::string path, encoding;
+  Shape shape;
+  std::vector<std::int64_t> sizes, start;
+  std::size_t stack = 1, leaf = 0;
+  DType dtype = DType::f32;
+
+  std::size_t width() const {
+    std::size_t sum = 0;
+    for (const std::int64_t size : sizes) sum += static_cast<std::size_t>(size);
+    return encoding == "onehot" ? sum : product(shape);
+  }
+  bool channels_last() const {
+    if (shape.size() < 3 + (stack > 1 ? 1u : 0u)) return false;
+    const std::size_t first = shape[shape.size() - 3], middle = shape[shape.size() - 2], last = shape.back();
+    const auto usual = [](std::size_t n) { return n == 1 || n == 3 || n == 4; };
+    if ((first == middle) != (middle == last)) return first == middle;
+    if (usual(first) != usual(last)) return usual(last);
+    return last < first;
+  }
+  /// Channels, height, width.
+  Shape image() const {
+    Shape whole = shape.size() > 2 ? shape : Shape{1, shape.at(0), shape.at(1)};
+    std::size_t frames = 1;
+    for (std::size_t i = 0; i + 3 < whole.size(); ++i) frames *= whole[i];
+    const std::size_t a = whole[whole.size() - 3], b = whole[whole.size() - 2], c = whole.back();
+    return channels_last() ? Shape{frames * c, a, b} : Shape{frames * a, b, c};
+  }
+  void write_flat(const std::uint8_t* data, float* to) const {
+    const std::size_t count = product(shape);
+    if (encoding == "onehot") {
+      std::fill(to, to + width(), 0.0f);
+      std::size_t at = 0;
+      for (std::size_t i = 0; i < count; at += static_cast<std::size_t>(sizes[i++])) {
+        const auto choice = static_cast<std::int64_t>(element(dtype, data, i)) - (i < start.size() ? start[i] : 0);
+        if (choice < 0 || choice >= sizes[i]) throw Error("observation " + path + " is outside of its space");
+        to[at + static_cast<std::size_t>(choice)] = 1.0f;
+      }
+    } else if (dtype == DType::f32) {
+      std::memcpy(to, data, 4 * count);
+    } else {
+      const float scale = encoding == "image" ? 1.0f / 255 : 1.0f;
+      for (std::size_t i = 0; i < count; ++i) to[i] = static_cast<float>(element(dtype, data, i)) * scale;
+    }
+  }
+  void write_image(const std::uint8_t* data, float* to) const {
+    const Shape chw = image();
+    const std::size_t pixels = chw[1] * chw[2], channels = channels_last() ? shape.back() : 1, frames = chw[0] / channels;
+    const float scale = encoding == "image" ? 1.0f / 255 : 1.0f;
+    for (std::size_t frame = 0; frame < frames; ++frame)  // of one channel each, where channels are in front
+      for (std::size_t pixel = 0; pixel < pixels; ++pixel)
+        for (std::size_t channel = 0; channel < channels; ++channel)
+          to[(frame * channels + channel) * pixels + pixel] =
+              static_cast<float>(element(dtype, data, (frame * pixels + pixel) * channels + channel)) * scale;
+  }
+};
+
+struct NetLayer {
+  enum class Kind { linear, conv, layer_norm, tanh, relu, elu, silu } kind;
+  Shape in, out;
+  std::size_t kernel = 0, stride = 1, weight = 0, bias = 0;  // offsets into the flat vector
+};
+
+struct NetTower {
+  std::string name;
+  std::vector<std::string> sources;
+  std::vector<NetLayer> layers;
+  Shape out;
+};
+
+}  // namespace detail
+
+/// A trained policy that acts, as `raynforce.load` does: from the files of a checkpoint, without Python. Not to be shared by threads: copy it.
+class Policy {
+ public:
+  /// From a run directory (its best policy) or a checkpoint.
+  static Policy load(const std::string& path) {
+    std::string folder = path;
+    if (std::FILE* file = std::fopen((folder + "/policy.json").c_str(), "rb"); file != nullptr) std::fclose(file);
+    else folder += "/best";
+    const std::string text = detail::read_file(folder + "/policy.json"), data = detail::read_file(folder + "/policy.safetensors");
+    const Json manifest = Json::parse(detail::read_file(folder + "/manifest.json"));
+    for (const auto& [name, content] : {std::pair<std::string, const std::string&>{"policy.json", text}, {"policy.safetensors", data}})
+      if (const std::string& hash = manifest["files"][name]["sha256"].text(); hash != detail::hex(detail::sha256(content)))
+        throw Error(folder + "/" + name + " is damaged: its hash is not that of manifest.json");
+    const Json json = Json::parse(text, 32, true);
+    Policy policy(json["acting"]);
+    policy.set(data, json["version"]);
+    return policy;
+  }
+
+  /// From the `acting` part of policy.json; `set` gives it parameters.
+  explicit Policy(const Json& acting) {
+    if (acting.type() != Json::Type::object) throw Error("not a policy of a known format: acting is missing");
+    if (!acting["factory"].is_null()) throw Error("this policy is a torch module of the user's (" + acting["factory"].text() + "): only networks that the config describes can be read");
+    for (const Json& leaf : acting["env"]["obs"].items()) spaces_.obs.push_back(detail::leaf_of(leaf));
+    spaces_.action = detail::leaf_of(acting["env"]["action"]);
+    greedy_only_ = acting["exploration"].text() == "epsilon";
+    head_ = greedy_only_ ? acting["values"].text("q") : "policy";
+    build(acting["network"]);
+  }
+
+  const Spaces& spaces() const { return spaces_; }
+  std::uint64_t version() const { return version_; }
+
+  /// Take the parameters of a policy version: the bytes of its safetensors, and the `version` part of its JSON.
+  void set(const std::string& safetensors, const Json& version) {
+    if (safetensors.size() < 8) throw Error("policy.safetensors is too short");
+    std::uint64_t header = 0;
+    std::memcpy(&header, safetensors.data(), 8);
+    if (header > safetensors.size() - 8) throw Error("policy.safetensors is too short");
+    const Json table = Json::parse(std::string_view(safetensors).substr(8, header));
+    const auto array = [&](const char* name, std::size_t count) {
+      const Json& entry = table[name];
+      const std::size_t begin = detail::whole(entry["data_offsets"][0], name), end = detail::whole(entry["data_offsets"][1], name);
+      if (entry["dtype"].text() != "F32" || end < begin || end - begin != 4 * count || end > safetensors.size() - 8 - header)
+        throw Error(std::string("policy.safetensors has no ") + name + " of " + std::to_string(count) + " numbers");
+      std::vector<float> found(count);
+      std::memcpy(found.data(), safetensors.data() + 8 + header + begin, 4 * count);
+      return found;
+    };
+    params_ = array("version/params", size_);
+    if (normalize_) shift_ = array("version/shift", width_), scale_ = array("version/scale", width_);
+    version_ = static_cast<std::uint64_t>(version["number"].number());
+    epsilon_ = version["schedules"]["epsilon"].number(0);
+  }
+
+  /// The network's output by which the policy acts: logits, means or action values.
+  const std::vector<float>& outputs(const std::vector<const void*>& obs) {
+    if (params_.empty()) throw Error("this policy has no parameters yet");
+    if (obs.size() != spaces_.obs.size()) throw Error("an observation has " + std::to_string(spaces_.obs.size()) + " leaves, not " + std::to_string(obs.size()));
+    values_.clear();
+    std::size_t at = 0;
+    if (width_ != 0) {
+      std::vector<float>& input = values_["input"];
+      input.resize(width_);
+      for (const detail::NetInput& one : flat_) one.write_flat(static_cast<const std::uint8_t*>(obs[one.leaf]), input.data() + at), at += one.width();
+      if (normalize_)
+        for (std::size_t i = 0; i < width_; ++i) input[i] = std::min(10.0f, std::max(-10.0f, (input[i] - shift_[i]) * scale_[i]));
+    }
+    for (const detail::NetInput& one : images_) {
+      std::vector<float>& pixels = values_[one.path];
+      pixels.resize(detail::product(one.shape));
+      one.write_image(static_cast<const std::uint8_t*>(obs[one.leaf]), pixels.data());
+    }
+    for (const detail::NetTower& tower : towers_) run(tower);
+    return values_.at(head_);
+  }
+
+  /// Chooses for one observation, given as a pointer for each leaf in the order of `spaces().obs`, and writes the action
+  /// that the environment takes. The best one, or with a random generator one as in training.
+  template <class Random = std::nullptr_t>
+  void act(const std::vector<const void*>& obs, void* action, Random&& random = nullptr) {
+    const std::vector<float>& out = outputs(obs);
+    const Leaf& leaf = spaces_.action;
+    const std::size_t count = leaf.elements();
+    if (leaf.kind == "box") {
+      for (std::size_t i = 0; i < count; ++i) {
+        double value = out[i];
+        if constexpr (!std::is_same_v<std::decay_t<Random>, std::nullptr_t>) value += std::exp(params_[log_std_ + i]) * normal(random);
+        static_cast<float*>(action)[i] = bounded(i, value);
+      }
+      return;
+    }
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto choices = static_cast<std::size_t>(leaf.sizes[i]);
+      std::size_t best = 0;
+      double highest = -std::numeric_limits<double>::infinity();
+      for (std::size_t choice = 0; choice < choices; ++choice) {
+        double value = out[at + choice];
+        if constexpr (!std::is_same_v<std::decay_t<Random>, std::nullptr_t>)
+          if (!greedy_only_) value -= std::log(-std::log(uniform(random)));  // Gumbel noise: the largest is a sample
+        if (value > highest) highest = value, best = choice;
+      }
+      if constexpr (!std::is_same_v<std::decay_t<Random>, std::nullptr_t>)
+        if (greedy_only_ && uniform(random) < epsilon_) best = std::min(choices - 1, static_cast<std::size_t>(uniform(random) * static_cast<double>(choices)));
+      static_cast<std::int64_t*>(action)[i] = static_cast<std::int64_t>(best) + (i < leaf.start.size() ? leaf.start[i] : 0);
+      at += choices;
+    }
+  }
+
+  /// The choice of a discrete action, for an observation that is one array.
+  std::int64_t choose(const void* obs) {
+    if (spaces_.action.kind != "discrete") throw Error("the action is no single choice: use act");
+    std::int64_t choice = 0;
+    act({obs}, &choice);
+    return choice;
+  }
+
+ private:
+  template <class Random>
+  static double uniform(Random& random) {  // between 0 and 1, neither of them
+    return (static_cast<double>(static_cast<std::uint64_t>(random()) >> 11 & ((1ull << 53) - 1)) + 0.5) * 0x1p-53;
+  }
+  template <class Random>
+  static double normal(Random& random) {
+    return std::sqrt(-2 * std::log(uniform(random))) * std::cos(6.283185307179586 * uniform(random));
+  }
+
+  float bounded(std::size_t i, double value) const {
+    const Leaf& leaf = spaces_.action;
+    const double low = i < leaf.low.size() ? leaf.low[i] : -INFINITY, high = i < leaf.high.size() ? leaf.high[i] : INFINITY;
+    const auto finite = [](const std::vector<double>& bounds) { return std::all_of(bounds.begin(), bounds.end(), [](double b) { return std::isfinite(b); }); };
+    if (!leaf.low.empty() && finite(leaf.low) && finite(leaf.high)) value = (high + low) / 2 + (high - low) / 2 * value;
+    return static_cast<float>(std::min(high, std::max(low, value)));
+  }
+
+  void build(const Json& network) {
+    using detail::NetLayer;
+    std::vector<detail::NetInput> inputs;
+    for (const Json& json : network["inputs"].items()) {
+      detail::NetInput input;
+      input.path = json["path"].text(), input.encoding = json["encoding"].text(), input.shape = detail::shape_of(json["shape"]);
+      const Leaf as_leaf = detail::leaf_of(Json::object({{"path", input.path}, {"kind", "box"}, {"dtype", "float32"}, {"shape", json["shape"]}, {"sizes", json["sizes"]}, {"start", json["start"]}}));
+      input.sizes = as_leaf.sizes, input.start = as_leaf.start;
+      if (json["stack"].type() == Json::Type::number) input.stack = detail::whole(json["stack"], "stack");
+      const auto leaf = std::find_if(spaces_.obs.begin(), spaces_.obs.end(), [&](const Leaf& one) { return one.path == input.path; });
+      if (leaf == spaces_.obs.end()) throw Error("the network reads " + input.path + ", which is no part of the observation");
+      input.leaf = static_cast<std::size_t>(leaf - spaces_.obs.begin()), input.dtype = leaf->dtype;
+      inputs.push_back(std::move(input));
+    }
+    bool convolves_input = false;
+    std::vector<std::string> read;
+    for (const Json& json : network["towers"].items()) {
+      detail::NetTower tower;
+      tower.name = json["name"].text();
+      if (json["source"].type() == Json::Type::text) tower.sources = {json["source"].text()};
+      for (const Json& source : json["source"].items()) tower.sources.push_back(source.text());
+      for (const Json& layer : json["layers"].items())
+        convolves_input = convolves_input || (layer["type"].text() == "Conv" && tower.sources == std::vector<std::string>{"input"});
+      towers_.push_back(std::move(tower));
+    }
+    for (detail::NetTower& tower : towers_)
+      for (std::string& source : tower.sources) {
+        if (convolves_input && source == "input") source = inputs.at(0).path;
+        read.push_back(source);
+      }
+    std::map<std::string, detail::Shape> shapes;
+    for (const detail::NetInput& input : inputs) {
+      if (std::find(read.begin(), read.end(), input.path) != read.end()) {
+        images_.push_back(input);
+        shapes[input.path] = input.image();
+      } else {
+        flat_.push_back(input);
+        width_ += input.width();
+      }
+    }
+    if (width_ != 0) shapes["input"] = {width_};
+    normalize_ = network["normalize"].boolean() && width_ != 0;
+    for (std::size_t t = 0; t < towers_.size(); ++t) add_layers(towers_[t], network["towers"][t]["layers"], shapes);
+    for (const Json& free : network["free"].items()) {
+      if (free["name"].text() == "log_std") log_std_ = size_;
+      size_ += detail::whole(free["size"], "size");
+    }
+    if (shapes.find(head_) == shapes.end()) throw Error("the network has no output " + head_);
+    std::size_t wanted = 0;
+    if (spaces_.action.kind == "box") wanted = spaces_.action.elements();
+    for (const std::int64_t size : spaces_.action.sizes) wanted += static_cast<std::size_t>(size);
+    if (detail::product(shapes[head_]) != wanted) throw Error("the network's output does not fit the action");
+    prune();
+  }
+
+  void add_layers(detail::NetTower& tower, const Json& layers, std::map<std::string, detail::Shape>& shapes) {
+    using detail::NetLayer;
+    detail::Shape shape;
+    std::size_t joined = 0;
+    for (const std::string& source : tower.sources) {
+      const auto found = shapes.find(source);
+      if (found == shapes.end()) throw Error("tower " + tower.name + " reads " + source + ", which this header cannot give it");
+      shape = found->second, joined += detail::product(shape);
+    }
+    if (tower.sources.size() > 1) shape = {joined};
+    for (const Json& json : layers.items()) {
+      const std::string& type = json["type"].text();
+      NetLayer layer{};
+      layer.in = shape;
+      if (type == "Linear") {
+        layer.kind = NetLayer::Kind::linear;
+        layer.in = {detail::product(shape)}, layer.out = {detail::whole(json["size"], "size")};
+        layer.weight = size_, layer.bias = size_ + layer.in[0] * layer.out[0], size_ = layer.bias + layer.out[0];
+      } else if (type == "Conv") {
+        layer.kind = NetLayer::Kind::conv;
+        layer.kernel = detail::whole(json["kernel"], "kernel"), layer.stride = detail::whole(json["stride"], "stride");
+        const std::size_t channels = detail::whole(json["channels"], "channels");
+        if (shape.size() != 3 || layer.kernel == 0 || layer.stride == 0 || shape[1] < layer.kernel || shape[2] < layer.kernel) throw Error("a convolution of tower " + tower.name + " does not fit");
+        layer.out = {channels, (shape[1] - layer.kernel) / layer.stride + 1, (shape[2] - layer.kernel) / layer.stride + 1};
+        layer.weight = size_, layer.bias = size_ + channels * shape[0] * layer.kernel * layer.kernel, size_ = layer.bias + channels;
+      } else if (type == "LayerNorm") {
+        layer.kind = NetLayer::Kind::layer_norm;
+        layer.out = shape, layer.weight = size_, layer.bias = size_ + detail::product(shape), size_ = layer.bias + detail::product(shape);
+      } else if (type == "Activation") {
+        static const std::map<std::string, NetLayer::Kind> kinds = {
+            {"tanh", NetLayer::Kind::tanh}, {"relu", NetLayer::Kind::relu}, {"elu", NetLayer::Kind::elu}, {"silu", NetLayer::Kind::silu}};
+        const auto kind = kinds.find(json["name"].text());
+        if (kind == kinds.end()) throw Error("the network has an activation " + json["name"].text() + ", which this header does not know");
+        layer.kind = kind->second, layer.out = shape;
+      } else {
+        throw Error("the network has a layer " + type + ", which this header does not know");
+      }
+      shape = layer.out;
+      tower.layers.push_back(std::move(layer));
+    }
+    tower.out = shape, shapes[tower.name] = shape;
+  }
+
+  /// Towers that the action does not depend on are not computed.
+  void prune() {
+    std::vector<std::string> needed = {head_};
+    std::vector<detail::NetTower> kept;
+    for (std::size_t t = towers_.size(); t-- > 0;)
+      if (std::find(needed.begin(), needed.end(), towers_[t].name) != needed.end()) {
+        needed.insert(needed.end(), towers_[t].sources.begin(), towers_[t].sources.end());
+        kept.insert(kept.begin(), towers_[t]);
+      }
+    towers_ = std::move(kept);
+  }
+
+  void run(const detail::NetTower& tower) {
+    std::vector<float> now;
+    for (const std::string& source : tower.sources) {
+      const std::vector<float>& part = values_.at(source);
+      now.insert(now.end(), part.begin(), part.end());
+    }
+    for (const detail::NetLayer& layer : tower.layers) now = apply(layer, std::move(now));
+    values_[tower.name] = std::move(now);
+  }
+
+  std::vector<float> apply(const detail::NetLayer& layer, std::vector<float> x) const {
+    using Kind = detail::NetLayer::Kind;
+    switch (layer.kind) {
+      case Kind::tanh: for (float& v : x) v = std::tanh(v); return x;
+      case Kind::relu: for (float& v : x) v = std::max(v, 0.0f); return x;
+      case Kind::elu: for (float& v : x) v = v > 0 ? v : std::expm1(v); return x;
+      case Kind::silu: for (float& v : x) v = v / 2 * (std::tanh(v / 2) + 1); return x;
+      case Kind::layer_norm: {
+        double mean = 0, variance = 0;
+        for (const float v : x) mean += v;
+        mean /= static_cast<double>(x.size());
+        for (const float v : x) variance += (v - mean) * (v - mean);
+        const double scale = 1 / std::sqrt(variance / static_cast<double>(x.size()) + 1e-5);
+        for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>((x[i] - mean) * scale) * params_[layer.weight + i] + params_[layer.bias + i];
+        return x;
+      }
+      case Kind::linear: {
+        const std::size_t size = layer.out[0];
+        std::vector<float> y(params_.begin() + static_cast<std::ptrdiff_t>(layer.bias), params_.begin() + static_cast<std::ptrdiff_t>(layer.bias + size));
+        const float* weight = params_.data() + layer.weight;
+        for (std::size_t i = 0; i < x.size(); ++i, weight += size) {
+          const float v = x[i];
+          if (v == 0) continue;
+          for (std::size_t o = 0; o < size; ++o) y[o] += v * weight[o];
+        }
+        return y;
+      }
+      default: return convolve(layer, x);
+    }
+  }
+
+  std::vector<float> convolve(const detail::NetLayer& layer, const std::vector<float>& x) const {
+    const std::size_t channels = layer.in[0], width = layer.in[2], k = layer.kernel, rows = layer.out[1], columns = layer.out[2];
+    std::vector<float> y(detail::product(layer.out));
+    for (std::size_t o = 0; o < layer.out[0]; ++o) {
+      float* to = y.data() + o * rows * columns;
+      std::fill(to, to + rows * columns, params_[layer.bias + o]);
+      for (std::size_t c = 0; c < channels; ++c)
+        for (std::size_t i = 0; i < k; ++i)
+          for (std::size_t j = 0; j < k; ++j) {
+            const float weight = params_[layer.weight + ((o * channels + c) * k + i) * k + j];
+            const float* from = x.data() + c * layer.in[1] * width + i * width + j;
+            for (std::size_t row = 0; row < rows; ++row)
+              for (std::size_t column = 0; column < columns; ++column) to[row * columns + column] += weight * from[(row * width + column) * layer.stride];
+          }
+    }
+    return y;
+  }
+
+  Spaces spaces_;
+  std::string head_;
+  bool greedy_only_ = false, normalize_ = false;
+  std::vector<detail::NetInput> images_, flat_;
+  std::vector<detail::NetTower> towers_;
+  std::size_t size_ = 0, width_ = 0, log_std_ = 0;
+  std::vector<float> params_, shift_, scale_;
+  std::map<std::string, std::vector<float>> values_;
+  std::uint64_t version_ = 0;
+  double epsilon_ = 0;
+};
+
+// -- engines that own their loop ----------------------------------------------------------------------------------------
+
+/// Where the trainer is, how many envs there are, and who this is. `parse` reads the command line and the environment.
+struct Options {
+  std::string connect, listen;  // an address: unix:/path, unix:@name, tcp:host:port; one of the two
+  std::size_t envs = 1, threads = 0;
+  Identity who;
+
+  /// From `--connect`, `--listen`, `--envs`, `--threads`, and where these are missing from RAYNFORCE_CONNECT, RAYNFORCE_ENVS,
+  /// RAYNFORCE_THREADS, RAYNFORCE_LAUNCH, RAYNFORCE_TOKEN, RAYNFORCE_HOST, which `raynforce train` sets.
+  static Options parse(int argc, char** argv);
+};
+
+/// A simulator whose loop is the engine's: `poll` for what is asked, write observations, `submit`. One thread may poll, any may submit.
+class Server {
+ public:
+  Server(Spaces spaces, const Options& options, detail::Socket socket)
+      : socket_(std::move(socket)), session_(std::move(spaces), options.envs, detail::identity(options.who, socket_.fd()), detail::now_ms()) {
+    detail::prepare(socket_.fd());
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw Error(detail::why("cannot make a pipe"));
+    bell_ = detail::Socket(ends[0]), ring_ = detail::Socket(ends[1]);
+    progress_ = detail::now_ms();
+    pulse_ = std::thread([this] { pulse(); });
+  }
+  Server(Spaces spaces, const Options& options) : Server(std::move(spaces), options, open(options)) {}
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+  ~Server() {
+    {
+      const std::lock_guard lock(mutex_);
+      session_.close("the simulator is done");
+      write();
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    pulse_.join();
+  }
+
+  /// Whether there is still a trainer; else `ended` says why not.
+  bool running() {
+    const std::lock_guard lock(mutex_);
+    return !session_.over();
+  }
+  Ended ended() {
+    const std::lock_guard lock(mutex_);
+    return session_.ended();
+  }
+  std::size_t envs() const { return session_.envs(); }
+  bool times() const { return session_.times(); }
+  Json config(std::size_t env) {
+    const std::lock_guard lock(mutex_);
+    return session_.config(env);
+  }
+  /// Where an env's observation goes, between a request for it and its `submit`.
+  Obs obs(std::size_t env) const { return session_.obs(env); }
+
+  /// What is asked; waits up to `timeout_ms` (-1: without limit) for something. Results so far are sent before it waits.
+  const std::vector<Request>& poll(int timeout_ms = -1) {
+    const std::int64_t until = timeout_ms < 0 ? std::numeric_limits<std::int64_t>::max() : detail::now_ms() + timeout_ms;
+    taken_.clear();
+    std::unique_lock lock(mutex_);
+    while (true) {
+      const std::int64_t now = detail::now_ms();
+      progress_ = now;
+      if (session_.requests.empty()) {
+        session_.flush();
+        flushed_ = now;
+        write();
+        read(now);
+      }
+      session_.tick(now);
+      if (!session_.requests.empty() || session_.over() || now >= until) {
+        taken_.swap(session_.requests);
+        return taken_;
+      }
+      lock.unlock();
+      wait(static_cast<int>(std::min<std::int64_t>(until - now, 200)));
+      lock.lock();
+    }
+  }
+
+  /// An env has done what it was asked. If its episode has ended, the next request for it is a reset.
+  void submit(std::size_t env, const Step& step = {}, float seconds = 0) {
+    const std::lock_guard lock(mutex_);
+    if (!session_.over()) session_.submit(env, step, seconds);
+  }
+  /// An env has failed: its episode is cut, and the next request for it is a reset.
+  void broken(std::size_t env, const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    if (!session_.over()) session_.broken(env, text);
+  }
+  /// Send what was submitted; `poll` does so as well.
+  void flush() {
+    const std::lock_guard lock(mutex_);
+    session_.flush();
+    write();
+  }
+  /// The same if something has waited for more than a millisecond: for loops that step one env after another.
+  void flush_if_late() {
+    const std::int64_t now = detail::now_ms();
+    const std::lock_guard lock(mutex_);
+    if (now - flushed_ < 2) return;
+    flushed_ = progress_ = now;
+    session_.flush();
+    write();
+  }
+  /// From another thread: `poll` looks again now.
+  void ring() {
+    const char byte = 0;
+    [[maybe_unused]] const auto written = ::write(ring_.fd(), &byte, 1);  // a full pipe rings as well
+  }
+  /// A line for the trainer's log: level is debug, info, warning or error.
+  void log(const std::string& level, const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    session_.log(level, text);
+    write();
+  }
+
+  /// For `serve`: the process ends when the trainer is gone, even if an env does not return.
+  bool exit_when_lost = false;
+
+ private:
+  static detail::Socket open(const Options& options) {
+    if (!options.connect.empty()) return detail::Address(options.connect).connect();
+    const detail::Socket listener = detail::Address(options.listen).listen();
+    detail::Socket socket(::accept(listener.fd(), nullptr, nullptr));
+    if (socket.fd() < 0) throw Error(detail::why("cannot accept a connection"));
+    return socket;
+  }
+
+  void wait(int milliseconds) {
+    bool full;
+    {
+      const std::lock_guard lock(mutex_);
+      full = !session_.out.empty();
+    }
+    pollfd watched[2] = {{socket_.fd(), static_cast<short>(POLLIN | (full ? POLLOUT : 0)), 0}, {bell_.fd(), POLLIN, 0}};
+    ::poll(watched, 2, milliseconds);
+    char bytes[64];
+    if ((watched[1].revents & POLLIN) != 0)
+      while (::read(bell_.fd(), bytes, sizeof bytes) == sizeof bytes) {}
+  }
+
+  void read(std::int64_t now) {
+    while (!session_.over()) {
+      const auto bytes = receive();
+      if (bytes > 0) {
+        session_.feed(buffer_.data(), static_cast<std::size_t>(bytes), now, now - progress_);
+        write();
+        if (static_cast<std::size_t>(bytes) < buffer_.size()) return;
+      } else if (bytes == 0) {
+        session_.lost("the trainer has closed the connection");
+      } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        return;
+      } else if (errno != EINTR) {
+        session_.lost(detail::why("the connection is lost"));
+      }
+    }
+  }
+
+  /// Bytes, and before the handshake a file descriptor that may come with them.
+  ssize_t receive() {
+    if (session_.open()) return ::recv(socket_.fd(), buffer_.data(), buffer_.size(), 0);
+    iovec part{buffer_.data(), buffer_.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    msghdr message{};
+    message.msg_iov = &part, message.msg_iovlen = 1, message.msg_control = control, message.msg_controllen = sizeof control;
+    const auto bytes = ::recvmsg(socket_.fd(), &message, MSG_CMSG_CLOEXEC);
+    for (cmsghdr* one = bytes > 0 ? CMSG_FIRSTHDR(&message) : nullptr; one != nullptr; one = CMSG_NXTHDR(&message, one))
+      if (one->cmsg_level == SOL_SOCKET && one->cmsg_type == SCM_RIGHTS) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(one), sizeof fd);
+        session_.take_memory(fd);
+      }
+    return bytes;
+  }
+
+  void write() {
+    std::size_t sent = 0;
+    while (sent < session_.out.size()) {
+      const auto bytes = ::send(socket_.fd(), session_.out.data() + sent, session_.out.size() - sent, MSG_NOSIGNAL);
+      if (bytes > 0) {
+        sent += static_cast<std::size_t>(bytes);
+      } else if (errno == EINTR) {
+        continue;
+      } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        break;
+      } else {
+        session_.lost(detail::why("the connection is lost"));
+        session_.out.clear();
+        return;
+      }
+    }
+    session_.out.erase(session_.out.begin(), session_.out.begin() + static_cast<std::ptrdiff_t>(sent));
+  }
+
+  /// Answers PING, and notices that the trainer is gone, while the loop is busy elsewhere.
+  void pulse() {
+    std::unique_lock lock(mutex_);
+    while (!stopping_) {
+      wake_.wait_for(lock, std::chrono::milliseconds(250));
+      const std::int64_t now = detail::now_ms();
+      if (stopping_ || now - progress_ < 250) continue;
+      read(now);
+      session_.tick(now);
+      write();
+      if (exit_when_lost && session_.over() && now - progress_ > 5000) {
+        std::fprintf(stderr, "%s\n", session_.ended().text.c_str());
+        ::_exit(1);
+      }
+    }
+  }
+
+  detail::Socket socket_, bell_, ring_;
+  std::mutex mutex_;
+  detail::HostSession session_;
+  std::vector<Request> taken_;
+  std::vector<std::uint8_t> buffer_ = std::vector<std::uint8_t>(1 << 18);
+  std::int64_t progress_ = 0, flushed_ = 0;
+  bool stopping_ = false;
+  std::condition_variable wake_;
+  std::thread pulse_;
+};
+
+inline Options Options::parse(int argc, char** argv) {
+  Options options;
+  const auto given = [](const char* name) {
+    const char* found = std::getenv(name);
+    return std::string(found == nullptr ? "" : found);
+  };
+  const auto count = [](const std::string& name, const std::string& text, long least, long most = 65536) {
+    char* end = nullptr;
+    const long found = std::strtol(text.c_str(), &end, 10);
+    if (text.empty() || *end != '\0' || found < least || found > most)
+      throw Error(name + " = " + text + " must be a number from " + std::to_string(least) + " to " + std::to_string(most));
+    return static_cast<std::size_t>(found);
+  };
+  options.connect = given("RAYNFORCE_CONNECT");
+  options.who.launch = given("RAYNFORCE_LAUNCH"), options.who.token = detail::unhex(given("RAYNFORCE_TOKEN"));
+  if (const std::string text = given("RAYNFORCE_HOST"); !text.empty()) options.who.host = static_cast<int>(count("RAYNFORCE_HOST", text, 0, std::numeric_limits<int>::max()));
+  if (const std::string text = given("RAYNFORCE_ENVS"); !text.empty()) options.envs = count("RAYNFORCE_ENVS", text, 1);
+  if (const std::string text = given("RAYNFORCE_THREADS"); !text.empty()) options.threads = count("RAYNFORCE_THREADS", text, 0);
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name != "--connect" && name != "--listen" && name != "--envs" && name != "--threads")
+      throw Error("unknown argument " + name + "; known are --connect, --listen, --envs, --threads");
+    if (i + 1 == argc) throw Error(name + " needs a value");
+    const std::string value = argv[++i];
+    if (name == "--connect") options.connect = value, options.listen.clear();
+    if (name == "--listen") options.listen = value, options.connect.clear();
+    if (name == "--envs") options.envs = count(name, value, 1);
+    if (name == "--threads") options.threads = count(name, value, 0);
+  }
+  if (options.connect.empty() && options.listen.empty())
+    throw Error("no trainer to connect to: start this by `raynforce train ppo " + std::string(argc > 0 ? argv[0] : "./simulator") + "`, or give --connect or --listen ADDRESS");
+  if (argc > 0) {
+    const std::string path = argv[0];
+    options.who.name = path.substr(path.rfind('/') + 1);
+  }
+  return options;
+}
+
+// -- simulators whose loop is ours --------------------------------------------------------------------------------------
+
+namespace detail {
+
+/// The envs of a simulator, made when they are first reset.
+template <class Env>
+class Envs {
+ public:
+  explicit Envs(Server& server) : server_(server), envs_(server.envs()) {}
+
+  void run(const Request& request) {
+    const auto began = std::chrono::steady_clock::now();
+    Step step;
+    try {
+      std::unique_ptr<Env>& env = envs_[request.env];
+      if (env == nullptr) env = make(request.env);
+      if (request.kind == Request::Kind::reset)
+        env->reset(request.seed, server_.obs(request.env));
+      else
+        step = env->step(request.action, server_.obs(request.env));
+    } catch (const std::exception& error) {
+      envs_[request.env] = nullptr;
+      return server_.broken(request.env, error.what());
+    } catch (...) {
+      envs_[request.env] = nullptr;
+      return server_.broken(request.env, "it threw what is no std::exception");
+    }
+    const std::chrono::duration<float> took = std::chrono::steady_clock::now() - began;
+    server_.submit(request.env, step, took.count());
+  }
+
+ private:
+  std::unique_ptr<Env> make(std::size_t env) {
+    if constexpr (std::is_constructible_v<Env, const Json&>)
+      return std::make_unique<Env>(server_.config(env));
+    else
+      return std::make_unique<Env>();
+  }
+
+  Server& server_;
+  std::vector<std::unique_ptr<Env>> envs_;
+};
+
+/// Threads that run requests in the order of their arrival.
+class Workers {
+ public:
+  Workers(std::size_t threads, std::function<void(const Request&)> run) : run_(std::move(run)) {
+    for (std::size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+  }
+  ~Workers() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  void add(const std::vector<Request>& requests) {
+    {
+      const std::lock_guard lock(mutex_);
+      queue_.insert(queue_.end(), requests.begin(), requests.end());
+    }
+    requests.size() == 1 ? wake_.notify_one() : wake_.notify_all();
+  }
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      if (stopping_) return;
+      const Request request = queue_.front();
+      queue_.pop_front();
+      lock.unlock();
+      run_(request);
+      lock.lock();
+    }
+  }
+
+  std::function<void(const Request&)> run_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Request> queue_;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+/// Serves one trainer to the end; the exit code.
+template <class Env>
+int serve_one(const Spaces& spaces, const Options& options, Socket socket) {
+  Server server(spaces, options, std::move(socket));
+  server.exit_when_lost = true;
+  Envs<Env> envs(server);
+  if (options.threads == 0) {
+    while (server.running())
+      for (const Request& request : server.poll()) {
+        envs.run(request);
+        server.flush_if_late();
+      }
+  } else {
+    Workers workers(options.threads, [&](const Request& request) {
+      envs.run(request);
+      server.ring();
+    });
+    while (server.running()) workers.add(server.poll());
+  }
+  const Ended ended = server.ended();
+  if (ended.code == "closed") return 0;
+  std::fprintf(stderr, "%s: %s\n", options.who.name.c_str(), ended.text.c_str());
+  return ended.code == "refused" ? 78 : 1;  // EX_CONFIG: trying again cannot help
+}
+
+/// A trainer that is about to listen is waited for.
+inline Socket connect_patiently(const Options& options, std::int64_t milliseconds = 30000) {
+  const Address address(options.connect);
+  for (const std::int64_t until = now_ms() + milliseconds;;) {
+    try {
+      return address.connect();
+    } catch (const Error&) {
+      if (now_ms() >= until || !options.who.launch.empty()) throw;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+}
+
+}  // namespace detail
+
+/// Serve envs of the class `Env`, which has `static Spaces spaces()`, `reset(std::uint64_t seed, Obs)`, `Step step(Action, Obs)`, and a
+/// constructor that takes nothing or the settings (`const Json&`). Returns the exit code of `main`.
+template <class Env>
+int serve(const Options& options) {
+  const Spaces spaces = Env::spaces();
+  if (options.listen.empty()) return detail::serve_one<Env>(spaces, options, detail::connect_patiently(options));
+  const detail::Socket listener = detail::Address(options.listen).listen();
+  std::fprintf(stderr, "%s: listening on %s\n", options.who.name.c_str(), options.listen.c_str());
+  while (true) {
+    detail::Socket socket(::accept(listener.fd(), nullptr, nullptr));
+    if (socket.fd() >= 0) detail::serve_one<Env>(spaces, options, std::move(socket));
+  }
+}
+
+template <class Env>
+int serve(int argc, char** argv) {
+  try {
+    return serve<Env>(Options::parse(argc, argv));
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  }
+}
+
+}  // namespace raynforce

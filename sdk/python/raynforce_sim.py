@@ -1,0 +1,452 @@
+"""Raynforce: a simulator in another Python as an environment. One file, numpy alone, Python 3.9 or newer: copy it.
+
+    import raynforce_sim as sim
+
+    class Pendulum:
+        observation_space = sim.box((3,))
+        action_space = sim.box((1,), low=-2, high=2)
+
+        def reset(self, seed): ...            # returns the first observation
+        def step(self, action): ...           # returns observation, reward, terminated, truncated
+
+    sim.serve(Pendulum)
+
+Then: raynforce train ppo "sim:/path/to/other/python pendulum.py" --envs 16
+
+An observation is an array, or a dictionary of arrays with `observation_space` a dictionary of the same keys. The
+class gets the settings (`--set env_args.NAME=…`) as keyword arguments. `step` may return a fifth value, numbers of an
+episode that ends. Environments with gymnasium's interface (`reset(*, seed)` that returns a pair) are served as well.
+The wire is docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import hmac
+import inspect
+import json
+import os
+import queue
+import socket
+import struct
+import sys
+import threading
+import time
+
+import numpy as np
+
+HEADER = struct.Struct("<4sBBBBQQIIHHIQ")
+HELLO, WELCOME, REJECT, RESET, STEP, RESULT, ERROR, PING, PONG, LOG, CLOSE = range(1, 12)
+TERMINATED, TRUNCATED, FIRST = 1, 2, 4
+EPISODES, TIMING, SEEDS = 1, 2, 1
+DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
+
+
+class Refused(Exception):
+    """The trainer does not take this simulator in."""
+
+
+class Violation(Exception):
+    """The trainer broke the protocol."""
+
+
+# -- spaces -----------------------------------------------------------------------------------------------
+
+
+def box(shape, dtype="float32", low=None, high=None):
+    """Numbers; `box((84, 84, 4), "uint8")` is an image. Bounds are for actions."""
+    leaf = {"kind": "box", "shape": [int(n) for n in shape], "dtype": np.dtype(dtype).name}
+    for name, bound in (("low", low), ("high", high)):
+        if bound is not None:
+            flat = np.broadcast_to(np.asarray(bound, float), shape).reshape(-1)
+            leaf[name] = [float(x) if np.isfinite(x) else None for x in flat]
+    return leaf
+
+
+def discrete(count, start=0):
+    """One of `count` choices, from `start`."""
+    return {"kind": "discrete", "shape": [], "dtype": "int64", "sizes": [int(count)], "start": [int(start)]}
+
+
+def multidiscrete(counts):
+    """Several choices at once."""
+    return {"kind": "multidiscrete", "shape": [len(counts)], "dtype": "int64", "sizes": [int(n) for n in counts],
+            "start": [0] * len(counts)}  # fmt: skip
+
+
+def _leaf(space, action):
+    """One of the above, or a space of gymnasium's."""
+    if isinstance(space, dict):
+        return dict(space)
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return discrete(space.n, getattr(space, "start", 0))
+    if kind == "MultiDiscrete":
+        return multidiscrete(np.asarray(space.nvec).reshape(-1))
+    if kind == "MultiBinary":
+        return {"kind": "multibinary", "shape": [int(n) for n in space.shape], "dtype": "int8"}
+    if kind == "Box":
+        dtype = "uint8" if np.dtype(space.dtype) == bool else space.dtype
+        return box(space.shape, dtype, space.low, space.high) if action else box(space.shape, dtype)
+    raise TypeError(f"{space!r} is no space that can be served: use box, discrete or multidiscrete")
+
+
+def _leaves(space, path="obs"):
+    entries = getattr(space, "spaces", space if isinstance(space, dict) and "kind" not in space else None)
+    if isinstance(entries, dict):
+        return [leaf for key, below in entries.items() for leaf in _leaves(below, f"{path}/{key}")]
+    return [{"path": path, **_leaf(space, False)}]
+
+
+def _value(obs, path):
+    for key in path.split("/")[1:]:
+        obs = obs[key]
+    return obs
+
+
+# -- one session ------------------------------------------------------------------------------------------
+
+
+class _Lane:
+    """One env: its last answer, and what it is at."""
+
+    def __init__(self):
+        self.env = None
+        self.request, self.busy, self.failure = 0, False, None
+        self.stream, self.seeded = 0, False
+        self.total, self.length = 0.0, 0
+        self.row = None  # reward, status, seconds, obs, final, return, length, info
+
+    def seed(self):
+        """The first episode of a stream has its seed, each further one a seed of its own."""
+        if self.seeded:
+            self.stream = int(np.random.SeedSequence(self.stream).generate_state(1, np.uint64)[0])
+        self.seeded = True
+        return self.stream
+
+
+class _Host:
+    def __init__(self, connection, make, envs, name):
+        self.connection, self.make = connection, make
+        self.lanes = [_Lane() for _ in range(envs)]
+        self.lock = threading.Lock()
+        self.session = self.sequence = self.minor = self.flags = 0
+        self.progress = self.heard = time.monotonic()
+        self.requests = queue.SimpleQueue()
+        self.silence, self.ping, self.done = 30.0, 30.0, None
+        first = self.lanes[0].env = make({})
+        self.obs, self.action = _leaves(first.observation_space), _leaf(first.action_space, True)
+        self.dtypes = {leaf["path"]: np.dtype(leaf["dtype"]).newbyteorder("<") for leaf in self.obs}
+        self.shapes = {leaf["path"]: tuple(leaf["shape"]) for leaf in self.obs}
+        self.like_gymnasium = "seed" in (p := inspect.signature(first.reset).parameters) and (
+            p["seed"].kind is inspect.Parameter.KEYWORD_ONLY
+        )
+        meta = {
+            "protocol": {"major": 1, "minor_min": 0, "minor_max": 0},
+            "software": {"name": name, "version": "0"},
+            "pid": os.getpid(),
+            "spaces": {"obs": self.obs, "action": self.action},
+            "autoreset": ["same_step"],
+            "capabilities": ["episodes", "timing", "info"],
+        }
+        launch = os.environ.get("RAYNFORCE_LAUNCH", "")
+        if launch:
+            token = bytes.fromhex(os.environ.get("RAYNFORCE_TOKEN", ""))
+            proof = hmac.new(token, b"raynforce hello " + launch.encode(), hashlib.sha256).hexdigest()
+            meta.update(launch=launch, proof=proof)
+        self._send(HELLO, meta, envs=envs, sequence=0)
+
+    # -- what goes
+
+    def _send(self, kind, meta=None, buffers=(), envs=0, ended=0, flags=0, sequence=None):
+        text = json.dumps(meta).encode() if meta else b""
+        text += b" " * (-len(text) % 8)
+        parts = []
+        for buffer in buffers:
+            data = np.ascontiguousarray(buffer).tobytes()
+            parts += [data, bytes(-len(data) % 8)]
+        body = b"".join(parts)
+        with self.lock:
+            if sequence is None:
+                self.sequence += 1
+                sequence = self.sequence
+            sizes = (envs, ended, len(buffers), 0, len(text), len(body))
+            head = HEADER.pack(b"RAYN", 1, self.minor, kind, flags, self.session, sequence, *sizes)
+            self.connection.sendall(head + text + body)
+
+    def _send_rows(self, ids):
+        rows = [self.lanes[i].row for i in ids]
+        ended = [row for row in rows if row["status"] & (TERMINATED | TRUNCATED)]
+        column = lambda name, dtype, some=rows: np.array([row[name] for row in some], dtype)  # noqa: E731
+        buffers = [np.array(ids, "<u4"), np.array([self.lanes[i].request for i in ids], "<u8")]
+        buffers += [column("reward", "<f4"), column("status", "u1")]
+        if self.flags & TIMING:
+            buffers.append(column("seconds", "<f4"))
+        buffers += [np.stack([row["obs"][path] for row in rows]) for path in self.shapes]
+        if self.flags & EPISODES:
+            buffers += [column("return", "<f8", ended), column("length", "<u4", ended)]
+        for path, shape in self.shapes.items():
+            final = [row["final"][path] for row in ended]
+            buffers.append(np.stack(final) if final else np.empty((0, *shape), self.dtypes[path]))
+        told = {str(i): self.lanes[i].row["info"] for i in ids if self.lanes[i].row["info"]} if self.info else {}
+        meta = {"info": told} if told and len(json.dumps(told)) < 16_000 else None
+        self._send(RESULT, meta, buffers, len(ids), len(ended), self.flags)
+
+    def _say_error(self, recoverable, code, text):
+        meta = {"scope": "session", "recoverable": recoverable, "code": code, "text": text}
+        self._send(ERROR, meta, [np.empty(0, "<u4"), np.empty(0, "<u8")])
+
+    def _send_broken(self, i):
+        meta = {"scope": "env", "recoverable": True, "code": "raised", "text": self.lanes[i].failure}
+        self._send(ERROR, meta, [np.array([i], "<u4"), np.array([self.lanes[i].request], "<u8")], 1)
+
+    # -- what comes, read in a thread of its own so that PING is answered while an env steps
+
+    def _read(self, count):
+        parts = []
+        while count:
+            data = self.connection.recv(min(count, 1 << 20))
+            if not data:
+                raise ConnectionError("the trainer has closed the connection")
+            self.heard = time.monotonic()
+            parts.append(data)
+            count -= len(data)
+        return b"".join(parts)
+
+    def _message(self):
+        magic, major, minor, kind, flags, session, sequence, envs, _, _, _, meta, body = HEADER.unpack(self._read(48))
+        if magic != b"RAYN" or (major != 1 and kind != REJECT):
+            raise Violation("this is another protocol")
+        if meta > 1 << 18 or body > 1 << 30 or envs > len(self.lanes):
+            raise Violation("a message that is too large")
+        text, data = self._read(meta), self._read(body)
+        try:
+            known = json.loads(text) if text.strip() else {}
+        except ValueError as error:
+            raise Violation("a meta that is not JSON") from error
+        return kind, minor, flags, session, sequence, envs, known, data
+
+    def greet(self):
+        self.connection.settimeout(30)
+        kind, minor, _, session, _, _, meta, data = self._message()
+        self.connection.settimeout(None)
+        if kind == REJECT:
+            raise Refused(f"the trainer refuses this simulator ({meta.get('code')}): {meta.get('text')}")
+        if kind != WELCOME or meta.get("autoreset") != "same_step" or len(data) != 8 * len(self.lanes):
+            raise Violation("an answer to HELLO that cannot be")
+        self.session, self.minor, self.config = session, minor, meta.get("config") or {}
+        agreed = meta.get("capabilities", [])
+        self.flags = (EPISODES if "episodes" in agreed else 0) | (TIMING if "timing" in agreed else 0)
+        self.info = "info" in agreed
+        self.env_config = meta.get("env_config") or [{}] * len(self.lanes)
+        deadlines = meta.get("deadlines", {})
+        self.ping, self.silence = deadlines.get("ping_ms", 1000) / 1000, deadlines.get("silence_ms", 10000) / 1000
+        for lane, seed in zip(self.lanes, np.frombuffer(data, "<u8")):
+            lane.stream = int(seed)
+        if self.config or any(self.env_config):
+            self.lanes[0].env = None  # that one was made without them
+        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _listen(self):
+        try:
+            while True:
+                kind, _, flags, session, sequence, envs, meta, data = self._message()
+                if session != self.session:
+                    continue
+                if kind == PING:
+                    self._send(PONG, {"progress_ms": int(1000 * (time.monotonic() - self.progress))}, sequence=sequence)
+                elif kind == CLOSE or (kind == ERROR and not meta.get("recoverable", True)):
+                    return self.requests.put(None if kind == CLOSE else Violation(str(meta.get("text"))))
+                elif kind in (RESET, STEP):
+                    if flags & ~(SEEDS if kind == RESET else 0):
+                        raise Violation("unknown flags")
+                    self.requests.put((kind, flags, sequence, envs, data))
+                elif kind not in (PONG, ERROR):
+                    if kind in (HELLO, WELCOME, REJECT, RESULT, LOG):
+                        raise Violation(f"type {kind} is not for a simulator")
+                    self._say_error(True, "type", f"type {kind} is unknown")
+        except Exception as error:
+            self.requests.put(error)
+
+    def _watch(self):
+        while True:
+            time.sleep(min(self.ping, 1.0))
+            silent = time.monotonic() - self.heard
+            if silent > self.silence:
+                print(f"the trainer has not answered for {silent:.0f} s", file=sys.stderr)
+                os._exit(1)
+            if silent > self.ping:
+                try:
+                    self._send(PING)
+                except OSError:
+                    return
+
+    # -- what is asked
+
+    def run(self):
+        """Do what is asked until the trainer is done."""
+        ready = []
+        sent = time.monotonic()
+        waiting = []
+        while True:
+            if not waiting:
+                if ready:
+                    self._send_rows(ready)
+                    ready, sent = [], time.monotonic()
+                request = self.requests.get()
+                if request is None:
+                    self._send(CLOSE, {"reason": "the trainer is done", "grace_ms": 0})
+                    return
+                if isinstance(request, Exception):
+                    raise request
+                waiting = self._taken(*request)
+            for i, action in waiting:
+                self._do(i, action)
+                if self.lanes[i].failure is not None:
+                    self._send_broken(i)
+                else:
+                    ready.append(i)
+                self.progress = time.monotonic()
+                if ready and self.progress - sent > 2e-3:
+                    self._send_rows(ready)
+                    ready, sent = [], self.progress
+            waiting = []
+
+    def _taken(self, kind, flags, sequence, envs, data):
+        """The envs of a request that is new, with their actions; what comes again is answered again."""
+        at = 4 * envs + (-4 * envs % 8)
+        each = np.dtype(self.action["dtype"]).itemsize * int(np.prod(self.action["shape"])) if kind == STEP else 8
+        more = envs * each if kind == STEP or flags & SEEDS else 0
+        if len(data) != at + more + (-more % 8):
+            raise Violation("a request of a wrong length")
+        ids = np.frombuffer(data, "<u4", envs).tolist()
+        if not ids or len(set(ids)) < len(ids) or max(ids) >= len(self.lanes):
+            raise Violation("an env that does not exist, or comes twice")
+        if kind == STEP:
+            shape = (envs, *self.action["shape"])
+            rest = np.frombuffer(
+                data, np.dtype(self.action["dtype"]).newbyteorder("<"), int(np.prod(shape)), at
+            ).reshape(shape)
+        else:
+            rest = np.frombuffer(data, "<u8", envs, at) if flags & SEEDS else [None] * envs
+        found, again = [], []
+        for i, more in zip(ids, rest):
+            lane = self.lanes[i]
+            if sequence < lane.request:
+                continue
+            if sequence == lane.request:
+                self._send_broken(i) if lane.failure is not None else again.append(i)
+                continue
+            if kind == STEP and (lane.row is None or lane.failure is not None):
+                raise Violation(f"env {i} must be reset before it is stepped")
+            lane.request, lane.failure = sequence, None
+            if kind == RESET and more is not None:
+                lane.stream, lane.seeded = int(more), False
+            found.append((i, more if kind == STEP else None))
+        if again:
+            self._send_rows(again)
+        return found
+
+    def _do(self, i, action):
+        lane, began = self.lanes[i], time.perf_counter()
+        row = {"reward": 0.0, "status": FIRST, "final": None, "return": 0.0, "length": 0, "info": None}
+        try:
+            if lane.env is None:
+                lane.env = self.make({**self.config, **self.env_config[i]})
+            if action is None:
+                lane.total, lane.length = 0.0, 0
+                row["obs"] = self._reset(lane)
+            else:
+                obs, reward, terminated, truncated, *info = lane.env.step(action.item() if action.ndim == 0 else action)
+                lane.total, lane.length = lane.total + float(reward), lane.length + 1
+                row["reward"], row["obs"] = float(reward), self._seen(obs)
+                row["status"] = (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
+                if row["status"]:
+                    row.update({"final": row["obs"], "return": lane.total, "length": lane.length})
+                    numbers = info[0] if info and isinstance(info[0], dict) else {}
+                    row["info"] = {
+                        k: float(v) for k, v in numbers.items() if isinstance(v, (bool, int, float, np.number))
+                    }
+                    lane.total, lane.length = 0.0, 0
+                    row["obs"] = self._reset(lane)
+        except Exception as error:
+            lane.env, lane.failure = None, f"{type(error).__name__}: {error}"[:4000].replace("\n", " ")
+            return
+        row["seconds"] = time.perf_counter() - began
+        lane.row = row
+
+    def _reset(self, lane):
+        seed = lane.seed()
+        found = lane.env.reset(seed=seed % (1 << 32)) if self.like_gymnasium else lane.env.reset(seed)
+        return self._seen(found[0] if self.like_gymnasium else found)
+
+    def _seen(self, obs):
+        return {
+            path: np.array(_value(obs, path), dtype).reshape(self.shapes[path]) for path, dtype in self.dtypes.items()
+        }
+
+
+# -- where the trainer is ---------------------------------------------------------------------------------
+
+
+def _socket(address, listen):
+    kind, _, where = address.partition(":")
+    if kind == "unix" and where:
+        family, place = socket.AF_UNIX, "\0" + where[1:] if where[0] == "@" else where
+    elif kind == "tcp" and where.rpartition(":")[2].isdigit():
+        family, place = socket.AF_INET, (where.rpartition(":")[0], int(where.rpartition(":")[2]))
+    else:
+        sys.exit(f"address {address} is not one of: unix:/path, unix:@name, tcp:host:port")
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if listen:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(place)
+            made.listen(8)
+        else:
+            made.connect(place)
+    except OSError as error:
+        sys.exit(f"cannot {'listen on' if listen else 'connect to'} {address}: {error.strerror or error}")
+    return made
+
+
+def serve(make, argv=None):
+    """Serve envs that `make(**settings)` makes, to the trainer that started this, or as the command line says."""
+    parser = argparse.ArgumentParser(description="A simulator for `raynforce train`.", allow_abbrev=False)
+    parser.add_argument(
+        "--connect", default=os.environ.get("RAYNFORCE_CONNECT"), metavar="ADDRESS", help="of the trainer"
+    )
+    parser.add_argument("--listen", metavar="ADDRESS", help="unix:/path, unix:@name or tcp:host:port")
+    parser.add_argument("--envs", type=int, default=int(os.environ.get("RAYNFORCE_ENVS", "1")))
+    options = parser.parse_args(argv)
+    if not options.connect and not options.listen:
+        parser.error("no trainer to connect to: start this by raynforce train, or give --connect or --listen ADDRESS")
+    if not 1 <= options.envs <= 65536:
+        parser.error(f"--envs = {options.envs} must be from 1 to 65536")
+    listener = _socket(options.listen, True) if options.listen else None
+    while True:
+        connection = listener.accept()[0] if listener else _socket(options.connect, False)
+        if connection.family == socket.AF_INET:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            host = _Host(connection, lambda config: make(**config), options.envs, os.path.basename(sys.argv[0]))
+            host.greet()
+            host.run()
+        except Refused as error:
+            print(error, file=sys.stderr)
+            if listener is None:
+                sys.exit(78)  # EX_CONFIG: trying again cannot help
+        except (Violation, OSError) as error:
+            print(error, file=sys.stderr)
+            if isinstance(error, Violation):
+                with contextlib.suppress(OSError):
+                    host._say_error(False, "state", str(error))
+            if listener is None:
+                sys.exit(1)
+        finally:
+            connection.close()
+        if listener is None:
+            return

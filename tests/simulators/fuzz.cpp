@@ -1,0 +1,91 @@
+// Feeds a host's session with messages of a trainer that are right, mutated or random, in pieces of any length. Sanitizers watch.
+#include <random>
+
+#include "raynforce.hpp"
+
+using raynforce::detail::Header;
+using Bytes = std::vector<std::uint8_t>;
+
+static void append(Bytes& to, const void* data, std::size_t bytes) {
+  const auto* from = static_cast<const std::uint8_t*>(data);
+  to.insert(to.end(), from, from + bytes);
+  while (to.size() % 8 != 0) to.push_back(0);
+}
+
+static Bytes message(Header header, const std::string& meta, const Bytes& body, int buffers) {
+  std::string text = meta;
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  header.meta_bytes = static_cast<std::uint32_t>(text.size()), header.body_bytes = body.size(), header.buffers = static_cast<std::uint16_t>(buffers);
+  Bytes whole;
+  append(whole, &header, sizeof header);
+  append(whole, text.data(), text.size());
+  append(whole, body.data(), body.size());
+  return whole;
+}
+
+int main(int argc, char** argv) {
+  const long rounds = argc > 1 ? std::atol(argv[1]) : 1000;
+  std::mt19937_64 random(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
+  const auto below = [&](std::uint64_t n) { return random() % n; };
+  long messages = 0, answered = 0, refused = 0;
+  while (messages < rounds) {
+    const raynforce::Spaces spaces{{raynforce::box<std::uint8_t>({3, 3}).named("a"), raynforce::discrete(4).named("b")}, raynforce::multidiscrete({2, 3})};
+    raynforce::detail::HostSession session(spaces, 3, {}, 0);
+    std::uint64_t sequence = 0;
+    Bytes stream;
+    for (int i = 0; i < 40 && !session.over(); ++i, ++messages) {
+      Header header;
+      header.session = below(20) == 0 ? below(9) : 7, header.sequence = below(8) == 0 ? below(sequence + 2) : ++sequence;
+      Bytes body, next;
+      const std::uint64_t kind = i == 0 ? 0 : i == 1 ? 1 : 1 + below(8);
+      if (kind == 0) {
+        header.type = 2, header.envs = 3;
+        const std::uint64_t seeds[3] = {1, 2, 3};
+        append(body, seeds, sizeof seeds);
+        next = message(header, below(2) == 0 ? R"({"autoreset":"same_step","capabilities":["episodes","timing","info"],"config":{"x":[1,{"y":null}]}})" : R"({"autoreset":"explicit"})", body, 1);
+      } else if (kind <= 5) {
+        header.type = kind <= 2 ? 4 : 5, header.envs = i == 1 ? 3 : static_cast<std::uint32_t>(1 + below(3));
+        std::vector<std::uint32_t> ids;
+        const auto first = static_cast<std::uint32_t>(below(3));
+        for (std::uint32_t env = 0; env < header.envs; ++env) ids.push_back((first + env) % 3);
+        append(body, ids.data(), 4 * ids.size());
+        if (header.type == 5) {
+          std::vector<std::int64_t> actions;
+          for (std::uint32_t env = 0; env < header.envs; ++env) actions.push_back(static_cast<std::int64_t>(below(2))), actions.push_back(static_cast<std::int64_t>(below(3)));
+          append(body, actions.data(), 8 * actions.size());
+        }
+        next = message(header, "", body, header.type == 5 ? 2 : 1);
+      } else {
+        header.type = static_cast<std::uint8_t>(below(4) == 0 ? below(256) : below(2) == 0 ? 8 : 9);
+        next = message(header, below(3) == 0 ? R"({"recoverable":true,"text":"\u00e9\ud83d\ude00"})" : "", {}, 0);
+      }
+      if (below(30) == 0)
+        for (std::uint64_t n = 1 + below(4); n > 0 && !next.empty(); --n) next[below(next.size())] = static_cast<std::uint8_t>(random());
+      if (below(100) == 0) next.resize(below(next.size() + 1));
+      if (below(150) == 0)
+        for (std::uint8_t& byte : next) byte = static_cast<std::uint8_t>(random());
+      for (std::size_t at = 0; at < next.size();) {
+        const std::size_t piece = std::min<std::size_t>(next.size() - at, 1 + below(100));
+        session.feed(next.data() + at, piece, i, 0);
+        at += piece;
+      }
+      while (!session.requests.empty() && !session.over()) {
+        std::vector<raynforce::Request> asked;
+        asked.swap(session.requests);
+        for (const raynforce::Request& request : asked) {
+          for (int cell = 0; cell < 9; ++cell) session.obs(request.env).data<std::uint8_t>(0)[cell] = static_cast<std::uint8_t>(random());
+          session.obs(request.env).data<std::int64_t>(1)[0] = 2;
+          if (below(10) == 0) session.broken(request.env, std::string(below(3) == 0 ? 5000 : 5, '\n'));
+          else session.submit(request.env, {1.0, below(9) == 0, below(9) == 0, {{"x", 1.0}}}, 0.1f), ++answered;
+        }
+        if (below(30) == 0) break;  // still at it when the next message comes
+      }
+      session.flush();
+      session.tick(i);
+      session.out.clear();
+    }
+    refused += session.over();
+  }
+  std::printf("%ld messages, %ld answered, %ld sessions refused\n", messages, answered, refused);
+  return answered == 0 || refused == 0;
+}

@@ -1,0 +1,66 @@
+"""The conformance kit: both SDKs pass it, and for each case a broken simulator is found out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raynforce.cli import main
+from raynforce.envs import conformance
+from raynforce.envs.conformance import CASES, check
+
+BROKEN = Path(__file__).parent / "broken_sim.py"
+QUICK = ("hello", "reset", "step-again", "equal-seeds", "ping", "close", "unknown-type", "env-twice", "timing")
+
+
+def test_the_header_passes(cartpole: str) -> None:
+    found = {name: why for name, _, why in check(cartpole)}
+    assert len(found) == len(CASES) > 40
+    assert not any(found.values()), found
+
+
+def test_an_engines_own_loop_passes(compiled: Callable[[str], str]) -> None:
+    found = {name: why for name, _, why in check(compiled("tests/simulators/own_loop.cpp"))}
+    assert not any(found.values()), found
+
+
+@pytest.mark.slow  # an interpreter for each case
+def test_the_python_sdk_passes() -> None:
+    found = {name: why for name, _, why in check(f"sim:{sys.executable} {BROKEN} none")}
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_a_broken_simulator_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conformance, "SECONDS", 2.0)
+    ((_, _, why),) = check(f"sim:{sys.executable} {BROKEN} {name}", [name])
+    assert why
+    assert not why.startswith("skipped")
+
+
+def test_the_command(cartpole: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sim", "check", cartpole, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert facts["ok"]
+    assert facts["cases"] == len(CASES)
+    assert [speed["envs"] for speed in facts["speed"]] == [1, 64]
+
+
+def test_a_new_project_builds_and_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str], cartpole: str) -> None:
+    folder = tmp_path / "my-sim"
+    assert main(["sim", "new", str(folder)]) == 0
+    build = next(line for line in capsys.readouterr().out.splitlines() if "g++" in line)
+    subprocess.run(build, shell=True, check=True)
+    program = build.split()[-1]
+    assert not any(why for *_, why in check(program, ["hello", "step", "equal-seeds", "close"]))
+    assert main(["sim", "new", str(folder)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["sim", "check", "CartPole-v1"]) == 2
+    assert "is no simulator" in capsys.readouterr().err
