@@ -17,8 +17,8 @@ import numpy as np
 from raynforce.envs.launching import Launched, is_simulator
 from raynforce.envs.simulators import Simulators
 from raynforce.errors import UsageError
-from raynforce.protocol.codec import ENDED, RESET, Codec
-from raynforce.protocol.frame import HEADER, SEEDS, Message, ProtocolError, Type
+from raynforce.protocol.codec import ENDED, RESET, SEEDS, Codec
+from raynforce.protocol.frame import HEADER, Message, ProtocolError, Type
 from raynforce.protocol.handshake import Deadlines, Hello, Welcome, prove
 from raynforce.protocol.spaces import DTYPES, misfits
 from raynforce.spaces import ActionSpec
