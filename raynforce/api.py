@@ -20,6 +20,7 @@ from raynforce.auto import paced_by_envs, settle
 from raynforce.config import Config, EvalConfig
 from raynforce.driver.driver import Driver
 from raynforce.driver.status import Callback, Result, Status
+from raynforce.envs.launching import is_simulator, short_name
 from raynforce.envs.vector import EnvArgs, Parallel, probe
 from raynforce.errors import UsageError
 from raynforce.experiment import resolve, settings_of
@@ -363,6 +364,8 @@ def fresh_name(config: Config, seeds: str = "") -> Path:
 
 
 def _as_file_name(name: str) -> str:
-    """Of `module:name`, and of `__main__:make.<locals>.Maze`, the last part says enough."""
+    """Of `module:name`, and of `__main__:make.<locals>.Maze`, the last part says enough; of a simulator its name."""
+    if is_simulator(name):
+        return re.sub(r"[^\w.-]+", "", short_name(name)).partition(".")[0]
     last = bare(name).rpartition(":")[2].replace("/", "-")
     return re.sub(r"[^\w.-]+", "", last.rpartition(".")[2]) if is_given(name) else last

@@ -54,5 +54,9 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
 
 
 def preset_for(algo: str, env: str, topology: str) -> dict[str, Any]:
-    """The tuned settings (dotted) of a built-in algorithm on an environment; empty if there are none."""
+    """The tuned settings (dotted) of a built-in algorithm on an environment; empty if there are none.
+
+    A name without a version is the newest, which presets are for.
+    """
+    env = next((name for _, name, *_ in PRESETS if name.rpartition("-v")[0] == env), env)
     return {**PRESETS.get((algo, env), {}), **PRESETS.get((algo, env, topology), {})}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from raynforce import settings
 from raynforce.cli.parser import SETTINGS, WHERE
-from raynforce.errors import UsageError
+from raynforce.errors import UsageError, nearest
 from raynforce.runs.progress import Output, number
 from raynforce.runs.terminal import columns, command, folded
 
@@ -167,9 +167,13 @@ def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterato
         missed = target is not None and result.solved_steps is not None and result.eval_return < target
         if missed:
             yield "  that is below the target: few episodes met it by chance, more training may help"
+    if not result.episodes and result.steps:
+        yield "no episode has ended: returns are not known, and nothing says whether it has learned"
     if skipped := result.skipped_evaluations:
         told = f"evaluations: {skipped:,} of {result.evaluations + skipped:,} that were due have no outcome: "
-        told += "evaluating took longer than training on, or failed (--set eval.every=N spreads them)"
+        failed = not result.evaluations and result.env_restarts
+        late = "evaluating took longer than training on, or failed (--set eval.every=N spreads them)"
+        told += f"environments failed in each, `{_me()} doctor` tells how" if failed else late
         yield from folded(told, most, further="  ")
     if faulty:
         yield _faults(result)
@@ -253,6 +257,9 @@ def show(arguments: argparse.Namespace) -> int:
 def sim(arguments: argparse.Namespace) -> int:
     from raynforce.cli.sim import check, new
 
+    if arguments.action not in ("new", "check"):
+        hint = nearest(arguments.action, ("new", "check"))
+        raise UsageError(f"unknown action {arguments.action!r}{hint}: raynforce sim new DIR, or sim check COMMAND")
     if arguments.action == "new":
         return new(arguments.target, me=_me())
     return check(arguments.target, as_json=arguments.json)

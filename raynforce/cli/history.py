@@ -128,8 +128,8 @@ def _group(group: FaultGroup, history: History, config: Mapping[str, Any], docto
 
 def _what(group: FaultGroup) -> str:
     roles = _roles(sorted(group.roles, key=_natural))
-    if group.kind in ("raised", "garbage"):
-        return f"an environment {'raised' if group.kind == 'raised' else 'returned garbage'}, in {roles}"
+    if group.kind in ("raised", "garbage") or set(group.actions) == {ENV_RESTARTED}:
+        return f"an environment {'returned garbage' if group.kind == 'garbage' else group.kind}, in {roles}"
     whose = "their" if len(group.roles) > 1 else "its"
     return f"{roles} outgrew {whose} memory" if group.kind == "memory" else f"{roles} {group.kind}"
 
@@ -164,11 +164,15 @@ def advice(group: FaultGroup, config: Mapping[str, Any]) -> str:
         return f"native code crashed: {'torch or its driver' if learner else 'most likely the simulator'}"
     if "SIGKILL" in text or "out of memory" in text.lower():
         why = "if that was not you, the kernel was short of memory (sudo dmesg | grep -i oom)"
+        if set(group.actions) == {ENV_RESTARTED}:
+            return f"{why}: lower sampling.envs; the run went on with a new one"
         fix = "lower sampling.samplers or sampling.envs, or set faults.memory_mb"
         return f"{why}: {fix}, so that samplers that grow are replaced before"
     if "node" in group.cause:
         return "nothing, if the node was meant to leave; its samplers move to others that have room"
-    return "the last lines it printed say more" if group.said or group.trace else "nothing more is known of it"
+    if set(group.actions) == {ENV_RESTARTED}:
+        return "what it said last, above, tells why; the run went on with a new one"
+    return "the last lines it printed say more" if group.said or group.trace else "the cause is above: fix that"
 
 
 def _place(trace: str) -> str:

@@ -202,7 +202,7 @@ def _parser() -> _Parser:
     _output(doctor, progress=False)
 
     sim = _command(commands, "sim", "begin a simulator in C++, or hold one against the protocol", epilog=SIM_EXAMPLES)
-    sim.add_argument("action", choices=("new", "check"), metavar="new|check", help="what to do")
+    _add(sim, "action", "new|check", "what to do")
     _add(sim, "target", "DIR|COMMAND", "the folder to write, or the command that starts the simulator")
     _output(sim, progress=False)
     return parser

@@ -7,6 +7,7 @@ import os
 import sys
 from importlib.resources import files
 from pathlib import Path
+from shlex import quote
 
 from raynforce.errors import UsageError
 
@@ -73,9 +74,10 @@ def new(folder: str, *, me: str) -> int:
     program = os.path.join(folder, name)
     program = program if program.startswith(("/", "./", "../")) else f"./{program}"
     print(f"{folder} has main.cpp, raynforce.hpp and CMakeLists.txt. Next:")
-    print(f"  g++ -std=c++17 -O2 -pthread {folder}/main.cpp -o {program}")
-    print(f"  {me} sim check {program}")
-    print(f"  {me} train ppo {program} --envs 64 --steps 100k")
+    program = quote(program)
+    print(f"  g++ -std=c++17 -O2 -pthread {quote(str(path / 'main.cpp'))} -o {program}")
+    print(f"  {me} sim check {quote(program) if ' ' in program else program}")
+    print(f"  {me} train ppo {quote(program) if ' ' in program else program} --envs 64 --steps 100k")
     return 0
 
 
@@ -103,6 +105,9 @@ def check(env: str, *, as_json: bool) -> int:
         median, worst = found.median_seconds * 1e6, found.worst_seconds * 1e6
         trip = f"a round trip takes {median:,.0f} µs, one in a hundred {worst:,.0f}"
         print(f"speed    {found.envs} env{'s' * (found.envs > 1)}: {found.steps_per_second:,.0f} steps/s; {trip}")
+    if "hello" in failed:
+        print("\nit is no simulator, or does not start: docs/simulators.md shows how to write one")
+        return 1
     held = len(CASES) - len(failed) - len(skipped)
     print(f"\n{held} of {len(CASES)} cases hold, {len(skipped)} skipped, {len(failed)} failed")
     return 1 if failed else 0

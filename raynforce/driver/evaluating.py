@@ -68,8 +68,11 @@ class Schedule:
         if self._how.every is not None:
             return True
         cost = self._how.episodes * self._expected(length)
+        if self._to_target and self._per_episode is None:  # its cost is not known, and the target may be met already
+            self._length = length
+            return True
         most = ALL * self._planned - (cost if self._how.final_episodes is None else 0.0)
-        most = max(most, cost) if self._to_target else most  # a target is tested at least once
+        most = max(most, cost) if self._to_target else most  # a target is tested once more at least
         if self.spent + cost > min(most, DURING * (after + AHEAD * self._planned)):
             return False
         self._length = length
@@ -84,7 +87,8 @@ class Schedule:
     def add(self, played: Evaluation) -> None:
         """Count an evaluation that has come to its end."""
         cost = played.steps * (LOCKSTEP_COST if played.lockstep else 1.0)
-        self.spent += cost
+        if self._per_episode is not None or not self._to_target:  # the first one to a target is free
+            self.spent += cost
         if len(played.returns):
             self._per_episode = cost / len(played.returns)
 

@@ -14,6 +14,7 @@ from raynforce.runs.directory import RunDirectory
 from raynforce.runs.journal import Journal
 from raynforce.runs.lock import Lock
 from raynforce.runs.metrics import JsonlSink, Metrics, Sink
+from raynforce.runs.mirrored import NotMirrored
 from raynforce.runs.tensorboard import TensorBoardSink
 from raynforce.trees import Tree
 
@@ -88,7 +89,8 @@ class Record:
         every, seconds = self._how.every, self._how.seconds
         self._due |= every > 0 and before // every != after // every  # also if it has to wait its turn
         self._due |= 0 < seconds < time.monotonic() - self._saved_at
-        return (self._due or self._saver.retry_is_due) and not self._saver.busy
+        due = self._saver.retry_is_due if self._saver.failing else self._due
+        return due and not self._saver.busy
 
     def save(self, step: int, parts: dict[str, Tree]) -> None:
         self._lock.check()
@@ -129,9 +131,17 @@ class Record:
 
     def save_last(self, begin: Callable[[], None], show: Callable[[str], None]) -> None:
         """The same for the last checkpoint of a run, which is tried for a while."""
-        self._saver.insist(begin, show)
-        if self.best_is_unsaved:  # it failed a moment before the disk worked again
+        try:
             self._saver.insist(begin, show)
+            if self.best_is_unsaved:  # it failed a moment before the disk worked again
+                self._saver.insist(begin, show)
+        except NotMirrored:
+            raise
+        except RaynforceError as error:
+            if self._best_on_disk is None:
+                raise
+            kept = f"the best policy, of step {self._best_on_disk.steps:,}, is kept (raynforce eval, train --from)"
+            raise RaynforceError(f"{error}, but {kept}") from error
 
     def finish(self) -> None:
         self._journal.flush(FLUSH_SECONDS)

@@ -49,6 +49,7 @@ class Saver:
         self._reason = ""  # why the last attempt failed, and
         self._is_safe = False  # whether only a copy elsewhere is missing
         self._retry_at: float | None = None
+        self._insists = False  # on the last checkpoint
         self._thread: threading.Thread | None = None
 
     @property
@@ -112,6 +113,7 @@ class Saver:
             self._wait_or_raise(show)
             if not self.failing:
                 return
+            self._insists = True  # it has been told once
             if time.monotonic() >= until:
                 if self._is_safe:
                     raise NotMirrored(self._reason)
@@ -168,7 +170,8 @@ class Saver:
         pause = BACKOFF[min(self._in_a_row, len(BACKOFF) - 1)]
         self._in_a_row += 1
         self._retry_at = time.monotonic() + pause
-        self._alarm(f"{self._reason}; training goes on, next attempt in {pause:.0f} s", "failed")
+        if not self._insists:
+            self._alarm(f"{self._reason}; training goes on, next attempt in {pause:.0f} s", "failed")
 
     def _alarm(self, text: str, state: str) -> None:
         self._say(f"ALARM: {text}")

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raynforce.envs.launching import Launched, is_simulator
-from raynforce.envs.simulators import Simulators
+from raynforce.envs.simulators import Simulators, random_actions
 from raynforce.errors import UsageError
 from raynforce.protocol.codec import ENDED, RESET, SEEDS, Codec
 from raynforce.protocol.frame import HEADER, Message, ProtocolError, Type
 from raynforce.protocol.handshake import Deadlines, Hello, Welcome, prove
 from raynforce.protocol.spaces import DTYPES, misfits
-from raynforce.spaces import ActionSpec
 
 SECONDS = 10.0
 """For an answer, or to end."""
@@ -267,15 +266,6 @@ class Row:
     obs: bytes
     final: bytes | None
     episode: tuple[float, int] | None
-
-
-def random_actions(action: ActionSpec, count: int, rng: np.random.Generator) -> np.ndarray:
-    if action.kind == "box":
-        low, high = (np.array(b).reshape(action.shape) for b in (action.low, action.high))
-        low, high = np.where(np.isfinite(low), low, -1), np.where(np.isfinite(high), high, 1)
-        return rng.uniform(low, high, (count, *action.shape))
-    start = np.array(action.start or (0,) * len(action.sizes)).reshape(action.shape)
-    return start + rng.integers(0, np.array(action.sizes).reshape(action.shape), (count, *action.shape))
 
 
 CASES: dict[str, tuple[str, Callable[[str], None]]] = {}
@@ -738,5 +728,7 @@ def check(env: str, only: Sequence[str] = ()) -> Iterator[tuple[str, str, str]]:
             yield name, title, f"skipped: {reason}"
         except Failed as reason:
             yield name, title, str(reason)
+            if name == "hello":  # there is nothing to try the other cases on
+                return
         else:
             yield name, title, ""

@@ -12,6 +12,7 @@ from raynforce.envs.causes import Cause, find_cause
 from raynforce.envs.checkup import HANGS, Checkup, Differs, Finding, GiveUp, Report
 from raynforce.envs.describe import Args, bits
 from raynforce.envs.lane import REPLAY
+from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import close_env, locate, make
 from raynforce.envs.native import NativeVector
 from raynforce.envs.patience import patience
@@ -87,6 +88,8 @@ def _check_resume(env: str, args: Args, report: Report, actions: list[Any], *, f
         report.native = isinstance(vector, NativeVector)
         if report.native:
             report.add("ok", "vectorised by its own implementation", "all lanes are stepped in one call")
+        elif is_simulator(env):
+            report.add("ok", "vectorised by the simulator", "all envs of a process are stepped in one message")
         else:
             note = vector.note if determined else ""  # else it is said beside the cause
             report.add("ok", "vectorised by a loop", note or "single envs are stepped one after the other")

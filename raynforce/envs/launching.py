@@ -52,6 +52,12 @@ def command(env: str) -> list[str]:
     return [program, *words[1:]]
 
 
+def short_name(env: str) -> str:
+    """What to call a simulator: its program, or the script that an interpreter runs."""
+    words = [Path(word).name for word in shlex.split(env.removeprefix(PREFIX))] or [env]
+    return words[1] if words[0].startswith("python") and len(words) > 1 else words[0]
+
+
 class Launched:
     """A simulator process that is to connect to an address, and what it says on stderr."""
 
@@ -113,7 +119,7 @@ class Launched:
 
     def _read_stderr(self) -> None:
         assert self._process.stderr is not None
-        name = Path(shlex.split(self.env.removeprefix(PREFIX))[0]).name
+        name = short_name(self.env)
         for line in self._process.stderr:
             text = line.decode(errors="replace").rstrip()
             self._last.append(text)
@@ -151,7 +157,8 @@ class Simulator:
         if self._listener.refused:
             raise EnvError(f"env {env!r} was refused ({next(iter(self._listener.refused))}){process.words()}")
         if process.ended():
-            raise EnvError(f"env {env!r} {process.ending()}, before it had connected")
+            told = f"env {env!r} {process.ending()}, before it had connected"
+            raise EnvError(f"{told}: `raynforce sim check COMMAND` tells what a simulator has to do")
         if time.monotonic() > self._until:
             process.kill()
             raise EnvError(f"env {env!r} has not connected within {self._seconds:g} s{process.words()}")

@@ -14,7 +14,7 @@ import gymnasium
 from raynforce.envs.describe import describe
 from raynforce.envs.frames import stacks_of
 from raynforce.envs.launching import command, is_simulator
-from raynforce.errors import UsageError, nearest, summary
+from raynforce.errors import EnvError, UsageError, nearest, summary
 from raynforce.imports import is_given, load_module, load_object
 from raynforce.spaces import EnvSpec
 
@@ -138,6 +138,10 @@ def _from_factory(env: str, factory: Callable[..., Any], args: dict[str, Any]) -
         made = factory(**args)
     except UsageError:  # one of ours, which says it all
         raise
+    except EnvError as error:
+        if is_simulator(env):
+            raise UsageError(str(error)) from error
+        raise UsageError(f"env {env!r} could not be made: the factory raised {summary(error)}") from error
     except (Exception, SystemExit) as error:
         raise UsageError(f"env {env!r} could not be made: the factory raised {summary(error)}") from error
     if not isinstance(made, gymnasium.Env):

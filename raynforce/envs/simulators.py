@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import select
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
+from raynforce.envs.cost import PASSES, PATIENCE, STEPS, Cost
 from raynforce.envs.faults import EnvFault, count_break
 from raynforce.envs.lanes import Broken, Lanes, ParallelVector
 from raynforce.envs.launching import PREFIX, Simulator, is_simulator
@@ -273,7 +275,7 @@ class Simulators:
         assert self._simulator is not None
         if kill:
             self._simulator.process.kill()
-        ending = self._simulator.process.ending()
+        ending = f"the simulator {self._simulator.process.ending()}"
         text = f"{text}; {ending}" if kill else ending
         for lane in range(self.count):
             self._lose(lane, kind, text, alone=lane == 0)
@@ -461,6 +463,31 @@ def simulator(
     command = command if is_simulator(command) else f"{PREFIX}{command}"
     locate(command)
     return SimulatorEnv(command, **config) if envs is None else SimulatorVectorEnv(command, envs, **config)
+
+
+def random_actions(action: ActionSpec, count: int, rng: np.random.Generator) -> np.ndarray:
+    if action.kind == "box":
+        low, high = (np.array(b).reshape(action.shape) for b in (action.low, action.high))
+        low, high = np.where(np.isfinite(low), low, -1), np.where(np.isfinite(high), high, 1)
+        return rng.uniform(low, high, (count, *action.shape))
+    start = np.array(action.start or (0,) * len(action.sizes)).reshape(action.shape)
+    return start + rng.integers(0, np.array(action.sizes).reshape(action.shape), (count, *action.shape))
+
+
+def cost_of_simulator(env: str, args: Mapping[str, Any] | None, envs: int = 8) -> tuple[EnvSpec, Cost]:
+    """What a simulator takes and gives, and what a step costs with so many envs in a process."""
+    lanes, rng, took = Simulators(env, args, envs, seed=0), np.random.default_rng(0), array("d")
+    try:
+        until = time.monotonic() + PATIENCE
+        while len(took) < STEPS * PASSES and (not took or time.monotonic() < until):
+            actions = random_actions(lanes.spec.action, envs, rng).astype(lanes.spec.action.dtype)
+            began = time.perf_counter()
+            lanes.step_all(actions)
+            took.append((time.perf_counter() - began) / envs)
+    finally:
+        lanes.close()
+    low, high = (float(x) for x in np.percentile(took, [10, 90]))
+    return lanes.spec, Cost(min(took), sum(took) / len(took), (low, high), 0.0, envs * len(took))
 
 
 def nested(leaves: Mapping[str, Any]) -> Any:

@@ -298,7 +298,8 @@ class _Host:
                     ready, sent = [], time.monotonic()
                 request = self.requests.get()
                 if request is None:
-                    self._send(CLOSE, {"reason": "the trainer is done", "grace_ms": 0})
+                    with contextlib.suppress(OSError):  # it may have hung up already
+                        self._send(CLOSE, {"reason": "the trainer is done", "grace_ms": 0})
                     return
                 if isinstance(request, Exception):
                     raise request
