@@ -23,7 +23,6 @@ from raynforce.envs.cost import PATIENCE, Cost, try_out
 from raynforce.envs.frames import layers
 from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import Env, locate, make_described
-from raynforce.envs.simulators import cost_of_simulator
 from raynforce.policies.acting import ActingSpec
 from raynforce.policies.cost import PolicyCost, policy_cost
 from raynforce.runs.disk import cache_folder
@@ -39,6 +38,8 @@ T = TypeVar("T", Cost, PolicyCost)
 def cost_of_env(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[EnvSpec, Cost]:
     """What an environment takes and gives, and what a step of it costs: what was found before, if that still holds."""
     if is_simulator(env):
+        from raynforce.envs.simulators import cost_of_simulator  # which brings the protocol along
+
         return cost_of_simulator(env, env_args)
     made, spec = make_described(env, env_args)
     about = {"env": env, "args": dict(env_args or {}), "source": _source(env, made)}

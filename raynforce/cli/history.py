@@ -53,7 +53,7 @@ def _show(run: RunDirectory, history: History, running: bool, me: str, page: Pag
     total = config.get("steps")
     of = f" of {total:,}" if isinstance(total, int) and total > history.steps else ""
     lasted = f"{history.steps:,}{of} steps in {_duration(_lasted(run, history, running))}"
-    if not history.faults and not history.absences and state in ("running", "stopped"):
+    if not history.faults and not history.absences and not history.storage and state in ("running", "stopped"):
         told = f"{run.shown}: no faults in {lasted.replace(' in ', ' and ')} ({end})"
         return page.lines(*folded(told, page.columns, further="  "))
     page.title(run.shown, " on ".join(str(config[k]) for k in ("algo", "env") if k in config))
@@ -92,6 +92,9 @@ def _overview(history: History) -> Iterator[tuple[str, str]]:
         back.append(f"{role} after {_seconds(statistics.median(seconds))}{most}")
     if back:
         yield "back", ", ".join(back)
+    if history.storage:
+        failed = f"writing failed {times(len(history.storage))}, the last time: {history.storage[-1]}"
+        yield "storage", f"{failed}. Free space there, or give another --out"
     if history.lost is not None:
         yield "lost", count(history.lost, "step")
     away = [role for role in history.absent if role not in history.given_up]

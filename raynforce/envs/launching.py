@@ -1,4 +1,4 @@
-"""Simulator processes: what a user typed as an environment, started, connected, and ended with their last words."""
+"""Simulator processes: the command that a user typed as an environment, started, and ended with its last words."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from pathlib import Path
 
-from raynforce.errors import EnvError, UsageError
-from raynforce.protocol.channel import Link, Listener
-from raynforce.protocol.handshake import Offer
+from raynforce.errors import UsageError
 
 PREFIX = "sim:"
 _PATHS = ("./", "../", "/", "~/")
@@ -126,46 +123,3 @@ class Launched:
             if self._echo:
                 print(f"{name}: {text}", file=sys.stderr)
         self._process.stderr.close()
-
-
-class Simulator:
-    """A simulator process and the connection to it."""
-
-    def __init__(self, env: str, envs: int, offer: Offer, seconds: float) -> None:
-        """It has so many `seconds` to connect."""
-        self._seconds, self._until = seconds, time.monotonic() + seconds
-        self.link: Link | None = None  # once it has connected
-        self._listener = Listener("unix", offer)
-        address = self._listener.address
-        try:
-            self.process = Launched(env, f"unix:@{address.where}", address.token, address.launch, envs)
-        except BaseException:
-            self._listener.close()
-            raise
-
-    def fileno(self) -> int:
-        """Readable when it connects, or once it has, when it says something."""
-        return self._listener.fileno() if self.link is None else self.link.fileno()
-
-    def connect(self) -> Link | None:
-        """The connection, if it is there by now; never waits. An `EnvError` with the cause if it will not come."""
-        if self.link is None:
-            self.link = self._listener.accept()
-        if self.link is not None:
-            return self.link
-        env, process = self.process.env, self.process
-        if self._listener.refused:
-            raise EnvError(f"env {env!r} was refused ({next(iter(self._listener.refused))}){process.words()}")
-        if process.ended():
-            told = f"env {env!r} {process.ending()}, before it had connected"
-            raise EnvError(f"{told}: `raynforce sim check COMMAND` tells what a simulator has to do")
-        if time.monotonic() > self._until:
-            process.kill()
-            raise EnvError(f"env {env!r} has not connected within {self._seconds:g} s{process.words()}")
-        return None
-
-    def close(self) -> None:
-        if self.link is not None:
-            self.link.close("the trainer is done")
-        self._listener.close()
-        self.process.close()

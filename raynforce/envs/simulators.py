@@ -17,14 +17,14 @@ from gymnasium.vector.utils import batch_space
 from raynforce.envs.cost import PASSES, PATIENCE, STEPS, Cost
 from raynforce.envs.faults import EnvFault, count_break
 from raynforce.envs.lanes import Broken, Lanes, ParallelVector
-from raynforce.envs.launching import PREFIX, Simulator, is_simulator
+from raynforce.envs.launching import PREFIX, Launched, is_simulator
 from raynforce.envs.make import locate
 from raynforce.envs.rows import Rows
 from raynforce.envs.vector import EnvArgs, derive_seed, first_of_attempt
 from raynforce.errors import EnvError, UsageError
 from raynforce.infos import NOTHING, Info
 from raynforce.protocol import policy
-from raynforce.protocol.channel import Link
+from raynforce.protocol.channel import Link, Listener
 from raynforce.protocol.handshake import Deadlines, Offer
 from raynforce.protocol.session import Ended
 from raynforce.protocol.shared import SharedObs
@@ -36,6 +36,49 @@ START_SECONDS = 60.0
 LOOK = 1.0
 """Seconds between two looks at who is silent."""
 _DAY = 86_400_000  # milliseconds
+
+
+class Simulator:
+    """A simulator process and the connection to it."""
+
+    def __init__(self, env: str, envs: int, offer: Offer, seconds: float) -> None:
+        """It has so many `seconds` to connect."""
+        self._seconds, self._until = seconds, time.monotonic() + seconds
+        self.link: Link | None = None  # once it has connected
+        self._listener = Listener("unix", offer)
+        address = self._listener.address
+        try:
+            self.process = Launched(env, f"unix:@{address.where}", address.token, address.launch, envs)
+        except BaseException:
+            self._listener.close()
+            raise
+
+    def fileno(self) -> int:
+        """Readable when it connects, or once it has, when it says something."""
+        return self._listener.fileno() if self.link is None else self.link.fileno()
+
+    def connect(self) -> Link | None:
+        """The connection, if it is there by now; never waits. An `EnvError` with the cause if it will not come."""
+        if self.link is None:
+            self.link = self._listener.accept()
+        if self.link is not None:
+            return self.link
+        env, process = self.process.env, self.process
+        if self._listener.refused:
+            raise EnvError(f"env {env!r} was refused ({next(iter(self._listener.refused))}){process.words()}")
+        if process.ended():
+            told = f"env {env!r} {process.ending()}, before it had connected"
+            raise EnvError(f"{told}: `raynforce sim check COMMAND` tells what a simulator has to do")
+        if time.monotonic() > self._until:
+            process.kill()
+            raise EnvError(f"env {env!r} has not connected within {self._seconds:g} s{process.words()}")
+        return None
+
+    def close(self) -> None:
+        if self.link is not None:
+            self.link.close("the trainer is done")
+        self._listener.close()
+        self.process.close()
 
 
 class Simulators:

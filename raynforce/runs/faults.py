@@ -259,6 +259,7 @@ class History:
     given_up: list[str] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)  # roles that were away at the end, and why
     absences: int = 0
+    storage: list[str] = field(default_factory=list)  # why checkpoints could not be written, each time
     lost: int | None = None  # environment steps that were sampled and lost with a role, as far as that was written down
 
     @property
@@ -305,6 +306,8 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> History:
             _add(history, groups, event)
         elif kind == "recovered" and isinstance(event.get("seconds"), int | float):
             history.recoveries.setdefault(kind_of(role), []).append(float(event["seconds"]))
+        elif kind == "storage" and event.get("state") == "failed":
+            history.storage.append(str(event.get("cause", "")).partition("; training goes on")[0])
         elif kind == "absent":
             history.absent[role] = str(event.get("cause", ""))
             history.absences += max(1, whole(event.get("count", 1)))

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,30 @@ def test_no_process_is_left(odd: str) -> None:
     lanes.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("fault", ["", "hang"])
+def test_it_does_not_outlive_a_trainer_that_is_killed(odd: str, fault: str) -> None:
+    """Not even if a step never returns."""
+    script = (
+        "import sys, time, numpy as np\n"
+        "from raynforce.envs.simulators import Simulators\n"
+        f"lanes = Simulators({odd!r}, {{'fault': {fault!r}, 'at': 1}}, 2, seed=1)\n"
+        "print(lanes._simulator.process.pid, flush=True)\n"
+        "lanes.step(np.arange(2), np.zeros((2, 2), np.float32))\n"
+        "time.sleep(60)\n"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    simulator = int(trainer.stdout.readline())
+    time.sleep(0.5)
+    trainer.kill()
+    trainer.wait()
+    trainer.stdout.close()
+    until = time.monotonic() + 30
+    while Path(f"/proc/{simulator}").exists() and "Z" not in Path(f"/proc/{simulator}/stat").read_text().split()[2]:
+        assert time.monotonic() < until, "it is still there"
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(
@@ -400,3 +425,9 @@ def test_its_cmake_package_is_found(tmp_path: Path, compiled: Callable[[str], st
     run("-S", ".", "-B", "build", f"-DCMAKE_PREFIX_PATH={tmp_path / 'installed'}")
     run("--build", "build")
     subprocess.run([tmp_path / "build" / "mine"], check=True)
+
+
+def test_whoever_has_no_simulator_does_not_load_the_protocol() -> None:
+    """A sampler that is restarted is back sooner."""
+    code = "import sys, raynforce.roles.sampler; print(any('raynforce.protocol' in name for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
