@@ -131,6 +131,8 @@ def test_the_last_checkpoint_is_given_up_in_the_end(told: Told) -> None:
     told.saver.write("the checkpoint of step 3", 3, lambda: 1)
     with pytest.raises(RaynforceError, match=r"could not be written.*No space.*the newest is of step 3"):
         told.saver.insist(lambda: told.saver.write("the checkpoint of step 4", 4, fail), lambda doing: None)
+    assert told.saver.failures > 2
+    assert len(told.lines) == 1, "the first attempt is told, not those after it"
 
 
 def test_who_closes_it_finds_all_written(told: Told) -> None:
