@@ -15,7 +15,7 @@ from raynforce import topologies
 from raynforce.algos import algorithm_class
 from raynforce.algos.contract import declared
 from raynforce.config import Config, RayConfig
-from raynforce.envs.cost import PATIENCE, Cost
+from raynforce.envs.cost import TRIAL_SECONDS, Cost
 from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import locate
 from raynforce.envs.patience import patience
@@ -282,7 +282,7 @@ def cost_line(env: str, cost: Cost) -> str:
     computing = cost.computing
     if math.isinf(cost.seconds):
         share = "" if computing is None else f", of which it computed {computing:.0%}"
-        return f"{env} was not through its first step in {PATIENCE * 1e3:.0f} ms{share}"
+        return f"{env} was not through its first step in {TRIAL_SECONDS * 1e3:.0f} ms{share}"
     line = f"a step of {env} takes {duration(cost.seconds)}"
     if cost.seconds < SLOW or computing is None:
         return line

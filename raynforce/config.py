@@ -132,15 +132,15 @@ class StreamConfig:
     """How batches are put together, and how old they may be."""
 
     batch: Annotated[int, Range(1, 100_000)] | None = None
-    """Fragments that make one batch of async, from whoever is ready; null takes as many as there are samplers. In
-    central, a batch has as many steps as so many fragments."""
+    """Fragments that make one batch of async, from the samplers that are ready; null takes as many as there are
+    samplers. In central, a batch has as many steps as so many fragments."""
     max_lag: Annotated[int, Range(0, 1e9)] = 32
     """In async, a fragment older than this many policy versions is dropped, and counted; in shared-agent, gradients."""
 
 
 @dataclass(frozen=True)
 class CentralConfig:
-    """One policy for all environments, whoever is ready: topology central."""
+    """One policy for all environments that are ready: topology central."""
 
     batch_min: Annotated[int, Range(1, 1_000_000)] = 1
     """Environments that are waited for before the policy chooses their actions together."""
@@ -236,11 +236,11 @@ class Config:
     chooses by what a step of the environment costs, and config.yaml has what it chose."""
     topology: str = "auto"
     """Who waits for whom: sync alternates sampling and learning; overlap learns from one batch while the next is
-    sampled; async learns from whoever is ready; replay lets samplers and learner go their own pace, within the ratio
-    of samples to inserts; in shared-agent, samplers compute gradients, which the learner applies as they come; central
-    steps all environments side by side and lets one policy choose for whoever is ready; auto is, where the algorithm
-    allows it, central for slow environments and overlap where sampling costs about as much as learning, else sync.
-    Your own is module:NAME."""
+    sampled; async learns from the samplers that are ready; replay lets samplers and learner go their own pace, within
+    the ratio of samples to inserts; in shared-agent, samplers compute gradients, which the learner applies as they
+    come; central steps all environments side by side and lets one policy choose for those that are ready; auto is,
+    where the algorithm allows it, central for slow environments and overlap where sampling costs about as much as
+    learning, else sync. Your own is module:NAME."""
     kernels: Literal["portable", "native"] = "portable"
     """portable holds numpy and torch to AVX2, so that all x86-64 processors that have it give equal weights for equal
     seeds; native lets them use all that a processor has. Convolutions always do."""
@@ -263,7 +263,7 @@ class Config:
     stream: StreamConfig = field(default_factory=StreamConfig)
     """How batches are put together, and how old they may be."""
     central: CentralConfig = field(default_factory=CentralConfig)
-    """One policy for all environments, whoever is ready."""
+    """One policy for all environments that are ready."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Where the replay buffer is."""
     faults: FaultsConfig = field(default_factory=FaultsConfig)

@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raynforce.envs.cost import PATIENCE, Cost, try_out
+from raynforce.envs.cost import TRIAL_SECONDS, Cost, try_out
 from raynforce.envs.frames import layers
 from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import Env, locate, make_described
@@ -83,10 +83,10 @@ def _settled(kind: str, about: Mapping[str, Any], now: T, again: Callable[[], T]
 
 
 def _seconds(cost: Cost | PolicyCost) -> float:
-    """What two measurements are compared by; none waits longer for a step than `PATIENCE`."""
+    """What two measurements are compared by; none waits longer for a step than `TRIAL_SECONDS`."""
     if isinstance(cost, PolicyCost):
         return cost.all
-    return PATIENCE if cost.seconds is None else min(PATIENCE, cost.seconds)
+    return TRIAL_SECONDS if cost.seconds is None else min(TRIAL_SECONDS, cost.seconds)
 
 
 def _alike(a: T, b: T) -> bool:

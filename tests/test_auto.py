@@ -293,7 +293,7 @@ def test_of_steps_that_are_played_again_the_fastest_time_counts() -> None:
 
 def test_a_trial_plays_the_same_steps_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raynforce.envs.cost.ENOUGH", 60.0)
-    monkeypatch.setattr("raynforce.envs.cost.PATIENCE", 60.0)
+    monkeypatch.setattr("raynforce.envs.cost.TRIAL_SECONDS", 60.0)
     _, cost = probe_cost("test_auto:Timed")
     assert cost.steps == 75, "three times 25"
     assert Timed.resets == 15, "episodes of five steps"

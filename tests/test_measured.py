@@ -20,7 +20,7 @@ from raynforce.algos import algorithm_class
 from raynforce.auto import COSTLY, SHARED, SLOW, WAITS, settle
 from raynforce.cli import main
 from raynforce.config import Config, SamplingConfig
-from raynforce.envs.cost import PATIENCE, Cost
+from raynforce.envs.cost import TRIAL_SECONDS, Cost
 from raynforce.measured import MOST, cost_of_acting, cost_of_env
 from raynforce.policies.cost import PolicyCost
 
@@ -121,7 +121,7 @@ def test_what_differs_by_far_is_believed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_one_that_is_hardly_through_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, slower = even(0.9 * PATIENCE, 0.0), Cost(math.inf, math.inf, (math.inf, math.inf), 0.0)
+    slow, slower = even(0.9 * TRIAL_SECONDS, 0.0), Cost(math.inf, math.inf, (math.inf, math.inf), 0.0)
     trials(monkeypatch, [slow, slower, slow])
     assert [cost_of_env(ENV)[1] for _ in range(3)] == [slow] * 3
     trials(monkeypatch, [slower, slow])

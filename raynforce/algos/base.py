@@ -56,7 +56,7 @@ class Round:
     """What the learner tells an algorithm of the round of learning that is under way."""
 
     version: int = 0  # number of the policy version it starts from
-    updates: int = 0  # optimiser steps taken so far, whoever computed their gradients
+    updates: int = 0  # optimiser steps taken so far
     scheduled: Mapping[str, float] = field(default_factory=dict)  # the values of `schedules`
     reward_scale: float = 1.0  # what to multiply rewards by; 1 unless `learner.scale_rewards` is on
     due: int | None = None  # updates to make from replay; None: the algorithm holds the ratio of samples to inserts

@@ -243,7 +243,7 @@ def _where(parser: _Parser) -> None:
     runtimes = "inline (this process), process (processes of this machine), ray (Ray actors) or auto (the default)"
     _add(group, "--runtime", "NAME", runtimes)
     topologies = (
-        "sync (sample, then learn), overlap (both at once, one version behind), async (learn from whoever is "
+        "sync (sample, then learn), overlap (both at once, one version behind), async (learn from samplers as they are "
         "ready), central (one policy for all environments, for slow ones), replay (samplers and learner at their "
         "own pace, for dqn), shared-agent (samplers compute gradients, for a3c and dqn) or auto (the default)"
     )

@@ -101,7 +101,7 @@ def _again(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: How
 
 def _again_apart(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: How) -> Outcome:
     """The same in a process of its own: a hang or a crash in native code ends that one, and can be told here."""
-    fork = multiprocessing.get_context("fork")  # which needs no module to be found anew
+    fork = multiprocessing.get_context("fork")  # which finds no module a second time
     ours, theirs = fork.Pipe(duplex=False)
     with tempfile.TemporaryFile("w+") as stacks, ours:
         child = fork.Process(target=_tell, args=(theirs, run, number, evidence, replace(how, stacks=stacks)))

@@ -148,12 +148,12 @@ class Result:
     dropped_steps: int
     weights_sha256: str
     stopped: str
-    env_restarts: int = 0  # environments that broke and were made anew
+    env_restarts: int = 0  # environments that broke and were replaced
     redone_updates: int = 0  # optimiser steps taken again because the learner had died; `updates` counts them once
     lost_steps: int = 0  # steps at most of fragments that were lost with a sampler and not redone
     abandoned_episodes: int = 0  # episodes in flight that resuming could not go on with
     evaluations: int = 0  # that came to their end in this process, the last one included
-    skipped_evaluations: int = 0  # that were due and not played, or in vain
+    skipped_evaluations: int = 0  # that were due and not played, or failed
     eval_seconds: float = 0.0  # seconds that this process has waited for evaluations
 
     def to_json(self) -> dict[str, Any]:

@@ -15,10 +15,10 @@ import numpy as np
 
 from raynforce.envs.make import Env, close_env
 
-PATIENCE = 0.5  # seconds; an env whose first step takes longer is slow
+TRIAL_SECONDS = 0.5  # seconds; an env whose first step takes longer is slow
 STEPS, PASSES = 25, 3  # a trial plays the same steps again and again: the fastest time of each is what it costs
 ENOUGH = 0.025  # seconds after which a trial ends all the same; most of them take a millisecond or two
-FEW = 10  # steps that slow environments are given longer for, within PATIENCE: fewer do not show how uneven they are
+FEW = 10  # steps that slow environments get longer for, within TRIAL_SECONDS: fewer do not show how uneven they are
 UNEVEN = 1.5  # times as long as the fastest tenth; a shared machine moves even steps by less
 
 
@@ -102,7 +102,7 @@ def try_out(made: Env) -> Cost:
     trial = _Trial(made)
     trial.start()
     try:
-        trial.join(PATIENCE)
+        trial.join(TRIAL_SECONDS)
         return trial.cost()
     finally:
         trial.leave()
@@ -152,7 +152,7 @@ class _Trial(threading.Thread):
     def _play(self) -> None:
         began = time.monotonic()
         with contextlib.closing(Stopwatch()) as watch:
-            self._pass(watch, STEPS, began + ENOUGH / 2, began + PATIENCE)
+            self._pass(watch, STEPS, began + ENOUGH / 2, began + TRIAL_SECONDS)
             self._length = len(self._steps)
             for _ in range(PASSES - 1):
                 self._pass(watch, self._length, began + ENOUGH, began + ENOUGH)

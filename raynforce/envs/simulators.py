@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from raynforce.envs.cost import PASSES, PATIENCE, STEPS, Cost
+from raynforce.envs.cost import PASSES, STEPS, TRIAL_SECONDS, Cost
 from raynforce.envs.faults import EnvFault, count_break
 from raynforce.envs.lanes import Broken, Lanes, ParallelVector
 from raynforce.envs.launching import PREFIX, Launched, is_simulator
@@ -521,7 +521,7 @@ def cost_of_simulator(env: str, args: Mapping[str, Any] | None, envs: int = 8) -
     """What a simulator takes and gives, and what a step costs with so many envs in a process."""
     lanes, rng, took = Simulators(env, args, envs, seed=0), np.random.default_rng(0), array("d")
     try:
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TRIAL_SECONDS
         while len(took) < STEPS * PASSES and (not took or time.monotonic() < until):
             actions = random_actions(lanes.spec.action, envs, rng).astype(lanes.spec.action.dtype)
             began = time.perf_counter()

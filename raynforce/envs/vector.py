@@ -21,7 +21,7 @@ from raynforce.trees import Tree
 
 Parallel = Literal["no", "threads", "processes"]
 FINITE = "observations and rewards must be finite numbers"
-NOT_AT_ALL = "not at all: they begin anew"  # how running episodes come back
+NOT_AT_ALL = "not at all: they start over"  # how running episodes come back
 
 
 class Step(NamedTuple):

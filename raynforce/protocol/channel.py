@@ -266,7 +266,7 @@ class Listener:
     def _join(self, link: Link) -> None:
         if link.host is not None:
             if (older := self._hosts.get(link.host)) is not None:
-                older.end("replaced", f"host {link.host} has connected anew")
+                older.end("replaced", f"host {link.host} has connected again")
             self._hosts[link.host] = link
         self._proven.append(link)
 

@@ -98,7 +98,7 @@ class GradientWorker:
         batch = tensors(algo, algo.prepare(net, [fragment]), "prepare", CPU)
         trained = train(self._keeper, net, algo.minibatches(batch, self._rng), self._torch_rng, collect)
         gradients = np.stack(found) if found else np.zeros((0, len(net.flat)), np.float32)
-        gradients.flags.writeable = False  # as it will be for whoever receives it from another process
+        gradients.flags.writeable = False  # as where it is received from another process
         return gradients, trained.metrics
 
     def _metrics(self) -> tuple[dict[str, float], dict[str, float]]:

@@ -92,7 +92,7 @@ class Keeper:
 
 
 class TorchStream:
-    """What dropout and the like draw from: the role's own, whoever else draws from torch's global ones."""
+    """What dropout and the like draw from: the role's own, apart from torch's global ones."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._devices = [device] if device.type == "cuda" else []

@@ -52,7 +52,7 @@ class Kept:
                 self._place(each, device)
 
     def state(self) -> Tree:
-        """Arrays are views: whoever gets this copies or writes it before the next update."""
+        """Arrays are views: copy or write them before the next update."""
         return {name: self._written(getattr(self._algo, name), name) for name in self.names}
 
     def _written(self, thing: Any, name: str) -> Any:

@@ -44,7 +44,10 @@ class OneCore:
                 _keepers.add(self)
                 _watch_spawns()
                 self.kept = True
-                for thread in (self._main, *self._threads()):  # nobody who wakes up interrupts whoever has the lock
+                for thread in (
+                    self._main,
+                    *self._threads(),
+                ):  # a thread that wakes up interrupts no other
                     _put(thread, [self._core], os.SCHED_BATCH)
 
     def close(self) -> None:

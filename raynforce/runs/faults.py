@@ -57,7 +57,7 @@ class FaultHistory:
 
     def __init__(self, run: RunDirectory, say: Callable[[str], None] = lambda text: None) -> None:
         self.faults = 0
-        self.last = ""  # the newest fault in a few words, for whoever watches
+        self.last = ""  # the newest fault in a few words, for the live view
         self._run, self._say = run, say
         self._folder = run.path / FOLDER
         self._told = False
@@ -70,7 +70,7 @@ class FaultHistory:
         self._kept = Counter(same_cause(*(str(facts.get(k)) for k in ("role", "fault", "cause"))) for facts in kept)
 
     def env_fault(self, role: str, facts: Mapping[str, Any], steps: int) -> None:
-        """Note an environment that broke and was made anew: `facts` are those of an `EnvFault`."""
+        """Note an environment that broke and was replaced: `facts` are those of an `EnvFault`."""
         kind, cause = str(facts.get("kind", "raised")), _one_line(facts.get("cause", ""))
         did = {"raised": "raised", "hung": "hung", "died": "died"}.get(kind, "returned garbage")
         self.last = f"an environment of {role} {did}, restarted: {cause}"

@@ -17,7 +17,7 @@ from raynforce.runs import disk
 from raynforce.runs.journal import Journal
 
 if TYPE_CHECKING:
-    from raynforce.trees import Tree  # numpy, which whoever only reads metrics does without
+    from raynforce.trees import Tree  # numpy, which reading metrics does not need
 
 
 class Sink(Protocol):
@@ -83,7 +83,7 @@ class JsonlSink:
     was opened (and on from the last line, in a resumed run). NaN and infinities become `null`.
 
     A resumed run continues the file from `resume`, the `position()` that its checkpoint holds, without gaps and
-    doubles; without a checkpoint it begins anew.
+    doubles; without a checkpoint it starts over.
     """
 
     def __init__(

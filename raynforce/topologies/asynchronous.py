@@ -1,4 +1,4 @@
-"""Async, lag as it comes: whoever is ready makes the next batch; who is late joins a later one with an old version."""
+"""Async, lag as it comes: fragments that are ready make the next batch; a late one joins a later batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every loop is made of: rounds, fragments that are on their way, and waiting for whoever is ready."""
+"""What every loop is made of: rounds, fragments that are on their way, and waiting for those that are ready."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_which_pair_is_found() -> None:
     assert words("walks:Stranger") == "through the snapshot registered for walks:Stranger"
     assert words("walks:saved") == "through save_state and load_state of walks:Saved"  # the outermost
     assert words("walks:Plain") == "by replaying their actions"
-    assert words("walks:Walk", record=False) == "not at all: they begin anew"
+    assert words("walks:Walk", record=False) == "not at all: they start over"
     assert local("walks:Plain", 1).note == ""
     assert "walks:Half has save_state alone" in local("walks:Half", 1).note
     assert local("walks:delayed", 1, record=False).note == ""

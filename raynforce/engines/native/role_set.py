@@ -109,7 +109,7 @@ class RoleSet:
             self.pool.replace(member, Fault(member.name, "memory", grown, "restarted"))
 
     def _start_fresh(self, member: Member) -> Sequence[Any]:
-        """A member has lost its state: count what was lost with it; returns the call that lets it begin anew."""
+        """A member has lost its state: count what was lost with it; returns the call that lets it start fresh."""
         kind, sampling = self._kinds[member.kind], self._config.sampling
         transitions = self.sizes.pop(member.index, 0) if kind.buffers else 0
         self.lost_transitions += transitions

@@ -11,7 +11,7 @@ from raynforce.roles.learned import Contribution
 from raynforce.topologies import topology
 from raynforce.trees import Tree
 
-ATTEMPTS = 1_000  # to begin anew between two resumes, at most
+ATTEMPTS = 1_000  # to start fresh between two resumes, at most
 
 
 def require_same_buffers(before: Config, now: Config, run: str) -> None:
@@ -32,7 +32,7 @@ class Takeover:
         had: int = counts["samplers"]
         self._saved = saved
         declared = topology(config.topology)
-        self._has_states = not declared.paced_by_envs  # there, the policy of all environments begins anew
+        self._has_states = not declared.paced_by_envs  # there, the policy server starts fresh
         self._fits = (counts["envs"], counts["exact_resume"]) == (sampling.envs, sampling.exact_resume)
         self._resumes: int = counts["resumes"]
         going_on = [index for index in range(min(had, sampling.samplers)) if self.sampler(index) is not None]
@@ -43,7 +43,7 @@ class Takeover:
         waiting = saved.get("stream", {}).values()
         self.held: Sequence[Fragment | Contribution] = []  # what to learn from first
         self.dropped: Sequence[Fragment] = []  # fragments that do not fit the samplers of now
-        if declared.gathers_gradients:  # they fit whoever samples
+        if declared.gathers_gradients:  # they fit any sampler
             self.held = [Contribution.from_state(tree) for tree in waiting]
         elif self._fits and had == sampling.samplers:
             self.held = [Fragment.from_state(tree) for tree in waiting]
@@ -51,7 +51,7 @@ class Takeover:
             self.dropped = [Fragment.from_state(tree) for tree in waiting]
 
     def sampler(self, index: int) -> Tree | None:
-        """The state to go on from; None for one that has to begin anew."""
+        """The state to go on from; None for one that has to start fresh."""
         return self._saved.get(f"sampler_{index}") if self._fits and self._has_states else None
 
     @property

@@ -230,7 +230,7 @@ def _transport(run: Seen) -> str:
 
 def _waiting(run: Seen) -> str:
     declared = topology(run.config.topology)
-    if not declared.exact:  # whoever is ready makes the next batch
+    if not declared.exact:  # the samplers that are ready make the next batch
         return "--set stream.batch=1 learns from each fragment as it comes"
     if run.config.sampling.samplers > 1 and run.tolerates_lag and not declared.gathers_gradients:
         return "--topology async lets nobody wait for the slowest sampler"
