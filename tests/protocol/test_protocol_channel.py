@@ -283,7 +283,7 @@ def test_a_host_that_comes_again_takes_its_place(kind: str) -> None:
         older, old = joined(listener, Hello(3, CART, host=1))
         other, also = joined(listener, Hello(3, CART, host=0))
         newer, new = joined(listener, Hello(3, CART, host=1))
-        assert last(older) == Ended("replaced", "host 1 has connected anew")
+        assert last(older) == Ended("replaced", "host 1 has connected again")
         assert last(old).code == "lost"
         assert not other.session.ended
         older.close("it is gone")  # changes nothing for the newer
