@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # as themselves, so that they are exported
     from raynforce.api import evaluate as evaluate, resume as resume, train as train
     from raynforce.config import AlgorithmConfig as AlgorithmConfig, Config as Config
     from raynforce.driver.status import Callback as Callback, Result as Result, Status as Status
-    from raynforce.envs.simulators import simulator as simulator
+    from raynforce.envs.simulator_envs import simulator as simulator
     from raynforce.envs.snapshots import Snapshot as Snapshot, register_snapshot as register_snapshot
     from raynforce.errors import RaynforceError as RaynforceError, UsageError as UsageError
     from raynforce.experience.replay_spec import ReplaySpec as ReplaySpec
@@ -37,7 +37,7 @@ _HOMES = {
     "raynforce.api": ("Evaluated", "Interrupted", "Run", "evaluate", "resume", "train"),
     "raynforce.seeds": ("InterruptedSeeds", "Seeds", "train_seeds"),
     "raynforce.config": ("AlgorithmConfig", "Config"),
-    "raynforce.envs.simulators": ("simulator",),
+    "raynforce.envs.simulator_envs": ("simulator",),
     "raynforce.envs.snapshots": ("Snapshot", "register_snapshot"),
     "raynforce.errors": ("RaynforceError", "UsageError"),
     "raynforce.experience.replay_spec": ("ReplaySpec",),

@@ -66,7 +66,7 @@ def close_env(env: Any) -> None:
 def locate(env: str) -> str | Callable[..., Any]:
     """Find what `env` names, without calling it: the registered gymnasium id, the user's factory, or a simulator."""
     if is_simulator(env):
-        from raynforce.envs.simulators import SimulatorEnv  # it builds upon single environments, as this module
+        from raynforce.envs.simulator_envs import SimulatorEnv  # it builds upon single environments, as this module
 
         command(env)
         return partial(SimulatorEnv, env)

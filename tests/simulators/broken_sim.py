@@ -36,11 +36,11 @@ class Env:
         return (self.place, self.steps), reward, False, self.steps == 8
 
 
-def patch(name):
-    """Decorates a function that takes the method it replaces, for one defect."""
+def patch(*names):
+    """Decorates a function that takes the method it replaces, for some defects."""
 
     def decorate(make):
-        if name == DEFECT:
+        if DEFECT in names:
             method = make.__name__
             setattr(sim._Host, method, make(getattr(sim._Host, method)))
         return make
@@ -115,18 +115,7 @@ def _message(real):
     return found
 
 
-@patch("request-before-welcome")
-def greet(real):  # noqa: F811
-    def found(self):
-        try:
-            real(self)
-        except sim.Violation:
-            time.sleep(60)
-
-    return found
-
-
-@patch("other-major")
+@patch("request-before-welcome", "other-major")
 def greet(real):  # noqa: F811
     def found(self):
         try:

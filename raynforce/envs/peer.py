@@ -1,0 +1,260 @@
+"""The trainer's side of a connection to a simulator, which may say anything: for the conformance kit."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raynforce.envs.launching import Launched
+from raynforce.envs.simulators import random_actions
+from raynforce.protocol.codec import ENDED, RESET, SEEDS, Codec
+from raynforce.protocol.frame import HEADER, Message, ProtocolError, Type
+from raynforce.protocol.handshake import Deadlines, Hello, Welcome
+from raynforce.protocol.spaces import DTYPES, misfits
+
+SESSION = 0x1122334455667788
+
+
+class Failed(Exception):
+    """A case that does not hold, in one line."""
+
+
+class Skipped(Exception):
+    """A case that cannot be tried on this simulator."""
+
+
+class Peer:
+    """The trainer's side of one connection to a simulator, which may say whatever it likes."""
+
+    def __init__(self, env: str, envs: int, seconds: float) -> None:
+        """It has so many `seconds` to connect, and for each answer."""
+        self.env, self.envs, self.seconds = env, envs, seconds
+        self.token, self.launch = secrets.token_bytes(32), secrets.token_hex(8)
+        name = f"raynforce-check-{secrets.token_hex(8)}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(f"\0{name}")
+            listener.listen(1)
+            listener.settimeout(0.05)
+            self.process = Launched(env, f"unix:@{name}", self.token, self.launch, envs, echo=False)
+            until = time.monotonic() + seconds
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    self.socket, _ = listener.accept()
+                    break
+                if self.process.ended() or time.monotonic() > until:
+                    self.process.close()
+                    how = self.process.ending() if self.process.ended() else f"has not connected within {seconds:g} s"
+                    raise Failed(f"the simulator {how}")
+        self.codec = Codec((Type.HELLO, Type.RESULT, Type.LOG, Type.ERROR, Type.PING, Type.PONG, Type.CLOSE), envs)
+        self.sequence = 0
+        self.hello: Hello | None = None
+
+    # -- bytes and messages
+
+    def send(self, data: bytes) -> None:
+        try:
+            self.socket.settimeout(self.seconds)
+            self.socket.sendall(data)
+        except OSError as error:
+            raise Failed(f"it does not read: {error}") from error
+
+    def receive(self, seconds: float | None = None) -> Message | None:
+        """The next message; None if it has hung up."""
+        head = self._read(HEADER.size, seconds)
+        if head is None:
+            return None
+        try:
+            header = self.codec.measure(head)
+            rest = self._read(header.meta_bytes + header.body_bytes, seconds)
+            if rest is None:
+                raise Failed("it hung up in the middle of a message")
+            return self.codec.decode(head + rest, header)
+        except ProtocolError as error:
+            raise Failed(f"a message that cannot be ({error.code}): {error}") from error
+
+    def _read(self, count: int, seconds: float | None) -> bytes | None:
+        data, until = b"", time.monotonic() + (self.seconds if seconds is None else seconds)
+        while len(data) < count:
+            self.socket.settimeout(max(1e-3, until - time.monotonic()))
+            try:
+                more = self.socket.recv(count - len(data))
+            except TimeoutError:
+                raise Failed(f"no answer within {self.seconds if seconds is None else seconds:g} s") from None
+            except OSError:
+                more = b""
+            if not more:
+                if data:
+                    raise Failed("it hung up in the middle of a message")
+                return None
+            data += more
+        return data
+
+    # -- the handshake
+
+    def greeted(self) -> Hello:
+        """Its HELLO."""
+        message = self.receive()
+        if message is None:
+            raise Failed("it hung up before its HELLO")
+        if message.type != Type.HELLO:
+            raise Failed(f"its first message is of type {message.type}, not HELLO")
+        try:
+            self.hello = Hello.read(message)
+        except ProtocolError as error:
+            raise Failed(f"its HELLO is wrong ({error.code}): {error}") from error
+        return self.hello
+
+    def welcome(self, deadlines: Deadlines | None = None, autoreset: str = "", **more: Any) -> Hello:
+        """Take it in, with whatever it can do but shared memory."""
+        hello = self.greeted()
+        self.autoreset = autoreset or next(m for m in ("same_step", "explicit", "next_step") if m in hello.autoreset)
+        self.capabilities = tuple(c for c in hello.capabilities if c in ("episodes", "timing", "info"))
+        self.seeds = np.arange(100, 100 + hello.envs, dtype=np.uint64)
+        answer = Welcome(
+            SESSION,
+            self.autoreset,
+            self.seeds,
+            capabilities=self.capabilities,
+            spec_hash=hello.spaces.digest(),
+            deadlines=deadlines or Deadlines(),
+        ).message()
+        self.codec.agree(hello.spaces, self.autoreset, hello.envs, 0, self.capabilities)
+        self.rng = np.random.default_rng(0)
+        self.send(answer._replace(meta={**answer.meta, **more}).to_bytes())
+        return hello
+
+    # -- requests and answers
+
+    def message(self, type_: int, envs: Sequence[int] = (), *buffers: np.ndarray, **how: Any) -> Message:
+        if "sequence" not in how:
+            self.sequence += 1
+            how["sequence"] = self.sequence
+        ids = [np.array(envs, "<u4")] if len(envs) else []
+        return Message(type_, how.pop("session", SESSION), envs=len(envs), buffers=[*ids, *buffers], **how)
+
+    def reset(self, envs: Sequence[int], seeds: Sequence[int] | None = None, **how: Any) -> Message:
+        if seeds is None:
+            return self.message(Type.RESET, envs, **how)
+        return self.message(Type.RESET, envs, np.array(seeds, "<u8"), flags=SEEDS, **how)
+
+    def step(self, envs: Sequence[int], actions: np.ndarray | None = None, **how: Any) -> Message:
+        assert self.hello is not None
+        given = self.actions(len(envs)) if actions is None else actions
+        return self.message(Type.STEP, envs, given.astype(DTYPES[self.hello.spaces.action.dtype]), **how)
+
+    def actions(self, count: int) -> np.ndarray:
+        assert self.hello is not None
+        return random_actions(self.hello.spaces.action, count, self.rng)
+
+    def ask(self, message: Message) -> dict[int, Row]:
+        """Send a request, and the rows that answer it, by env."""
+        self.send(message.to_bytes())
+        return self.rows(message.buffers[0].tolist(), message.sequence)
+
+    def rows(self, envs: Sequence[int], sequence: int) -> dict[int, Row]:
+        found: dict[int, Row] = {}
+        while len(found) < len(envs):
+            message = self.next(Type.RESULT)
+            for row in self.unpacked(message):
+                if row.env in found or row.env not in envs:
+                    raise Failed(f"env {row.env} has answered twice, or was not asked")
+                if row.request != sequence:
+                    raise Failed(f"env {row.env} answers request {row.request}; it was asked by {sequence}")
+                found[row.env] = row
+        return found
+
+    def next(self, *types: int, seconds: float | None = None) -> Message:
+        """The next message of one of these types; LOG and PING may come in between."""
+        until = time.monotonic() + (self.seconds if seconds is None else seconds)
+        while True:
+            message = self.receive(max(1e-3, until - time.monotonic()))
+            wanted = " or ".join(Type(t).name for t in types)
+            if message is None:
+                raise Failed(f"it hung up; expected was {wanted}")
+            if message.type == Type.PING and Type.PING not in types:
+                pong = Message(Type.PONG, SESSION, message.sequence, meta={"progress_ms": 0})
+                self.send(pong.to_bytes())
+            elif message.type in types:
+                return message
+            elif message.type != Type.LOG:
+                told = message.meta.get("text", "") if message.type == Type.ERROR else ""
+                raise Failed(f"it sent {Type(message.type).name} {told}; expected was {wanted}")
+
+    def unpacked(self, message: Message) -> Iterator[Row]:
+        """The rows of a RESULT; what no row may be is a failure."""
+        assert self.hello is not None
+        ids, request, reward, status, *rest = message.buffers
+        seconds = None
+        if message.flags & 2:
+            seconds, rest = rest[0], rest[1:]
+        leaves = self.hello.spaces.obs
+        obs, rest = rest[: len(leaves)], rest[len(leaves) :]
+        counts, final = (rest[:2], rest[2:]) if message.flags & 1 else ([], rest)
+        ended = np.flatnonzero(status & ENDED)
+        if len(ended) != message.ended:
+            raise Failed(f"its header says that {message.ended} rows have ended; {len(ended)} have")
+        for leaf, column in zip(leaves, obs, strict=True):
+            if misfits(leaf, column, True) is not None:
+                raise Failed(f"{leaf.path} has a value that its space does not have")
+        if not np.isfinite(reward).all():
+            raise Failed("a reward is not finite")
+        for i, env in enumerate(ids.tolist()):
+            if int(status[i]) not in (0, 1, 2, 3, RESET):
+                raise Failed(f"env {env} has status {status[i]}")
+            over = np.flatnonzero(ended == i)
+            yield Row(
+                env,
+                int(request[i]),
+                float(reward[i]),
+                int(status[i]),
+                None if seconds is None else float(seconds[i]),
+                b"".join(column[i].tobytes() for column in obs),
+                b"".join(column[int(over[0])].tobytes() for column in final) if len(over) and len(final) else None,
+                (float(counts[0][over[0]]), int(counts[1][over[0]])) if len(over) and len(counts) else None,
+            )
+
+    # -- how it ends
+
+    def hangs_up(self, why: str) -> None:
+        """It must end the session within a while; what it says before does not matter."""
+        until = time.monotonic() + self.seconds
+        while time.monotonic() < until:
+            try:
+                if self.receive(max(0.05, until - time.monotonic())) is None:
+                    return
+            except Failed as failed:
+                if "hung up" in str(failed):
+                    return
+                raise Failed(f"it goes on after {why}") from failed
+        raise Failed(f"it goes on after {why}")
+
+    def exits(self, why: str) -> int:
+        code = self.process.wait(self.seconds)
+        if code is None:
+            raise Failed(f"its process goes on after {why}")
+        return code
+
+    def close(self) -> None:
+        self.socket.close()
+        self.process.close()
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one env answered."""
+
+    env: int
+    request: int
+    reward: float
+    status: int
+    seconds: float | None
+    obs: bytes
+    final: bytes | None
+    episode: tuple[float, int] | None
