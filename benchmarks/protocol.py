@@ -20,8 +20,8 @@ from benchmarks.measure import Row, Table, command, pinned, row
 from raynforce.protocol.channel import Address, Listener, connect
 from raynforce.protocol.frame import Message
 from raynforce.protocol.handshake import Hello, Offer
-from raynforce.protocol.host import HostSession, Step
-from raynforce.protocol.policy import PolicySession, Results
+from raynforce.protocol.host_session import HostSession, StepRequest
+from raynforce.protocol.policy_session import PolicySession, Results
 from raynforce.protocol.session import Closing, Ended, Note
 from raynforce.protocol.spaces import Spaces
 from raynforce.spaces import ActionSpec, ObsLeaf
@@ -143,7 +143,7 @@ def _host(address: Address, envs: int, spaces: Spaces) -> None:
                 link.send(link.session.log("info", f"{time.process_time() - began}"))
                 link.close()
             elif not isinstance(event, Ended):
-                began = began if isinstance(event, Step) else time.process_time()
+                began = began if isinstance(event, StepRequest) else time.process_time()
                 link.send(link.session.results(event.envs, time.monotonic()))
         while link.wants_write:
             link.flush()

@@ -42,7 +42,7 @@ Parallel = Literal["auto", "no", "threads", "processes"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Choice:
     """What `auto` may stand for: in what is asked for, and in what is chosen."""
 
     runtime: Runtime = "auto"
@@ -52,9 +52,9 @@ class Plan:
     envs: int = 8
 
     @staticmethod
-    def of(config: Config) -> Plan:
+    def of(config: Config) -> Choice:
         sampling = config.sampling
-        return Plan(config.runtime, config.topology, sampling.parallel, sampling.samplers, sampling.envs)
+        return Choice(config.runtime, config.topology, sampling.parallel, sampling.samplers, sampling.envs)
 
     def applied(self, config: Config) -> Config:
         sampling = replace(config.sampling, parallel=self.parallel, samplers=self.samplers, envs=self.envs)
@@ -83,7 +83,7 @@ class Facts:
         return HANDLING * envs + (self.policy.all * envs / self.policy.envs if self.policy else 0.0)
 
 
-def choose(asked: Plan, facts: Facts) -> Plan:
+def choose(asked: Choice, facts: Facts) -> Choice:
     """What `auto` stands for; what is not `auto` stays, but for a single sampler's environments, which may be divided.
 
     The topology decides what is learned, so it depends on what is trained and not on where it runs; but one that needs
@@ -117,7 +117,7 @@ def paced_by_envs(topology: str) -> bool:
     return topologies.topology(topology).paced_by_envs
 
 
-def _side_by_side(asked: Plan, facts: Facts) -> Parallel:
+def _side_by_side(asked: Choice, facts: Facts) -> Parallel:
     """How it pays to step environments side by side, if it does."""
     if asked.parallel != "auto":
         return asked.parallel
@@ -129,18 +129,18 @@ def _side_by_side(asked: Plan, facts: Facts) -> Parallel:
     return "processes" if facts.cost.uneven and not facts.obstacle else "no"
 
 
-def _one_policy_pays(asked: Plan, facts: Facts) -> bool:
+def _one_policy_pays(asked: Choice, facts: Facts) -> bool:
     """Whether there are several slow environments that can be stepped side by side, and any age of data is learned."""
     several = asked.samplers * asked.envs > 1 and _side_by_side(asked, facts) != "no"
     return facts.slow and several and facts.streams and facts.tolerates_lag
 
 
-def _one_policy_suffices(asked: Plan, facts: Facts) -> bool:
+def _one_policy_suffices(asked: Choice, facts: Facts) -> bool:
     """Whether choosing for all environments takes no longer than their steps."""
     return facts.round_seconds(asked.samplers * asked.envs) <= (facts.cost.seconds or 0.0)
 
 
-def _divided(plan: Plan, facts: Facts) -> Plan:
+def _divided(plan: Choice, facts: Facts) -> Choice:
     """The environments of a single host among as many as their threads keep busy, at most one for each core."""
     if not paced_by_envs(plan.topology) or plan.parallel != "threads" or plan.runtime != "process" or plan.samplers > 1:
         return plan
@@ -157,7 +157,7 @@ KINDS = (*map(Cost, (None, 0.0, COSTLY, math.inf)), Cost(10.0, computing=0.0), C
 
 def settle(config: Config) -> tuple[Config, EnvSpec, str]:
     """The config without `auto`, what its environment takes and gives, and one line that says what was chosen."""
-    asked, facts = Plan.of(config), facts_of(config)
+    asked, facts = Choice.of(config), facts_of(config)
     possible = {choose(asked, replace(facts, cost=cost)) for cost in KINDS}
     with patience(config.faults.start_seconds, f"making env {config.env!r}"):
         if len(possible) == 1:  # whatever a step costs
@@ -192,7 +192,7 @@ def cost_of_policy(config: Config, spec: EnvSpec) -> PolicyCost | None:
 
 def decide(config: Config, facts: Facts) -> tuple[Config, str]:
     """The config without `auto`, and one line that says what was chosen, and why."""
-    chosen = choose(asked := Plan.of(config), facts)
+    chosen = choose(asked := Choice.of(config), facts)
     return chosen.applied(config), _sentence(config, asked, chosen, facts)
 
 
@@ -243,7 +243,7 @@ def _known_elsewhere(env: str) -> bool:
     return package in ("gymnasium", "ale_py", *known)
 
 
-def _sentence(config: Config, asked: Plan, chosen: Plan, facts: Facts) -> str:
+def _sentence(config: Config, asked: Choice, chosen: Choice, facts: Facts) -> str:
     found = " and ".join(getattr(chosen, k) for k in ("runtime", "topology") if getattr(asked, k) == "auto")
     if asked.parallel == "auto" != chosen.parallel != "no":
         found = f"{found} with {chosen.parallel}" if found else chosen.parallel
@@ -263,7 +263,7 @@ def _sentence(config: Config, asked: Plan, chosen: Plan, facts: Facts) -> str:
     return f"auto: {found}, because {' and '.join(dict.fromkeys(why))}" if found else ""
 
 
-def _where(env: str, asked: Plan, chosen: Plan, facts: Facts) -> list[str]:
+def _where(env: str, asked: Choice, chosen: Choice, facts: Facts) -> list[str]:
     if chosen.runtime == "ray":
         return ["settings for ray are given"]
     if choose(replace(chosen, runtime="auto"), replace(facts, obstacle="")).runtime != chosen.runtime:

@@ -20,7 +20,7 @@ WIDE_BEFORE = ("AVX512F", "AVX512CD", "AVX512_SKX", "AVX512_CLX", "AVX512_CNL", 
 _set: dict[str, bool] = {}  # variables that this process has set, and whether numpy or torch was loaded by then
 
 
-class Kind(NamedTuple):
+class KernelKind(NamedTuple):
     cpu: str  # the processor's model
     kernels: str  # `avx2`, or `native`: whatever libraries choose for it
 
@@ -52,14 +52,14 @@ def pins() -> dict[str, str]:
     }
 
 
-def kind() -> Kind:
+def kind() -> KernelKind:
     """Of this process: `avx2` if numpy and torch are held to it, or have nothing else to choose."""
     needed = {name: value for name, value in pins().items() if name != "MKL_CBWR"}
     held = bool(needed) and all(os.environ.get(name) == value for name, value in needed.items())
     if held and any(_set.values()):  # it may have come too late: then what they do is looked at
         torch: Any = sys.modules.get("torch")
         held = _numpy_is_held() and (torch is None or torch.backends.cpu.get_cpu_capability() == "AVX2")
-    return Kind(cpu_model(), "avx2" if held else "native")
+    return KernelKind(cpu_model(), "avx2" if held else "native")
 
 
 def _numpy_is_held() -> bool:

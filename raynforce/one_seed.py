@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raynforce.errors import RaynforceError, reason
-from raynforce.runs.progress import Pace, Progress, Snapshot
+from raynforce.runs.progress import Progress, ProgressState, ReportPace
 from raynforce.threads import cap_threads
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ GRACE = 30.0  # seconds that a run has to end with a checkpoint once nobody want
 
 
 @dataclass(frozen=True)
-class Job:
+class SeedJob:
     """What to do: train a config, or resume a run."""
 
     out: str
@@ -42,7 +42,7 @@ class Job:
     began: float = 0.0  # on the monotonic clock, which all processes of a machine share
 
 
-def pack(job: Job, given: bytes) -> bytes:
+def pack(job: SeedJob, given: bytes) -> bytes:
     """What the process reads; `given` is what the user's script defines: see `raynforce.given`."""
     from raynforce.given import dumps
 
@@ -54,10 +54,10 @@ class Teller(Progress):
     """Shows a run to the process that started this one."""
 
     def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
-        self._write, self._pace = write, Pace(TELL_EVERY)
-        self._waiting: Snapshot | None = None
+        self._write, self._pace = write, ReportPace(TELL_EVERY)
+        self._waiting: ProgressState | None = None
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: ProgressState) -> None:
         self._waiting = snapshot
         if self._pace.is_due():
             self.stop()
@@ -110,7 +110,7 @@ def _run(given: bytes, data: bytes, teller: Teller) -> dict[str, Any]:
     from raynforce.sinks import services
 
     unpack(given)
-    job: Job = pickle.loads(data)
+    job: SeedJob = pickle.loads(data)
     how: dict[str, Any] = {"progress": teller, "began": job.began}
     try:
         if job.config is None:

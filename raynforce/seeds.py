@@ -30,11 +30,11 @@ from raynforce.given import lending
 from raynforce.given import pack as pack_given
 from raynforce.imports import bare
 from raynforce.kernels import pin
-from raynforce.one_seed import Job, pack
+from raynforce.one_seed import SeedJob, pack
 from raynforce.runs import disk
 from raynforce.runs.directory import seeds_in
 from raynforce.runs.mirrored import new_run
-from raynforce.runs.progress import Mode, Snapshot
+from raynforce.runs.progress import Mode, ProgressState
 from raynforce.runs.seeds_view import SeedsView, make_view
 from raynforce.runs.store import is_url
 from raynforce.runtimes.placing import cores
@@ -192,7 +192,7 @@ def start_seeds(
     for line in filter(None, (preset_line(preset), chosen)):
         view.message(line)
     with _folder(config, seeds, out) as folder:
-        jobs = {seed: Job(f"{folder}/seed{seed}", replace(config, seed=seed), {}, tuple(log)) for seed in seeds}
+        jobs = {seed: SeedJob(f"{folder}/seed{seed}", replace(config, seed=seed), {}, tuple(log)) for seed in seeds}
         title = f"{bare(config.algo)} on {bare(config.env)}, {len(seeds)} seeds"
         return _side_by_side(title, str(folder), config, jobs, given, view)
 
@@ -201,7 +201,7 @@ def resume_seeds(folder: str | Path, changes: Mapping[str, Any], log: Sequence[s
     """Go on with all runs of a folder, side by side; `changes` as in `resume`, dotted."""
     runs = seeds_in(folder)
     config, _ = resolve({"preset": "none"}, settings_of(runs[0] / "config.yaml")[0], nested(changes))
-    jobs = {int(run.name.removeprefix("seed")): Job(str(run), None, dict(changes), tuple(log)) for run in runs}
+    jobs = {int(run.name.removeprefix("seed")): SeedJob(str(run), None, dict(changes), tuple(log)) for run in runs}
     view = make_view(**how)
     return _side_by_side(f"resuming {folder}", str(folder), config, jobs, b"", view)
 
@@ -242,7 +242,7 @@ def _folder(config: Config, seeds: Sequence[int], out: str | Path | None) -> Ite
 
 
 def _side_by_side(
-    title: str, folder: str, config: Config, jobs: Mapping[int, Job], given: bytes, view: SeedsView
+    title: str, folder: str, config: Config, jobs: Mapping[int, SeedJob], given: bytes, view: SeedsView
 ) -> Seeds:
     several = at_once(config, len(jobs))
     pin(config.kernels)  # for their processes
@@ -273,7 +273,7 @@ class _Crowd:
         self._living: list[_Process] = []
         self._asked = False  # to end
 
-    def train(self, jobs: Mapping[int, Job], given: bytes, at_once: int) -> int | None:
+    def train(self, jobs: Mapping[int, SeedJob], given: bytes, at_once: int) -> int | None:
         """Have all jobs done, so many at a time; returns the signal that ended it, if one did."""
         told = "stopping all seeds after this round, with checkpoints; press Ctrl-C again to end at once"
         stop, waiting = StopRequest(lambda: self._view.message(told)), dict(jobs)
@@ -295,7 +295,7 @@ class _Crowd:
                 self._view.stop()
         return stop.number
 
-    def _begin(self, seed: int, job: Job, given: bytes) -> None:
+    def _begin(self, seed: int, job: SeedJob, given: bytes) -> None:
         process = subprocess.Popen(
             [sys.executable, "-P", "-u", "-m", "raynforce.one_seed"],
             stdin=subprocess.PIPE,
@@ -342,7 +342,7 @@ class _Crowd:
 
     def _told(self, run: SeedRun, facts: dict[str, Any]) -> None:
         if "snapshot" in facts:
-            self._view.update(run.seed, Snapshot(**facts["snapshot"]))
+            self._view.update(run.seed, ProgressState(**facts["snapshot"]))
         elif "message" in facts:
             self._view.told(run.seed, facts["message"])
         elif "fault" in facts:

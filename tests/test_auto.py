@@ -21,7 +21,7 @@ import raynforce
 from raynforce import auto, settings
 from raynforce.algos import algorithm_class
 from raynforce.algos.ppo import PPO
-from raynforce.auto import COSTLY, HANDLING, SHARED, SLOW, Facts, Plan, choose, duration, settle, side_by_side
+from raynforce.auto import COSTLY, HANDLING, SHARED, SLOW, Choice, Facts, choose, duration, settle, side_by_side
 from raynforce.cli import main
 from raynforce.config import Config, RayConfig, SamplingConfig
 from raynforce.envs.cost import Cost, try_out
@@ -129,7 +129,7 @@ LATER = PolicyCost(one=1e-3, all=10e-3, envs=8)
     ],
 )
 def test_both_are_chosen(facts: Facts, samplers: int, expected: tuple[str, str]) -> None:
-    assert choose(Plan(samplers=samplers), facts) == Plan(*expected, "no", samplers)
+    assert choose(Choice(samplers=samplers), facts) == Choice(*expected, "no", samplers)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_both_are_chosen(facts: Facts, samplers: int, expected: tuple[str, str])
     ],
 )
 def test_what_is_given_stays(runtime: Any, topology: Any, facts: Facts, expected: tuple[str, str, str]) -> None:
-    assert choose(Plan(runtime, topology), facts) == Plan(*expected)
+    assert choose(Choice(runtime, topology), facts) == Choice(*expected)
 
 
 UNEVEN = (10e-3, 50e-3)
@@ -163,56 +163,56 @@ UNEVEN = (10e-3, 50e-3)
     ("asked", "facts", "expected"),
     [
         # slow, and waits: threads, whether even or not
-        (Plan(), taking(30e-3, computing=0.01, spread=UNEVEN), ("process", "central", "threads")),
-        (Plan(), taking(30e-3, computing=0.0), ("process", "central", "threads")),
-        (Plan(), taking(SLOW, computing=0.0), ("process", "central", "threads")),
-        (Plan(), taking(SLOW * 0.99, computing=0.0), ("process", "overlap", "no")),
-        (Plan(), taking(math.inf, computing=0.0), ("process", "central", "threads")),
-        (Plan(), taking(30e-3, computing=0.0, obstacle="one core"), ("inline", "central", "threads")),
-        (Plan(), taking(30e-3, computing=0.0, wants_ray=True), ("ray", "central", "threads")),
-        (Plan(samplers=4, envs=1), taking(30e-3, computing=0.0), ("process", "central", "threads")),
+        (Choice(), taking(30e-3, computing=0.01, spread=UNEVEN), ("process", "central", "threads")),
+        (Choice(), taking(30e-3, computing=0.0), ("process", "central", "threads")),
+        (Choice(), taking(SLOW, computing=0.0), ("process", "central", "threads")),
+        (Choice(), taking(SLOW * 0.99, computing=0.0), ("process", "overlap", "no")),
+        (Choice(), taking(math.inf, computing=0.0), ("process", "central", "threads")),
+        (Choice(), taking(30e-3, computing=0.0, obstacle="one core"), ("inline", "central", "threads")),
+        (Choice(), taking(30e-3, computing=0.0, wants_ray=True), ("ray", "central", "threads")),
+        (Choice(samplers=4, envs=1), taking(30e-3, computing=0.0), ("process", "central", "threads")),
         # slow, and computes: processes, where they are uneven and there are cores for them
-        (Plan(), taking(30e-3, computing=0.5, spread=UNEVEN), ("process", "central", "processes")),
-        (Plan(), taking(30e-3, spread=(20e-3, 30e-3)), ("process", "sync", "no")),
-        (Plan(), taking(30e-3, spread=UNEVEN, obstacle="one core"), ("inline", "sync", "no")),
-        (Plan(), taking(CHEAP, spread=(1e-6, 1.0)), ("inline", "sync", "no")),
+        (Choice(), taking(30e-3, computing=0.5, spread=UNEVEN), ("process", "central", "processes")),
+        (Choice(), taking(30e-3, spread=(20e-3, 30e-3)), ("process", "sync", "no")),
+        (Choice(), taking(30e-3, spread=UNEVEN, obstacle="one core"), ("inline", "sync", "no")),
+        (Choice(), taking(CHEAP, spread=(1e-6, 1.0)), ("inline", "sync", "no")),
         # nobody to share a policy with; an algorithm that could not learn from it; but environments that wait
-        (Plan(envs=1), taking(30e-3, computing=0.0), ("process", "sync", "no")),
-        (Plan(), taking(30e-3, computing=0.0, streams=False), ("process", "sync", "threads")),
-        (Plan(envs=16), taking(30e-3, computing=0.0, streams=False), ("process", "overlap", "threads")),
-        (Plan(), taking(30e-3, computing=0.0, tolerates_lag=False), ("process", "sync", "threads")),
-        (Plan(), taking(30e-3, spread=UNEVEN, tolerates_lag=False), ("process", "sync", "no")),
+        (Choice(envs=1), taking(30e-3, computing=0.0), ("process", "sync", "no")),
+        (Choice(), taking(30e-3, computing=0.0, streams=False), ("process", "sync", "threads")),
+        (Choice(envs=16), taking(30e-3, computing=0.0, streams=False), ("process", "overlap", "threads")),
+        (Choice(), taking(30e-3, computing=0.0, tolerates_lag=False), ("process", "sync", "threads")),
+        (Choice(), taking(30e-3, spread=UNEVEN, tolerates_lag=False), ("process", "sync", "no")),
         # a policy that takes longer for all of them than they for a step
-        (Plan(), taking(11e-3, computing=0.0, policy=LATER), ("process", "central", "threads")),
-        (Plan(), taking(10e-3, computing=0.0, policy=LATER), ("process", "overlap", "threads")),
-        (Plan(samplers=3), taking(30e-3, computing=0.0, policy=LATER), ("process", "overlap", "threads")),
-        (Plan(envs=1000), taking(999 * HANDLING, computing=0.0), ("process", "overlap", "threads")),
+        (Choice(), taking(11e-3, computing=0.0, policy=LATER), ("process", "central", "threads")),
+        (Choice(), taking(10e-3, computing=0.0, policy=LATER), ("process", "overlap", "threads")),
+        (Choice(samplers=3), taking(30e-3, computing=0.0, policy=LATER), ("process", "overlap", "threads")),
+        (Choice(envs=1000), taking(999 * HANDLING, computing=0.0), ("process", "overlap", "threads")),
         # how they are stepped is given
-        (Plan(parallel="no"), taking(30e-3, computing=0.0), ("process", "sync", "no")),
-        (Plan(parallel="processes"), taking(30e-3, computing=0.0), ("process", "central", "processes")),
-        (Plan(parallel="threads"), taking(CHEAP), ("inline", "sync", "threads")),
+        (Choice(parallel="no"), taking(30e-3, computing=0.0), ("process", "sync", "no")),
+        (Choice(parallel="processes"), taking(30e-3, computing=0.0), ("process", "central", "processes")),
+        (Choice(parallel="threads"), taking(CHEAP), ("inline", "sync", "threads")),
     ],
 )
-def test_where_inference_happens(asked: Plan, facts: Facts, expected: tuple[str, str, str]) -> None:
-    assert choose(asked, facts) == Plan(*expected, asked.samplers, asked.envs)
+def test_where_inference_happens(asked: Choice, facts: Facts, expected: tuple[str, str, str]) -> None:
+    assert choose(asked, facts) == Choice(*expected, asked.samplers, asked.envs)
 
 
 @pytest.mark.parametrize(
     ("asked", "computing", "hosts"),
     [
-        (Plan(envs=128), 0.0, (1, 128)),
-        (Plan(envs=256), 0.0, (2, 128)),
-        (Plan(envs=512), 0.0, (4, 128)),
-        (Plan(envs=1024), 0.0, (4, 256)),  # cores
-        (Plan(envs=8), 0.2, (2, 4)),  # threads of one process compute one at a time
-        (Plan(envs=6), 0.4, (3, 2)),
-        (Plan(envs=7), 0.4, (1, 7)),  # as many as were asked for
-        (Plan(samplers=2, envs=256), 0.0, (2, 256)),  # as it was asked for
-        (Plan("ray", envs=256), 0.0, (1, 256)),
-        (Plan(topology="central", envs=256), 0.0, (1, 256)),
+        (Choice(envs=128), 0.0, (1, 128)),
+        (Choice(envs=256), 0.0, (2, 128)),
+        (Choice(envs=512), 0.0, (4, 128)),
+        (Choice(envs=1024), 0.0, (4, 256)),  # cores
+        (Choice(envs=8), 0.2, (2, 4)),  # threads of one process compute one at a time
+        (Choice(envs=6), 0.4, (3, 2)),
+        (Choice(envs=7), 0.4, (1, 7)),  # as many as were asked for
+        (Choice(samplers=2, envs=256), 0.0, (2, 256)),  # as it was asked for
+        (Choice("ray", envs=256), 0.0, (1, 256)),
+        (Choice(topology="central", envs=256), 0.0, (1, 256)),
     ],
 )
-def test_environments_of_a_single_host_are_divided(asked: Plan, computing: float, hosts: tuple[int, int]) -> None:
+def test_environments_of_a_single_host_are_divided(asked: Choice, computing: float, hosts: tuple[int, int]) -> None:
     chosen = choose(asked, taking(1.0, computing=computing, cores=4))
     assert (chosen.topology, chosen.parallel) == ("central", "threads")
     assert (chosen.samplers, chosen.envs) == hosts
@@ -220,7 +220,7 @@ def test_environments_of_a_single_host_are_divided(asked: Plan, computing: float
 
 @pytest.mark.parametrize(("seconds", "hosts"), [(0.03, 1), (0.01, 2), (0.004, 4)])
 def test_faster_environments_need_more_hosts(seconds: float, hosts: int) -> None:
-    chosen = choose(Plan(envs=64, topology="auto"), taking(seconds, computing=0.0, cores=4))
+    chosen = choose(Choice(envs=64, topology="auto"), taking(seconds, computing=0.0, cores=4))
     assert (chosen.topology, chosen.samplers, chosen.envs) == ("central", hosts, 64 // hosts)
 
 

@@ -19,7 +19,7 @@ from raynforce import kernels
 from raynforce.cli.parser import kernels_asked_for, parse
 from raynforce.config import Config
 from raynforce.driver import machines
-from raynforce.kernels import Kind
+from raynforce.kernels import KernelKind
 from raynforce.runs import checkpoint
 from raynforce.runtimes import open as opening
 from raynforce.runtimes.base import Place, Runtime
@@ -56,7 +56,7 @@ def written(run: Path) -> tuple[str, str]:
 
 def test_this_process_was_pinned_before_numpy_was_loaded() -> None:
     """Else runs inline would not equal those of other processes, which many tests compare."""
-    assert kernels.kind() == Kind(kernels.cpu_model(), HELD)
+    assert kernels.kind() == KernelKind(kernels.cpu_model(), HELD)
 
 
 def test_the_command_line_pins_and_writes_it_down(tmp_path: Path) -> None:
@@ -158,22 +158,22 @@ def test_a_role_in_a_process_of_its_own_is_pinned_though_the_driver_is_not(
     for name in kernels.pins():
         monkeypatch.delenv(name, raising=False)
     with ProcessRuntime({}, print) as runtime:
-        role = runtime.spawn("raynforce.kernels:Kind", "", "", name="role", place=Place(kernels=setting))
+        role = runtime.spawn("raynforce.kernels:KernelKind", "", "", name="role", place=Place(kernels=setting))
         role.call("index", "").result()  # it is there
-        assert runtime.kinds() == {Kind(kernels.cpu_model(), HELD if setting == "portable" else "native")}
+        assert runtime.kinds() == {KernelKind(kernels.cpu_model(), HELD if setting == "portable" else "native")}
 
 
 @pytest.mark.slow
 def test_a_role_on_ray_is_pinned(make_ray: Callable[[], Runtime]) -> None:
     with make_ray() as runtime:
-        role = runtime.spawn("raynforce.kernels:Kind", "", "", name="role")
+        role = runtime.spawn("raynforce.kernels:KernelKind", "", "", name="role")
         role.call("index", "").result()
-        assert runtime.kinds() == {Kind(kernels.cpu_model(), HELD)}
+        assert runtime.kinds() == {KernelKind(kernels.cpu_model(), HELD)}
 
 
 @here_has_avx2
 def test_a_run_that_cannot_be_pinned_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "kind", lambda: Kind("Abacus", "native"))
+    monkeypatch.setattr(opening, "kind", lambda: KernelKind("Abacus", "native"))
     said: list[str] = []
     for runtime in ("inline", "process"):
         opening.open_runtime(Config(env="CartPole-v1", runtime=runtime), said.append).close()  # type: ignore[arg-type]
@@ -208,20 +208,20 @@ def test_another_machine_is_told_where_it_matters(
 
 
 def test_several_kinds_of_processor_are_told_once_unless_they_round_alike(tmp_path: Path) -> None:
-    found: set[Kind] = set()
+    found: set[KernelKind] = set()
 
     class Cluster:
-        def kinds(self) -> set[Kind]:
+        def kinds(self) -> set[KernelKind]:
             return set(found)
 
     run, said = raynforce.runs.directory.RunDirectory(tmp_path), list[str]()
     looking = machines.Machines(run, Cluster(), said.append, portable=True)  # type: ignore[arg-type]
     looking.look()
     assert run.made_on == {}
-    found |= {Kind(A, "avx2"), Kind(B, "avx2")}
+    found |= {KernelKind(A, "avx2"), KernelKind(B, "avx2")}
     looking.look()
     assert (said, run.made_on) == ([], {"cpu": f"{A}, {B}", "kernels": "avx2"})
-    found.add(Kind("Colossus", "native"))
+    found.add(KernelKind("Colossus", "native"))
     looking.look()
     looking.look()
     (line,) = said

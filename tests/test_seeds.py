@@ -23,7 +23,7 @@ from raynforce.driver.status import Result
 from raynforce.envs.tiny import Identity
 from raynforce.errors import RaynforceError, UsageError
 from raynforce.runs.catalog import find
-from raynforce.runs.progress import Snapshot
+from raynforce.runs.progress import ProgressState
 from raynforce.runs.seeds_view import LiveSeeds, PlainSeeds
 from raynforce.seeds import SeedRun, Seeds, cores_of, numbers
 
@@ -125,8 +125,8 @@ def test_without_a_target_nothing_is_said_of_it() -> None:
 # -- the view ---------------------------------------------------------------------------------------------
 
 
-def snapshot(steps: int) -> Snapshot:
-    return Snapshot(steps, 1000, 1.0, 500.0, 3, 3, 12.5, 20.0, None, {})
+def snapshot(steps: int) -> ProgressState:
+    return ProgressState(steps, 1000, 1.0, 500.0, 3, 3, 12.5, 20.0, None, {})
 
 
 def test_a_pipe_gets_one_line_for_all_seeds_and_none_twice() -> None:

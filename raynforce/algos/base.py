@@ -52,7 +52,7 @@ class Loss(NamedTuple):
 
 
 @dataclass(slots=True)
-class Round:
+class LearningRound:
     """What the learner tells an algorithm of the round of learning that is under way."""
 
     version: int = 0  # number of the policy version it starts from
@@ -98,7 +98,7 @@ class Algorithm(Generic[H]):
         self.env = env
         self.has_buffer = True
         """Whether its replay buffer, if it has one, is here; else shards or workers have it."""
-        self.round = Round()
+        self.round = LearningRound()
         """What the learner tells; a new one for each round."""
 
     @property

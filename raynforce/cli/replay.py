@@ -37,7 +37,7 @@ from raynforce.roles.sampler import Sampler
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import FOLDER, evidence_of
-from raynforce.runtimes.host import hung
+from raynforce.runtimes.role_host import hung
 from raynforce.spaces import ObsLeaf
 
 TELL_AFTER = 2.0  # seconds before progress is shown
@@ -52,7 +52,7 @@ class How:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReplayOutcome:
     broke: bool
     verdict: str  # one sentence or two
     step: int | None = None
@@ -89,17 +89,17 @@ def _choose(run: RunDirectory, number: int | None) -> tuple[int, dict[str, Any]]
     return number, found[number]
 
 
-def _again(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: How) -> Outcome:
+def _again(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: How) -> ReplayOutcome:
     if how.stacks is not None and not faulthandler.is_enabled():
         faulthandler.enable(how.stacks)  # a crash in native code ends this process too, but says where
     try:
         fragment = evidence.get("kind") == "fragment"
         return _fragment(run, number, evidence, how) if fragment else _episode(run, evidence, how)
     except bdb.BdbQuit:
-        return Outcome(False, "left by the debugger")
+        return ReplayOutcome(False, "left by the debugger")
 
 
-def _again_apart(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: How) -> Outcome:
+def _again_apart(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: How) -> ReplayOutcome:
     """The same in a process of its own: a hang or a crash in native code ends that one, and can be told here."""
     fork = multiprocessing.get_context("fork")  # which finds no module a second time
     ours, theirs = fork.Pipe(duplex=False)
@@ -107,7 +107,7 @@ def _again_apart(run: RunDirectory, number: int, evidence: Mapping[str, Any], ho
         child = fork.Process(target=_tell, args=(theirs, run, number, evidence, replace(how, stacks=stacks)))
         child.start()
         theirs.close()
-        answer: Outcome | RaynforceError | None = None
+        answer: ReplayOutcome | RaynforceError | None = None
         try:
             wait([ours, child.sentinel])
             with contextlib.suppress(EOFError):
@@ -124,7 +124,7 @@ def _again_apart(run: RunDirectory, number: int, evidence: Mapping[str, Any], ho
         return answer
     what = hung(trace.splitlines())
     verdict = f"broke: {what or f'its process {how_it_ended(child.exitcode or 0)}'}"
-    return Outcome(True, verdict, trace=trace, hung=what is not None)
+    return ReplayOutcome(True, verdict, trace=trace, hung=what is not None)
 
 
 def _tell(parent: Connection, *what: Any) -> None:
@@ -137,7 +137,7 @@ def _tell(parent: Connection, *what: Any) -> None:
 # -- an episode -------------------------------------------------------------------------------------------------------
 
 
-def _episode(run: RunDirectory, evidence: Mapping[str, Any], how: How) -> Outcome:
+def _episode(run: RunDirectory, evidence: Mapping[str, Any], how: How) -> ReplayOutcome:
     """Reset with the seed and take the actions, as the environment did when it broke."""
     try:
         name, args, seed = str(evidence["env"]), dict(evidence.get("args") or {}), int(evidence["seed"])
@@ -163,7 +163,7 @@ class _Episode:
         self.leaves = describe(name, env.observation_space, env.action_space).obs
         self.step = 0
 
-    def play(self) -> Outcome:
+    def play(self) -> ReplayOutcome:
         last = len(self.actions)
         with _Watch(self.how, lambda: f"step {self.step:,} of {last:,}") as watch:
             try:
@@ -176,15 +176,17 @@ class _Episode:
                     watch.alive()
                     wrong, over = self._take(self._action(index), self._stop(watch, last))
                     if over and not wrong and self.step < last:
-                        return Outcome(False, f"did not break: here the episode ended at step {self.step}. {UNLIKE}")
+                        return ReplayOutcome(
+                            False, f"did not break: here the episode ended at step {self.step}. {UNLIKE}"
+                        )
             except bdb.BdbQuit:
                 raise
             except (Exception, SystemExit) as error:
                 error_seen = error
             else:
                 if wrong:
-                    return Outcome(True, f"{self._where(last)}: {wrong}", self.step)
-                return Outcome(False, f"did not break in {last:,} steps. {UNLIKE}")
+                    return ReplayOutcome(True, f"{self._where(last)}: {wrong}", self.step)
+                return ReplayOutcome(False, f"did not break in {last:,} steps. {UNLIKE}")
         return self._raised(error_seen, last)
 
     def _stop(self, watch: _Watch, last: int) -> bool:
@@ -225,14 +227,14 @@ class _Episode:
         at = f"at step {self.step:,}" if self.step else "in reset"
         return f"broke again {at}" if self.step == last else f"broke {at}, in the run at step {last:,}"
 
-    def _raised(self, error: BaseException, last: int) -> Outcome:
+    def _raised(self, error: BaseException, last: int) -> ReplayOutcome:
         inside = error.__traceback__
         while inside is not None and inside.tb_frame.f_globals.get("__name__") == __name__:
             inside = inside.tb_next  # our own frames are of no interest
         trace = "".join(traceback.format_exception(type(error), error, inside))
         verdict = f"{self._where(last)}: {summary(error)}"
         end = _up_to_env(inside, self.env) or error.__traceback__
-        return Outcome(True, verdict, self.step, _debugged(self.how, trace, verdict, end))
+        return ReplayOutcome(True, verdict, self.step, _debugged(self.how, trace, verdict, end))
 
 
 def _debugged(how: How, trace: str, verdict: str, end: TracebackType | None) -> str:
@@ -282,7 +284,7 @@ def _up_to_env(inside: TracebackType | None, env: Env) -> TracebackType | None:
 # -- a fragment -------------------------------------------------------------------------------------------------------
 
 
-def _fragment(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: How) -> Outcome:
+def _fragment(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: How) -> ReplayOutcome:
     """Let the sampler, put to where it stood, sample the fragment again that it did not come back from."""
     began, broke = time.monotonic(), None
     with _Watch(how, lambda: "sampling") as watch, contextlib.ExitStack() as opened:
@@ -302,11 +304,11 @@ def _fragment(run: RunDirectory, number: int, evidence: Mapping[str, Any], how: 
             broke = error
     if broke is None:
         steps, seconds = sum(fragment.steps for fragment in fragments), time.monotonic() - began
-        return Outcome(False, f"did not break: {steps:,} steps in {seconds:.1f} s. {OUTSIDE}")
+        return ReplayOutcome(False, f"did not break: {steps:,} steps in {seconds:.1f} s. {OUTSIDE}")
     cause = broke.__cause__ if isinstance(broke, RaynforceError) and broke.__cause__ is not None else broke
     trace = "".join(traceback.format_exception(cause))
     verdict = f"broke again: {reason(broke)}"
-    return Outcome(True, verdict, None, _debugged(how, trace, verdict, cause.__traceback__))
+    return ReplayOutcome(True, verdict, None, _debugged(how, trace, verdict, cause.__traceback__))
 
 
 OUTSIDE = "Either what ended it came from outside (memory, another process), or the environment is not determined by "

@@ -17,7 +17,7 @@ from raynforce.cli.text import DIM, GREEN, RED, STATES, Page, age, count, paint,
 from raynforce.errors import RaynforceError, UsageError
 from raynforce.imports import is_given
 from raynforce.runs import catalog
-from raynforce.runs.catalog import Kept, bytes_in, checkpoints_of, glance, look_at
+from raynforce.runs.catalog import KeptCheckpoint, bytes_in, checkpoints_of, glance, look_at
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import each_event, summarise
 from raynforce.runs.mirrored import open_run
@@ -34,18 +34,18 @@ def tell(text: str, *, me: str = "raynforce", verify: bool = False, as_json: boo
     """Print it; `me` is how this command was called. With `verify`, 1 if a checkpoint is not what was written."""
     path = Path(text)
     if (path / "manifest.json").exists() and not (path / "config.yaml").exists():
-        found: Kept | _Run = look_at(path, verify=verify)
+        found: KeptCheckpoint | _Run = look_at(path, verify=verify)
     elif not is_url(text) and not path.exists() and (Path("runs") / path).is_dir():
         raise UsageError(f"there is no run at {path} (did you mean {Path('runs') / path}?)")
     else:
         found = _Run(open_run(text), me, verify)
     if as_json:
         print(json.dumps(found.to_json()))
-    elif isinstance(found, Kept):
+    elif isinstance(found, KeptCheckpoint):
         _checkpoint(found, me, verify, Page(LABEL))
     else:
         found.show(Page(LABEL))
-    kept = [found] if isinstance(found, Kept) else found.kept
+    kept = [found] if isinstance(found, KeptCheckpoint) else found.kept
     return 1 if verify and any(one.wrong for one in kept) else 0
 
 
@@ -220,7 +220,7 @@ class _Run:
         return None
 
 
-def _files(kept: Kept, verify: bool) -> str:
+def _files(kept: KeptCheckpoint, verify: bool) -> str:
     if kept.wrong:
         more = f", and {len(kept.wrong) - 1} more" if len(kept.wrong) > 1 else ""
         return f"torn: {plain(kept.wrong[0])}{more}"
@@ -229,7 +229,7 @@ def _files(kept: Kept, verify: bool) -> str:
     return f"{policy}{shared}{'verified' if verify else 'all there'}"
 
 
-def _checkpoint(kept: Kept, me: str, verify: bool, page: Page) -> None:
+def _checkpoint(kept: KeptCheckpoint, me: str, verify: bool, page: Page) -> None:
     leads = f"→{TIED}{os.path.relpath(os.path.realpath(kept.path))}" if kept.path.is_symlink() else ""
     page.title(str(kept.path), leads)
     if kept.manifest:

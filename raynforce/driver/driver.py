@@ -12,7 +12,7 @@ from raynforce import infos
 from raynforce.config import Config
 from raynforce.driver.evaluating import FINAL, Evaluations, Pinned, Played, Schedule
 from raynforce.driver.machines import Machines
-from raynforce.driver.recording import Best, Record
+from raynforce.driver.recording import Best, Recorder
 from raynforce.driver.resuming import require_fit, settings_note, steps_note, weights_to_begin_with
 from raynforce.driver.signals import StopRequest
 from raynforce.driver.status import Callback, Result, Tally
@@ -26,7 +26,7 @@ from raynforce.policy import Policy
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import FaultHistory
 from raynforce.runs.metrics import Sink
-from raynforce.runs.progress import Mode, Progress, Snapshot, make_progress
+from raynforce.runs.progress import Mode, Progress, ProgressState, make_progress
 from raynforce.runtimes.base import Handle, Pending, RoleError
 from raynforce.runtimes.member import Job
 from raynforce.spaces import EnvSpec
@@ -135,7 +135,7 @@ class Driver:
             lock = opened.enter_context(run.locked())
         resume_step = self._status.steps if resume else None
         positions: Tree = {} if saved is None else saved["run"]["sinks"]
-        self._record = Record(run, lock, config, sinks, self._progress.fault, opened, resume_step, positions)
+        self._record = Recorder(run, lock, config, sinks, self._progress.fault, opened, resume_step, positions)
         supervision.history = FaultHistory(run, self._progress.fault)
         opened.callback(supervision.history.close)
         if saved is None:
@@ -263,7 +263,7 @@ class Driver:
         status, history = self._status, self._supervision.history
         same = {name: getattr(status, name) for name in ("steps", "episodes", "updates", "best_eval")}
         self._progress.update(
-            Snapshot(
+            ProgressState(
                 **same,
                 total_steps=self._config.steps,
                 seconds=self._tally.seconds,

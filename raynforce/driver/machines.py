@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
-from raynforce.kernels import Kind
+from raynforce.kernels import KernelKind
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.provenance import provenance
 from raynforce.runtimes.base import Runtime
@@ -18,7 +18,7 @@ class Machines:
 
     def __init__(self, run: RunDirectory, runtime: Runtime, say: Callable[[str], None], *, portable: bool) -> None:
         self._run, self._runtime, self._say, self._portable = run, runtime, say, portable
-        self._known: Set[Kind] = frozenset()
+        self._known: Set[KernelKind] = frozenset()
 
     def look(self) -> None:
         kinds = self._runtime.kinds()

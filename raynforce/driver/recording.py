@@ -27,7 +27,7 @@ class Best(NamedTuple):
     policy: Callable[[], Tree]
 
 
-class Record:
+class Recorder:
     """The files of a run, open for writing. Training never waits for the disk, but at the start and at the end."""
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raynforce.envs.launching import is_simulator
-from raynforce.envs.peer import SESSION, Failed, Peer, Row, Skipped
+from raynforce.envs.peer import SESSION, AnswerRow, Failed, Peer, Skipped
 from raynforce.envs.simulators import Simulators, random_actions
 from raynforce.errors import UsageError
 from raynforce.protocol.codec import ENDED, RESET
@@ -54,7 +54,7 @@ def ready(peer: Peer, **how: Any) -> list[int]:
     return envs
 
 
-def stepped(peer: Peer, envs: list[int], rows: dict[int, Row] | None = None) -> dict[int, Row]:
+def stepped(peer: Peer, envs: list[int], rows: dict[int, AnswerRow] | None = None) -> dict[int, AnswerRow]:
     """One step of each, after a reset of those that need one."""
     if peer.autoreset == "explicit" and rows and (over := [e for e in envs if rows[e].status & ENDED]):
         peer.ask(peer.reset(over))
@@ -167,7 +167,7 @@ def requests_cross(peer: Peer) -> None:
                 raise Failed(f"env {row.env} answers request {row.request}, or has answered twice")
 
 
-def _episodes(peer: Peer) -> Iterator[tuple[Row, float, int, bytes]]:
+def _episodes(peer: Peer) -> Iterator[tuple[AnswerRow, float, int, bytes]]:
     """Ended rows, with the return and length that were counted here, and the env's observation before."""
     envs, rows = ready(peer), None
     total, length = dict.fromkeys(envs, 0.0), dict.fromkeys(envs, 0)

@@ -17,7 +17,7 @@ import numpy as np
 
 from raynforce.doorbell import Doorbell
 from raynforce.envs.faults import EnvFault
-from raynforce.envs.lane import Lane, Plan
+from raynforce.envs.lane import Lane, LanePlan
 from raynforce.envs.local import other_spaces
 from raynforce.envs.make import closed_on_error
 from raynforce.envs.rows import Rows
@@ -32,7 +32,7 @@ _STACK = 1 << 20  # bytes for each thread: simulators in C need some
 _stack_size = threading.Lock()
 
 
-class Report(NamedTuple):
+class LaneReport(NamedTuple):
     lane: int
     what: Literal["spaces", "made", "step", "broke", "answer", "error", "died", "gone"]
     """`spaces`: a process has made its env and waits for shared rows; `gone`: one that was abandoned has ended."""
@@ -41,7 +41,7 @@ class Report(NamedTuple):
     faults: Sequence[EnvFault] = ()  # the first is what a lane broke by
 
 
-class About(NamedTuple):
+class EnvFacts(NamedTuple):
     spec: EnvSpec
     note: str
     way_back: str
@@ -53,13 +53,13 @@ class LaneWorker:
     lane: Lane | None = None
     action: np.ndarray  # [1, ...] for the next step
 
-    def __init__(self, plan: Plan, index: int, episode: int) -> None:
+    def __init__(self, plan: LanePlan, index: int, episode: int) -> None:
         self.plan, self.index, self.episode = plan, index, episode
 
-    def make(self) -> Report:
+    def make(self) -> LaneReport:
         return self._report("made", self._make)
 
-    def step(self) -> Report | None:
+    def step(self) -> LaneReport | None:
         """None if the row says it all."""
         lane = self.lane
         assert lane is not None
@@ -67,46 +67,46 @@ class LaneWorker:
         try:
             broke = lane.step(lane.ready(self.action)[0])
         except BaseException as error:
-            return Report(self.index, "error", error)
+            return LaneReport(self.index, "error", error)
         lane.row.seconds[0] = time.monotonic() - begun
         info = lane.take_info()
         if info is None and not lane.shared.faults:
             return None
-        return Report(self.index, "broke" if broke else "step", info, lane.shared.take_faults())
+        return LaneReport(self.index, "broke" if broke else "step", info, lane.shared.take_faults())
 
-    def call(self, method: str, args: tuple[Any, ...]) -> Report:
+    def call(self, method: str, args: tuple[Any, ...]) -> LaneReport:
         return self._report("answer", lambda: getattr(self.lane, method)(*args))
 
     def close(self) -> None:
         if self.lane is not None:
             self.lane.close()
 
-    def _report(self, what: Literal["made", "answer"], work: Callable[[], Any]) -> Report:
+    def _report(self, what: Literal["made", "answer"], work: Callable[[], Any]) -> LaneReport:
         try:
             value = work()
         except BaseException as error:
-            return Report(self.index, "error", error)
+            return LaneReport(self.index, "error", error)
         assert self.lane is not None
-        return Report(self.index, what, value, self.lane.shared.take_faults())
+        return LaneReport(self.index, what, value, self.lane.shared.take_faults())
 
-    def _make(self) -> About:
+    def _make(self) -> EnvFacts:
         lane = Lane(self.plan, self.index)
         with closed_on_error(lane):
             lane.begin_at(self.episode)
         self.lane, self.action = lane, lane.row.action
-        return About(lane.spec, lane.note, lane.way_back)
+        return EnvFacts(lane.spec, lane.note, lane.way_back)
 
 
 class _Worker(LaneWorker):
     """A lane in this process; its row is its own, as one that was abandoned may come back at any time."""
 
-    report: Report | None = None
+    report: LaneReport | None = None
 
     def __init__(self, executor: EnvExecutor, index: int, episode: int) -> None:
         super().__init__(executor.plan, index, episode)
         self._done = executor.done
 
-    def do(self, work: Callable[..., Report | None], *args: Any) -> None:
+    def do(self, work: Callable[..., LaneReport | None], *args: Any) -> None:
         self.report = work(*args)
         self._done(self)
 
@@ -130,7 +130,7 @@ class EnvExecutor:
 
     rows: Rows  # they are there as soon as a lane has made its environment
 
-    def __init__(self, plan: Plan, count: int) -> None:
+    def __init__(self, plan: LanePlan, count: int) -> None:
         self.plan, self.count = plan, count
         self.spec: EnvSpec | None = None
         self.bell = Doorbell()
@@ -160,11 +160,11 @@ class EnvExecutor:
         self._finished.append(worker)
         self.bell.ring()
 
-    def collect(self) -> tuple[list[int], list[Report]]:
+    def collect(self) -> tuple[list[int], list[LaneReport]]:
         """Lanes whose step went well without a report, and all reports, since the last call."""
         self.bell.clear()
         done: list[int] = []
-        reports: list[Report] = []
+        reports: list[LaneReport] = []
         while self._finished:
             worker = self._finished.popleft()
             if worker is not self._workers[worker.index]:  # it was abandoned
@@ -194,7 +194,7 @@ class EnvExecutor:
             worker.close()
         self.bell.close()
 
-    def _checked(self, report: Report) -> Report:
+    def _checked(self, report: LaneReport) -> LaneReport:
         """The report; an error if its environment is not like the first one, which rows are made for."""
         if report.what not in ("made", "spaces"):
             return report
@@ -203,7 +203,7 @@ class EnvExecutor:
             self.spec, self.rows = spec, self._make_rows(spec)
         if spec == self.spec:
             return report
-        return Report(report.lane, "error", other_spaces(spec.env, self.plan.first + report.lane, self.plan.first))
+        return LaneReport(report.lane, "error", other_spaces(spec.env, self.plan.first + report.lane, self.plan.first))
 
     def _make_rows(self, spec: EnvSpec) -> Rows:
         return Rows(spec, self.count)

@@ -19,8 +19,8 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from raynforce.envs.executors import GRACE, About, LaneWorker, Report
-from raynforce.envs.lane import Lane, Plan
+from raynforce.envs.executors import GRACE, EnvFacts, LaneReport, LaneWorker
+from raynforce.envs.lane import Lane, LanePlan
 from raynforce.envs.rows import Rows, row_bytes
 from raynforce.errors import EnvError, RaynforceError, summary
 from raynforce.given import unpack
@@ -43,7 +43,7 @@ _PR_SET_PDEATHSIG = 1
 class SpawnRequest(NamedTuple):
     lane: int
     generation: int
-    plan: Plan
+    plan: LanePlan
     episode: int
     given: bytes  # the environment itself, where it is not from a module
 
@@ -152,7 +152,7 @@ class EnvProcess(LaneWorker):
                 self._tell(made)
         self.close()
 
-    def _make(self) -> About:
+    def _make(self) -> EnvFacts:
         unpack(self._given)
         return super()._make()
 
@@ -163,7 +163,7 @@ class EnvProcess(LaneWorker):
         lane.write_to(Rows(lane.spec, 1, rows[self.index * size : (self.index + 1) * size]))
         self.action = lane.row.action
 
-    def _tell(self, report: Report | None) -> None:
+    def _tell(self, report: LaneReport | None) -> None:
         os.write(self._pipe, self._done if report is None else self._more)
         if report is not None:
             self._answers.send(report if report.what != "error" else report._replace(value=_portable(report.value)))

@@ -37,7 +37,7 @@ class Lost(NamedTuple):
     example: str = ""
 
 
-class Plan(NamedTuple):
+class LanePlan(NamedTuple):
     """What all lanes are made from. Lane i has the number `first` + i in faults and seeds."""
 
     env: str
@@ -69,7 +69,7 @@ class Lane:
     often in a row is an `EnvError`; garbage twice in a row before any step went well is a `ContractError`.
     """
 
-    def __init__(self, plan: Plan, index: int = 0, shared: Shared | None = None) -> None:
+    def __init__(self, plan: LanePlan, index: int = 0, shared: Shared | None = None) -> None:
         self.plan, self.number, self.shared = plan, plan.first + index, shared or Shared()
         self.env, self.spec = make_described(plan.env, plan.args)
         self._info: Info | None = None

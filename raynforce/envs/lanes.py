@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raynforce import settings
-from raynforce.envs.executors import About, EnvExecutor, Report, Threads, require_files, require_tasks
+from raynforce.envs.executors import EnvExecutor, EnvFacts, LaneReport, Threads, require_files, require_tasks
 from raynforce.envs.faults import EnvFault, count_break
-from raynforce.envs.lane import Plan
+from raynforce.envs.lane import LanePlan
 from raynforce.envs.local import LaneVector
 from raynforce.envs.make import closed_on_error
 from raynforce.envs.processes import Processes
@@ -24,7 +24,7 @@ from raynforce.infos import NOTHING, Info
 _UNFIT = ("main thread", "event loop in thread")  # what is said where signals or asyncio are used in a thread
 
 
-class Broken(NamedTuple):
+class BrokenLane(NamedTuple):
     """A lane whose step did not happen: its environment broke, and a new one has begun another episode."""
 
     lane: int
@@ -67,18 +67,18 @@ class Lanes:
         self._stepped = [0] * count  # steps since the last replacement
         self._replaced = [0] * count  # in a row
         self._look = 0.0  # when a lane may be overdue
-        self._unreported: dict[int, Broken] = {}  # lanes that were replaced, until `collect` tells of it
+        self._unreported: dict[int, BrokenLane] = {}  # lanes that were replaced, until `collect` tells of it
         self._making: set[int] = set()  # those whose new env is not there yet
         self._faults: list[EnvFault] = []
         self._info: dict[int, Info] = {}  # by lane
-        self.executor = _executor(parallel, Plan(env, dict(args or {}), seed, sampler, first, record), count)
+        self.executor = _executor(parallel, LanePlan(env, dict(args or {}), seed, sampler, first, record), count)
         self.fileno, self.threads, self.close = self.executor.fileno, self.executor.threads, self.executor.close
         self._poll = select.poll()
         self._poll.register(self.executor.fileno(), select.POLLIN)
         with closed_on_error(self):
             for lane in range(count):
                 self.executor.make(lane, first_of_attempt(attempt) if attempt else 0)
-            about: About = next(iter(self._gather("made", " could not be made").values()))
+            about: EnvFacts = next(iter(self._gather("made", " could not be made").values()))
         self.spec, self.note, self.way_back = about
         rows = self.rows = self.executor.rows
         self.obs, self.final = rows.obs, rows.final  # [N, ...]
@@ -97,7 +97,7 @@ class Lanes:
             self.executor.bell.ring()  # their replacements may be ready
         self.executor.step(asked)
 
-    def collect(self) -> tuple[np.ndarray, list[Broken]]:
+    def collect(self) -> tuple[np.ndarray, list[BrokenLane]]:
         """Lanes that are done with a step since the last call, `[K]` in order, and those that broke."""
         done, reports = self.executor.collect()
         broken = [found for report in reports if (found := self._handle(report, done)) is not None]
@@ -113,7 +113,7 @@ class Lanes:
             since[lost.lane] = math.inf
         return np.array(done, np.int64), broken
 
-    def overdue(self, now: float) -> list[Broken]:
+    def overdue(self, now: float) -> list[BrokenLane]:
         """Replace the lanes that hang at `now` (monotonic), unless results are pending; `collect` returns them."""
         if now < self._look or self._parallel == "no":
             return []
@@ -179,14 +179,14 @@ class Lanes:
     def wait(self, seconds: float | None = None) -> None:
         self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000)
 
-    def _handle(self, report: Report, done: list[int]) -> Broken | None:
+    def _handle(self, report: LaneReport, done: list[int]) -> BrokenLane | None:
         lane, what, value, faults = report
         self._faults += faults
         if what in ("step", "broke"):
             for fault in faults[:1]:
                 self._require_fit(fault.cause)
                 if what == "broke":
-                    return Broken(lane, fault.kind, fault.cause, fault.facts())
+                    return BrokenLane(lane, fault.kind, fault.cause, fault.facts())
             if value is not None:
                 self._info[lane] = value
             done.append(lane)
@@ -210,7 +210,9 @@ class Lanes:
         seed = derive_seed(plan.seed, plan.sampler, number, int(rows.episode[lane]))
         fault = EnvFault(plan.env, plan.args, code, number, seed, int(rows.steps[lane]), text)
         self._faults.append(fault)
-        self._unreported.setdefault(lane, Broken(lane, code, text, fault.facts()))  # the first is what broke the step
+        self._unreported.setdefault(
+            lane, BrokenLane(lane, code, text, fault.facts())
+        )  # the first is what broke the step
         self._making.add(lane)
         self._replaced[lane] = count_break(fault, self._replaced[lane], self._stepped[lane])
         self._stepped[lane] = 0
@@ -225,7 +227,7 @@ class Lanes:
             raise UsageError(f"env {self.executor.plan.env!r} cannot run in a thread ({text}): {fix}")
 
 
-def _executor(parallel: Parallel, plan: Plan, count: int) -> EnvExecutor:
+def _executor(parallel: Parallel, plan: LanePlan, count: int) -> EnvExecutor:
     parallel = settings.coerce(parallel, Parallel, "parallel")
     if parallel != "no":
         what = f"{count} {parallel} for envs"

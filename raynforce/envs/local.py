@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from raynforce.envs.faults import EnvFault
-from raynforce.envs.lane import Lane, Lost, Plan, Shared
+from raynforce.envs.lane import Lane, LanePlan, Lost, Shared
 from raynforce.envs.make import closed_on_error
 from raynforce.envs.rows import Rows
 from raynforce.envs.vector import Step, VectorEnv
@@ -93,7 +93,7 @@ class LocalVector(LaneVector):
         note: str = "",
         lane: type[Lane] = Lane,
     ) -> None:
-        plan = Plan(env, dict(env_args or {}), seed, sampler, 0, record)
+        plan = LanePlan(env, dict(env_args or {}), seed, sampler, 0, record)
         self._shared = Shared()
         self._lanes: list[Any] = []
         with closed_on_error(self):

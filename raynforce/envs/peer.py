@@ -153,13 +153,13 @@ class Peer:
         assert self.hello is not None
         return random_actions(self.hello.spaces.action, count, self.rng)
 
-    def ask(self, message: Message) -> dict[int, Row]:
+    def ask(self, message: Message) -> dict[int, AnswerRow]:
         """Send a request, and the rows that answer it, by env."""
         self.send(message.to_bytes())
         return self.rows(message.buffers[0].tolist(), message.sequence)
 
-    def rows(self, envs: Sequence[int], sequence: int) -> dict[int, Row]:
-        found: dict[int, Row] = {}
+    def rows(self, envs: Sequence[int], sequence: int) -> dict[int, AnswerRow]:
+        found: dict[int, AnswerRow] = {}
         while len(found) < len(envs):
             message = self.next(Type.RESULT)
             for row in self.unpacked(message):
@@ -187,7 +187,7 @@ class Peer:
                 told = message.meta.get("text", "") if message.type == Type.ERROR else ""
                 raise Failed(f"it sent {Type(message.type).name} {told}; expected was {wanted}")
 
-    def unpacked(self, message: Message) -> Iterator[Row]:
+    def unpacked(self, message: Message) -> Iterator[AnswerRow]:
         """The rows of a RESULT; what no row may be is a failure."""
         assert self.hello is not None
         ids, request, reward, status, *rest = message.buffers
@@ -209,7 +209,7 @@ class Peer:
             if int(status[i]) not in (0, 1, 2, 3, RESET):
                 raise Failed(f"env {env} has status {status[i]}")
             over = np.flatnonzero(ended == i)
-            yield Row(
+            yield AnswerRow(
                 env,
                 int(request[i]),
                 float(reward[i]),
@@ -247,7 +247,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Row:
+class AnswerRow:
     """What one env answered."""
 
     env: int

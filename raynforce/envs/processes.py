@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from raynforce.envs.executors import FEWER, GRACE, EnvExecutor, Report
+from raynforce.envs.executors import FEWER, GRACE, EnvExecutor, LaneReport
 from raynforce.envs.fork_server import CALL, DONE, MEMORY, START, STEP, SpawnRequest
-from raynforce.envs.lane import Plan
+from raynforce.envs.lane import LanePlan
 from raynforce.envs.make import closed_on_error
 from raynforce.envs.rows import Rows, row_bytes
 from raynforce.errors import EnvError, UsageError, how_it_ended
@@ -30,7 +30,7 @@ _AT_ONCE = 4096  # lanes told of by one read
 class Processes(EnvExecutor):
     """Rows are in memory that all share. An order is one byte on a lane's own socket, and all answer on one pipe."""
 
-    def __init__(self, plan: Plan, count: int) -> None:
+    def __init__(self, plan: LanePlan, count: int) -> None:
         self._given = pack([plan.env])
         super().__init__(plan, count)
         self._memory = -1
@@ -75,12 +75,12 @@ class Processes(EnvExecutor):
             self._lines[lane].send(CALL)
             connection.send((method, args))
 
-    def collect(self) -> tuple[list[int], list[Report]]:
+    def collect(self) -> tuple[list[int], list[LaneReport]]:
         ready = [fd for fd, _ in self._epoll.poll(0)]
         self.bell.clear()
         deaths = self._deaths() if self._line.fileno() in ready else []
         done: list[int] = []
-        reports: list[Report] = []
+        reports: list[LaneReport] = []
         for lane, more in self._answered():  # also of those that have died since
             if lane in self._ending:
                 continue
@@ -109,10 +109,10 @@ class Processes(EnvExecutor):
             return []
         return told[self._generations[told[:, 0]] == told[:, 1]][:, ::2].tolist()
 
-    def _read(self, lane: int) -> Report | None:
+    def _read(self, lane: int) -> LaneReport | None:
         try:
             with self._connection(lane) as connection:
-                report: Report = connection.recv()
+                report: LaneReport = connection.recv()
         except (EOFError, ConnectionError):  # it died over it
             return None
         report = self._checked(report)
@@ -123,7 +123,7 @@ class Processes(EnvExecutor):
             socket.send_fds(self._lines[lane], [b"m"], [self._memory])
         return None
 
-    def _deaths(self) -> list[Report]:
+    def _deaths(self) -> list[LaneReport]:
         found = []
         while self._requests.poll():
             with self._server_lives():
@@ -132,12 +132,12 @@ class Processes(EnvExecutor):
                 continue
             if isinstance(how, str):
                 started = f"not all of {self.count} processes for envs can be started ({how})"
-                found.append(Report(lane, "error", UsageError(f"{started}: {FEWER}")))
+                found.append(LaneReport(lane, "error", UsageError(f"{started}: {FEWER}")))
             elif lane in self._ending:
                 self._ending.remove(lane)
-                found.append(Report(lane, "gone", None))
+                found.append(LaneReport(lane, "gone", None))
             else:
-                found.append(Report(lane, "died", f"its process {how_it_ended(how)}"))
+                found.append(LaneReport(lane, "died", f"its process {how_it_ended(how)}"))
         return found
 
     @contextlib.contextmanager

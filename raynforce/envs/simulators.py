@@ -13,15 +13,15 @@ import numpy as np
 
 from raynforce.envs.cost import PASSES, STEPS, TRIAL_SECONDS, Cost
 from raynforce.envs.faults import EnvFault, count_break
-from raynforce.envs.lanes import Broken, Lanes, ParallelVector
+from raynforce.envs.lanes import BrokenLane, Lanes, ParallelVector
 from raynforce.envs.launching import Launched, is_simulator
 from raynforce.envs.rows import Rows
 from raynforce.envs.vector import EnvArgs, derive_seed, first_of_attempt
 from raynforce.errors import EnvError, UsageError
 from raynforce.infos import NOTHING, Info
-from raynforce.protocol import policy
 from raynforce.protocol.channel import Link, Listener
 from raynforce.protocol.handshake import Deadlines, Offer
+from raynforce.protocol.policy_session import Broken, Overdue, Results
 from raynforce.protocol.session import Ended
 from raynforce.protocol.shared import SharedObs
 from raynforce.protocol.spaces import Spaces
@@ -106,7 +106,7 @@ class Simulators:
         self._seed, self._sampler, self._first = seed, sampler, first
         self._start_seconds = start_seconds
         self._since = np.full(count, math.inf)  # when a lane was asked to step, if it has not answered
-        self._unreported: dict[int, Broken] = {}  # lanes that begin another episode, until `collect` tells of it
+        self._unreported: dict[int, BrokenLane] = {}  # lanes that begin another episode, until `collect` tells of it
         self._making: set[int] = set()  # those whose first observation is not there yet
         self._faults: list[EnvFault] = []
         self._info: dict[int, Info] = {}
@@ -154,7 +154,7 @@ class Simulators:
             self._link.send(self._link.session.step(lanes, actions, now))
             self._watch()
 
-    def collect(self) -> tuple[np.ndarray, list[Broken]]:
+    def collect(self) -> tuple[np.ndarray, list[BrokenLane]]:
         """Lanes that are done with a step since this was last asked, `[K]`, and those that broke."""
         done: list[np.ndarray] = []
         if (link := self._joined()) is not None:
@@ -170,7 +170,7 @@ class Simulators:
             return done[0], broken
         return np.concatenate(done) if done else np.empty(0, np.int64), broken
 
-    def overdue(self, now: float) -> list[Broken]:
+    def overdue(self, now: float) -> list[BrokenLane]:
         """A process that hangs, or is silent, is started again; `collect` tells of its lanes when they are back."""
         self._look = now + min(LOOK, self.hang_seconds / 4)
         if (link := self._joined()) is not None:
@@ -182,7 +182,7 @@ class Simulators:
         most = min(LOOK, self.hang_seconds / 4) if self._link is not None else 0.05
         self._poll.poll(most if seconds is None else max(0.0, min(seconds, most)))
 
-    def step_all(self, actions: np.ndarray) -> list[Broken]:
+    def step_all(self, actions: np.ndarray) -> list[BrokenLane]:
         """Step all lanes and wait for them; those that broke."""
         self.step(np.arange(self.count), actions)
         left, broken = self.count, []
@@ -258,7 +258,7 @@ class Simulators:
             self.collect()
         self._unreported.clear()  # nothing was asked of them
 
-    def _take(self, results: policy.Results) -> np.ndarray:
+    def _take(self, results: Results) -> np.ndarray:
         """Write results into the rows; the lanes that have stepped."""
         lanes, rows = results.envs, self.rows
         for path, column in results.obs.items() if self._memory is None else ():
@@ -288,13 +288,13 @@ class Simulators:
         """Act on what the simulator says; the lanes that have stepped."""
         done = []
         for event in events:
-            if isinstance(event, policy.Results):
+            if isinstance(event, Results):
                 done.append(self._take(event))
-            elif isinstance(event, policy.Broken):
+            elif isinstance(event, Broken):
                 for lane in event.envs.tolist():
                     self._lose(lane, "garbage" if event.code == "value" else "raised", event.text)
                 self._begin(event.envs)
-            elif isinstance(event, policy.Overdue):
+            elif isinstance(event, Overdue):
                 self._restart("hung", f"it did not come back within {self.hang_seconds:g} s", kill=True)
                 break
             elif isinstance(event, Ended):
@@ -302,7 +302,7 @@ class Simulators:
                 break
         return done
 
-    def _replacements(self) -> list[Broken]:
+    def _replacements(self) -> list[BrokenLane]:
         """Lanes that are in new episodes, and were asked to step."""
         back = [i for i in self._unreported if i not in self._making and self._since[i] < math.inf]
         self.rows.reward[back], self.rows.terminated[back], self.rows.truncated[back] = 0.0, False, False
@@ -327,7 +327,7 @@ class Simulators:
         fault = EnvFault(self._env, self._args, kind, number, seed, steps, text)
         if alone:  # a process that ends is one fault, however many envs it has
             self._faults.append(fault)
-        self._unreported.setdefault(lane, Broken(lane, kind, text, fault.facts()))
+        self._unreported.setdefault(lane, BrokenLane(lane, kind, text, fault.facts()))
         self._making.add(lane)
         self._breaks[lane] = count_break(fault, int(self._breaks[lane]), int(self._stepped[lane]))
         self._stepped[lane] = 0

@@ -31,7 +31,7 @@ def allocate(
     return seen, rest | {name: np.zeros((rows, lanes), np.bool_) for name in ("terminated", "truncated")}
 
 
-class Ended(NamedTuple):
+class EndedEpisode(NamedTuple):
     total: float
     length: int
     info: Info = NOTHING  # numbers in `info` where it ended
@@ -49,7 +49,7 @@ class InFlight:
 
     def add(
         self, columns: Arrays, ends: Iterable[tuple[int, int, Info | None]], lanes: np.ndarray | slice = slice(None)
-    ) -> list[Ended]:
+    ) -> list[EndedEpisode]:
         """Add rows and the column `first`; returns what ended. `ends` are row, column, `info` (None: cut) by time."""
         valid = columns["valid"]
         first = np.empty_like(valid)
@@ -61,7 +61,7 @@ class InFlight:
         found, used_total, used_count = [], np.zeros_like(total[0]), np.zeros_like(count[0])
         for t, b, info in ends:
             if info is not None:
-                found.append(Ended(total[t, b] - used_total[b], count[t, b] - used_count[b], info))
+                found.append(EndedEpisode(total[t, b] - used_total[b], count[t, b] - used_count[b], info))
             used_total[b], used_count[b] = total[t, b], count[t, b]
         self.returns[lanes], self.lengths[lanes] = total[-1] - used_total, count[-1] - used_count
         return found
@@ -77,7 +77,13 @@ def final_columns(columns: Arrays, index: Sequence[np.ndarray], last: Sequence[M
 
 
 def finish(
-    columns: Arrays, episodes: Sequence[Ended], *, version: int, sampler: int, sequence: int, state0: Columns = NOTHING
+    columns: Arrays,
+    episodes: Sequence[EndedEpisode],
+    *,
+    version: int,
+    sampler: int,
+    sequence: int,
+    state0: Columns = NOTHING,
 ) -> Fragment:
     """The fragment of these columns; `state0` `[B, ...]` is the recurrent state that its first row was chosen with."""
     columns["episode/return"] = np.array([each.total for each in episodes], np.float32)

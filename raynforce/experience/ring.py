@@ -10,8 +10,8 @@ import numpy as np
 from raynforce.errors import UsageError
 from raynforce.experience.compressed import CompressedFrames, Stored
 from raynforce.experience.fragment import Fragment
-from raynforce.experience.stacks import Plan, Stacks
-from raynforce.experience.storage import Layout, Pool, columns_of, derived_columns, whole_columns
+from raynforce.experience.stacks import StackPlan, Stacks
+from raynforce.experience.storage import Layout, SlotPool, columns_of, derived_columns, whole_columns
 from raynforce.spaces import ActionSpec, ObsLeaf
 from raynforce.trees import SEGMENTS, Tree, join
 
@@ -52,7 +52,7 @@ class Ring:
         self.stored: dict[str, Stored] = {**self.flat, **self.frames}
         self.terminated, self.end, self.valid = (self.flat[k] for k in ("terminated", "end", "valid"))  # [slots]
         # Of steps whose next row does not hold the true next observation.
-        self.finals = Pool(self.obs, self.flat["final_slot"], memory_fraction, "final observations")
+        self.finals = SlotPool(self.obs, self.flat["final_slot"], memory_fraction, "final observations")
         stacked = [leaf for leaf in obs if leaf.stack > 1]
         self.stacked = whole_columns(stacked)
         self.stacks = Stacks(stacked, self.stored, self.flat, layout, memory_fraction) if stacked else None
@@ -162,7 +162,7 @@ class Ring:
             shapes = f"replay: fragment column 'priority' has shape {found}, expected {(length, lanes)}"
             raise UsageError(f"{shapes}; give one TD error for every step, or none at all")
 
-    def _make_room(self, fragment: Fragment, head: int, gap: bool) -> tuple[Plan | None, np.ndarray]:
+    def _make_room(self, fragment: Fragment, head: int, gap: bool) -> tuple[StackPlan | None, np.ndarray]:
         """Let no stack of frames depend on rows that will be overwritten; returns the plan and the rows changed."""
         if self.stacks is None:
             return None, np.zeros(0, np.int64)

@@ -9,11 +9,11 @@ import numpy as np
 
 from raynforce.experience.compressed import Stored
 from raynforce.experience.fragment import Arrays, Fragment
-from raynforce.experience.storage import Layout, Pool, whole_columns
+from raynforce.experience.storage import Layout, SlotPool, whole_columns
 from raynforce.spaces import ObsLeaf
 
 
-class Plan(NamedTuple):
+class StackPlan(NamedTuple):
     depth: np.ndarray  # [T+1, B] uint8, rows above that belong to a stack; older frames repeat the oldest of these
     whole: np.ndarray  # [T+1, B] bool, the stacks that the rows above do not give
 
@@ -31,7 +31,7 @@ class Stacks:
         self.frames = {leaf.path: leaf.stack for leaf in obs}
         self.most = max(self.frames.values()) - 1  # rows above a stack's own that it can reach
         self.depth = flat["depth"]
-        self.pool = Pool(whole_columns(obs), flat["whole_slot"], memory_fraction, "whole stacks")
+        self.pool = SlotPool(whole_columns(obs), flat["whole_slot"], memory_fraction, "whole stacks")
         self._stored, self._width, self._capacity = stored, layout.width, layout.capacity
 
     def get(self, path: str, index: np.ndarray) -> np.ndarray:
@@ -45,7 +45,7 @@ class Stacks:
             stacks[whole] = self.pool.arrays[path][slot[whole]]
         return stacks
 
-    def plan(self, fragment: Fragment, joins: np.ndarray | None, above: int) -> Plan:
+    def plan(self, fragment: Fragment, joins: np.ndarray | None, above: int) -> StackPlan:
         """How a fragment will be stored below `above` rows; `joins` are the positions of the row it goes on from."""
         words = [_words(fragment[path], frames) for path, frames in self.frames.items()]  # [T+1, B, frames, words]
         rows, lanes = words[0].shape[:2]
@@ -69,9 +69,9 @@ class Stacks:
         begun = np.maximum.accumulate(np.where(goes_on, -1, times))  # the row in which it began; -1: above
         depth = np.minimum(np.where(begun >= 0, times - begun, depth_above + times), self.most)
         dirty = np.where(begun >= 0, np.take_along_axis(dirty, np.maximum(begun, 0), axis=0), dirty_above)
-        return Plan(depth.astype(np.uint8), (dirty & (depth < self.most)) | (depth > times + above))
+        return StackPlan(depth.astype(np.uint8), (dirty & (depth < self.most)) | (depth > times + above))
 
-    def write(self, plan: Plan, fragment: Fragment, slots: np.ndarray) -> None:
+    def write(self, plan: StackPlan, fragment: Fragment, slots: np.ndarray) -> None:
         """Store all but the frames of a fragment; `slots` `[T+1, B]` are its positions."""
         self.pool.drop(slots)
         self.depth[slots] = plan.depth

@@ -113,7 +113,7 @@ def require_images(obs: Sequence[ObsLeaf]) -> None:
         raise UsageError(f"replay.compress = true compresses {images}, and {found}: leave it out")
 
 
-class Pool:
+class SlotPool:
     """Observations of some of the ring's positions: true last ones of episodes, or whole stacks of frames."""
 
     def __init__(self, columns: Sequence[Column], slot: np.ndarray, memory_fraction: float, what: str):

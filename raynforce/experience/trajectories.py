@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raynforce.experience.builder import Ended, InFlight, allocate, final_columns, finish
+from raynforce.experience.builder import EndedEpisode, InFlight, allocate, final_columns, finish
 from raynforce.experience.fragment import Arrays, Fragment
 from raynforce.infos import NOTHING, Info
 from raynforce.spaces import ActionSpec, ObsLeaf
@@ -19,11 +19,11 @@ class End(NamedTuple):
     info: Info | None = None  # what it told; None: it was cut
 
 
-class Segment(NamedTuple):
+class LaneSegment(NamedTuple):
     lane: int
     columns: Arrays  # [T+1, ...] observations, `[T, ...]` the rest
     ends: Sequence[End]
-    episodes: Sequence[Ended]
+    episodes: Sequence[EndedEpisode]
 
 
 class Trajectories:
@@ -46,7 +46,7 @@ class Trajectories:
         # The same by one index, `row * lanes + lane`: numpy finds elements by one array in half the time of two.
         self._flat = {path: c.reshape(-1, *c.shape[2:]) for path, c in (self._seen | self._rest).items()}
         self._place = np.arange(lanes)  # where each lane's newest observation is
-        self._full: list[Segment] = []
+        self._full: list[LaneSegment] = []
         self._ends: list[list[End]] = [[] for _ in range(lanes)]
         self._flying = InFlight(lanes)  # episodes that lanes' first rows go on with
         self.sequence = 0  # number of the next fragment
@@ -114,7 +114,7 @@ class Trajectories:
         columns["valid"] = np.ones((self.length, 1), np.bool_)
         ends, lanes = self._ends[lane], np.array([lane])
         episodes = self._flying.add(columns, [(end.row, 0, end.info) for end in ends], lanes)
-        self._full.append(Segment(lane, columns, ends, episodes))
+        self._full.append(LaneSegment(lane, columns, ends, episodes))
         self._restart(lanes)
 
     def _restart(self, lanes: np.ndarray) -> None:

@@ -16,8 +16,8 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 from raynforce.errors import RaynforceError, UsageError, summary
 from raynforce.protocol.frame import Message, ProtocolError
 from raynforce.protocol.handshake import Hello, Offer, signed
-from raynforce.protocol.host import HostSession, Rejected
-from raynforce.protocol.policy import Joined, PolicySession
+from raynforce.protocol.host_session import HostSession, Rejected
+from raynforce.protocol.policy_session import Joined, PolicySession
 from raynforce.protocol.session import Ended, Outcome, Session
 from raynforce.protocol.wire import DirectWire, Full, SocketWire, Wire
 

@@ -36,7 +36,7 @@ Data = bytes | bytearray | memoryview
 _U32, _U64, _F32, _F64, _U8 = (np.dtype(d) for d in ("<u4", "<u8", "<f4", "<f8", "u1"))
 
 
-class Column(NamedTuple):
+class BufferColumn(NamedTuple):
     """One buffer: a row of `dtype` and `shape` for each env of the message, or only for those that ended."""
 
     dtype: np.dtype
@@ -44,7 +44,7 @@ class Column(NamedTuple):
     ended: bool = False
 
 
-class Place(NamedTuple):
+class BufferPlace(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     offset: int
@@ -52,10 +52,10 @@ class Place(NamedTuple):
 
 
 _NAMES = {number: type_.name for number, type_ in TYPES.items()}
-_ID, _REQUEST = Column(_U32), Column(_U64)
+_ID, _REQUEST = BufferColumn(_U32), BufferColumn(_U64)
 _ROWLESS = frozenset((Type.REJECT, Type.PING, Type.PONG, Type.LOG, Type.CLOSE))
-_CONTROL: dict[int, tuple[Column, ...]] = dict.fromkeys((Type.HELLO, *_ROWLESS), ())
-_CONTROL |= {Type.WELCOME: (Column(_U64),), Type.ERROR: (_ID, _REQUEST)}
+_CONTROL: dict[int, tuple[BufferColumn, ...]] = dict.fromkeys((Type.HELLO, *_ROWLESS), ())
+_CONTROL |= {Type.WELCOME: (BufferColumn(_U64),), Type.ERROR: (_ID, _REQUEST)}
 _FULL = frozenset((Type.HELLO, Type.WELCOME, Type.RESET, Type.STEP, Type.RESULT))  # at least one env
 
 
@@ -66,34 +66,34 @@ class Codec:
         self.takes = frozenset(takes)
         self.most_envs = most_envs
         self.minor: int | None = None
-        self.columns: dict[tuple[int, int], tuple[Column, ...]] = {(t, 0): c for t, c in _CONTROL.items()}
+        self.columns: dict[tuple[int, int], tuple[BufferColumn, ...]] = {(t, 0): c for t, c in _CONTROL.items()}
         self.places = lru_cache(maxsize=1024)(self._places)  # a peer chooses the keys, so it is bounded
 
     def agree(self, spaces: Spaces, autoreset: str, envs: int, minor: int, capabilities: Sequence[str] = ()) -> None:
-        obs = tuple(Column(DTYPES[leaf.dtype], leaf.shape) for leaf in spaces.obs)
-        action = Column(DTYPES[spaces.action.dtype], spaces.action.shape)
+        obs = tuple(BufferColumn(DTYPES[leaf.dtype], leaf.shape) for leaf in spaces.obs)
+        action = BufferColumn(DTYPES[spaces.action.dtype], spaces.action.shape)
         if "memory" in capabilities:  # they lie elsewhere
             obs = ()
         final = tuple(column._replace(ended=True) for column in obs) if autoreset == "same_step" else ()
-        result = (_ID, _REQUEST, Column(_F32), Column(_U8))
-        episodes = (Column(_F64, ended=True), Column(_U32, ended=True))
-        self.columns |= {(Type.RESET, 0): (_ID,), (Type.RESET, SEEDS): (_ID, Column(_U64))}
+        result = (_ID, _REQUEST, BufferColumn(_F32), BufferColumn(_U8))
+        episodes = (BufferColumn(_F64, ended=True), BufferColumn(_U32, ended=True))
+        self.columns |= {(Type.RESET, 0): (_ID,), (Type.RESET, SEEDS): (_ID, BufferColumn(_U64))}
         self.columns[Type.STEP, 0] = (_ID, action)
         agreed = result_flags(capabilities)
         for flags in (flags for flags in range(agreed + 1) if not flags & ~agreed):
-            seconds = (Column(_F32),) if flags & TIMING else ()
+            seconds = (BufferColumn(_F32),) if flags & TIMING else ()
             counts = episodes if flags & ENDED_EPISODES else ()
             self.columns[Type.RESULT, flags] = (*result, *seconds, *obs, *counts, *final)
         self.minor, self.most_envs = minor, envs
         self.places.cache_clear()
 
-    def _places(self, type_: int, flags: int, envs: int, ended: int) -> tuple[tuple[Place, ...], int]:
+    def _places(self, type_: int, flags: int, envs: int, ended: int) -> tuple[tuple[BufferPlace, ...], int]:
         """Every buffer of such a message, and the length of its body; KeyError if there is no such layout."""
         places, offset = [], 0
         for column in self.columns[type_, flags]:
             shape = (ended if column.ended else envs, *column.shape)
             nbytes = math.prod(shape) * column.dtype.itemsize
-            places.append(Place(column.dtype, shape, offset, nbytes))
+            places.append(BufferPlace(column.dtype, shape, offset, nbytes))
             offset += padded(nbytes)
         return tuple(places), offset
 

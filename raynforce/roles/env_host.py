@@ -20,10 +20,10 @@ from raynforce.memory import resident_bytes
 from raynforce.protocol.channel import Address, ChannelError, HostLink, Refused, connect
 from raynforce.protocol.codec import TERMINATED, TRUNCATED
 from raynforce.protocol.handshake import Hello
-from raynforce.protocol.host import Reset, Step
+from raynforce.protocol.host_session import ResetRequest, StepRequest
 from raynforce.protocol.session import Closing, Ended
 from raynforce.protocol.spaces import Spaces
-from raynforce.roles.learned import Outcome, Served
+from raynforce.roles.learned import Served, ServeOutcome
 from raynforce.roles.one_core import OneCore
 from raynforce.threads import exact_timers
 
@@ -94,13 +94,13 @@ class EnvHost:
             self._tries += 1
             if self._tries > TRIES:
                 raise
-            return Served(Outcome.ENDED, str(error))
+            return Served(ServeOutcome.ENDED, str(error))
         self._tries = 0
         slots = link.session.slots  # each has one row for an env, and what is in them stays until its next step
         slots.obs, slots.final, slots.reward, slots.seconds = lanes.obs, lanes.final, lanes.reward, lanes.seconds
         if address.kind == "direct":
             link.work_when_asked(self._work)
-            return Served(Outcome.JOINED)
+            return Served(ServeOutcome.JOINED)
         core = OneCore(lanes.threads, zlib.crc32(address.launch.encode()) + self.index, self._one_core)
         with self._watched(self._hang_seconds), closing(core):
             outcome = self._turn(link, lanes, core)
@@ -108,7 +108,7 @@ class EnvHost:
         reason = link.session.ended.reason
         link.close()
         self._link = None
-        if outcome is Outcome.GROWN:  # another process will go on
+        if outcome is ServeOutcome.GROWN:  # another process will go on
             lanes.close()
             self._lanes = None
         return Served(outcome, reason)
@@ -123,9 +123,9 @@ class EnvHost:
             if seconds < math.inf:
                 faulthandler.cancel_dump_traceback_later()
 
-    def _turn(self, link: HostLink, lanes: Lanes | Simulators, core: OneCore) -> Outcome:
+    def _turn(self, link: HostLink, lanes: Lanes | Simulators, core: OneCore) -> ServeOutcome:
         """Do what is asked for, and hand over what is ready, until the session ends."""
-        outcome = Outcome.ENDED
+        outcome = ServeOutcome.ENDED
         poll = select.poll()
         poll.register(link.fileno(), select.POLLIN)
         poll.register(lanes.fileno(), select.POLLIN)
@@ -151,7 +151,7 @@ class EnvHost:
                 core.look(now)
                 if now > calm and (size := resident_bytes()) > most_bytes:
                     if link.session.ended is None:
-                        outcome = Outcome.GROWN
+                        outcome = ServeOutcome.GROWN
                     link.close(f"has grown to {size / 1e6:,.0f} MB")
                 elif now > calm and most_bytes == math.inf:
                     most_bytes = max(self._most_bytes, GROWTH * size)
@@ -190,10 +190,10 @@ class EnvHost:
 
     def _do(self, link: HostLink, lanes: Lanes | Simulators, events: list[Any], now: float) -> None:
         for event in events:
-            if isinstance(event, Step):
+            if isinstance(event, StepRequest):
                 self._fresh[event.envs] = False
                 lanes.step(event.envs, event.actions)
-            elif isinstance(event, Reset):
+            elif isinstance(event, ResetRequest):
                 self._show(link, lanes, event.envs, now)
             elif isinstance(event, Closing):
                 link.close("bye")

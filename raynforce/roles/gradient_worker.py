@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raynforce.algos import algorithm_class
-from raynforce.algos.base import Batch, Loss, Round
+from raynforce.algos.base import Batch, LearningRound, Loss
 from raynforce.algos.contract import blamed
 from raynforce.config import Config
 from raynforce.envs.vector import EnvArgs
@@ -74,7 +74,7 @@ class GradientWorker:
         if version.shift is not None and version.scale is not None:
             net.normalize_with(version.shift, version.scale)
         updates = int(version.schedules["updates"])  # of all workers: target networks follow these
-        self._algo.round = Round(version.number, updates, version.schedules)
+        self._algo.round = LearningRound(version.number, updates, version.schedules)
         self._begin()
 
     def _begin(self) -> None:

@@ -56,7 +56,7 @@ class Contribution:
         return Contribution(tree["gradients"], tree["version"], record, *told)
 
 
-class Outcome(Enum):
+class ServeOutcome(Enum):
     """Why a host serves no more."""
 
     JOINED = "joined"  # it does: the policy lives in the same process, and asks for what it wants
@@ -65,5 +65,5 @@ class Outcome(Enum):
 
 
 class Served(NamedTuple):
-    outcome: Outcome
+    outcome: ServeOutcome
     reason: str = ""

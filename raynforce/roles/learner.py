@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raynforce.algos.base import Arrays, Batch, Loss, Round
+from raynforce.algos.base import Arrays, Batch, LearningRound, Loss
 from raynforce.algos.contract import blamed
 from raynforce.config import Config
 from raynforce.errors import CheckpointError, RaynforceError, UsageError
@@ -129,7 +129,7 @@ class Learner:
 
     def _begin_round(self, *, reward_scale: float = 1.0, due: int | None = None) -> None:
         algo = self._algo
-        algo.round = Round(self._number, algo.updates, algo.schedules(self._progress), reward_scale, due)
+        algo.round = LearningRound(self._number, algo.updates, algo.schedules(self._progress), reward_scale, due)
 
     def _step(self, _: Batch, loss: Loss) -> Mapping[str, Tensor]:
         norm = self.apply(self.gradients(loss), self._algo.scheduled["learning_rate"])
@@ -232,7 +232,7 @@ class Learner:
         self._running_returns = {k: v for k, v in returns.items() if k < sampling.samplers}  # the others begin at zero
         self._sequences = {int(k): v for k, v in tree.get("sequences", {}).items() if int(k) in self._running_returns}
         self._steps, self._number = tree["steps"], tree["number"]
-        self._algo.round = Round(self._number, tree.get("updates", tree["algo"].get("updates", 0)))
+        self._algo.round = LearningRound(self._number, tree.get("updates", tree["algo"].get("updates", 0)))
         if self._normalizer is not None:
             self._normalizer.stats.load(tree["normalizer"])
             self._net.normalize_with(*self._normalizer.affine())

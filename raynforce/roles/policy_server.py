@@ -27,7 +27,7 @@ from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.protocol.channel import Address, Link, Listener
 from raynforce.protocol.frame import Message
 from raynforce.protocol.handshake import Deadlines, Hello, Offer, Refusal
-from raynforce.protocol.policy import Broken, Overdue, Results
+from raynforce.protocol.policy_session import Broken, Overdue, Results
 from raynforce.protocol.session import Closing, Ended, Envs, Note
 from raynforce.protocol.spaces import Spaces
 from raynforce.roles.batching import BatchFormer

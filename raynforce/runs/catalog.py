@@ -249,7 +249,7 @@ def number(value: Any) -> float | None:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptCheckpoint:
     """One checkpoint on disk, by its manifest."""
 
     path: Path
@@ -301,7 +301,7 @@ class Kept:
         }
 
 
-def checkpoints_of(run: Path, *, verify: bool = False) -> list[Kept]:
+def checkpoints_of(run: Path, *, verify: bool = False) -> list[KeptCheckpoint]:
     """The checkpoints of a run, the newest first; with `verify` every byte of them is read and compared."""
     leads = {mark: os.path.realpath(run / mark) for mark in ("last", "best")}
     known: dict[str, str] = {}
@@ -316,7 +316,7 @@ def checkpoints_of(run: Path, *, verify: bool = False) -> list[Kept]:
 
 def look_at(
     path: Path, *, verify: bool = False, marks: tuple[str, ...] = (), known: dict[str, str] | None = None
-) -> Kept:
+) -> KeptCheckpoint:
     """Look at the files of a checkpoint: sizes, and with `verify` every byte; `known` is of shared ones."""
     from raynforce.runs import checkpoint, files  # they import numpy: not for a list of runs
     from raynforce.trees import SEGMENTS
@@ -327,7 +327,7 @@ def look_at(
         at = number(manifest.get("time")) or os.stat(path / checkpoint.MANIFEST).st_mtime
     except (RaynforceError, OSError) as error:
         reason = str(error).removeprefix(f"checkpoint {path} ").removeprefix("is torn: ")
-        return Kept(path, {}, (reason,), marks, _latest(path))
+        return KeptCheckpoint(path, {}, (reason,), marks, _latest(path))
     own, shared = checkpoint.stated_in(manifest, "files"), checkpoint.stated_in(manifest, SEGMENTS)
 
     def fault(file: Path, stated: Stated) -> str:
@@ -343,4 +343,4 @@ def look_at(
             known[name] = fault(checkpoint.segments_of(path) / name, stated)
         faults.append(known[name])
     sizes = [{name: stated.size for name, stated in group.items()} for group in (own, shared)]
-    return Kept(path, manifest, tuple(filter(None, faults)), marks, at, *sizes)
+    return KeptCheckpoint(path, manifest, tuple(filter(None, faults)), marks, at, *sizes)

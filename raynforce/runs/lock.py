@@ -95,7 +95,7 @@ def _boot() -> str:
         return os.uname().nodename
 
 
-class Place(Protocol):
+class LockPlace(Protocol):
     def read(self) -> Holder | None: ...
 
     def touch(self, own: Holder) -> None:
@@ -108,7 +108,7 @@ class Place(Protocol):
 class Lock:
     """A lock that is held: a thread shows every `BEAT` seconds that its holder lives, and sees if it was taken over."""
 
-    def __init__(self, run: str, own: Holder, place: Place, within: Lock | None = None) -> None:
+    def __init__(self, run: str, own: Holder, place: LockPlace, within: Lock | None = None) -> None:
         self.run, self.own, self._place, self._within = run, own, place, within
         self.lost: Holder | None = None
         """Who has taken it over because this process seemed gone (stopped, or cut off from the disk) for too long."""

@@ -30,7 +30,7 @@ _MISSING = "–"
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ProgressState:
     steps: int
     total_steps: int
     seconds: float  # since the run began
@@ -55,7 +55,7 @@ class Progress:
     def start(self, title: str) -> None:
         """Begin, with a line that says what runs."""
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: ProgressState) -> None:
         """Tell where the run stands, as often as you like; it is drawn a few times a second at most."""
 
     def message(self, text: str) -> None:
@@ -98,7 +98,7 @@ class QuietProgress(Progress):
             Output(sys.stderr).lines(text)
 
 
-class Pace:
+class ReportPace:
     """Says when a view is due: every so many seconds; with `thinning` more rarely in a long run, for a readable log."""
 
     def __init__(self, every: float, clock: Clock = time.monotonic, *, thinning: bool = False) -> None:
@@ -120,12 +120,12 @@ class Pace:
 class _Drawn(Progress):
     """Shows the newest snapshot when that is due, and the last one in any case."""
 
-    def __init__(self, stream: TextIO, pace: Pace) -> None:
+    def __init__(self, stream: TextIO, pace: ReportPace) -> None:
         self._out, self._pace = Output(stream), pace
         self._speed = _RecentSpeed()
-        self._waiting: Snapshot | None = None
+        self._waiting: ProgressState | None = None
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: ProgressState) -> None:
         self._waiting = snapshot
         if self._pace.is_due():
             self._show(snapshot, self._speed.seconds_left(snapshot))
@@ -136,7 +136,7 @@ class _Drawn(Progress):
             self._show(self._waiting, None)
             self._waiting = None
 
-    def _show(self, snapshot: Snapshot, seconds_left: float | None) -> None:
+    def _show(self, snapshot: ProgressState, seconds_left: float | None) -> None:
         raise NotImplementedError
 
 
@@ -144,8 +144,8 @@ class PlainProgress(_Drawn):
     """Lines for logs and pipes: one every `every` seconds at most, the first at once, the last always, none twice."""
 
     def __init__(self, stream: TextIO, *, every: float = 2.0, clock: Clock = time.monotonic) -> None:
-        super().__init__(stream, Pace(every, clock, thinning=True))
-        self._shown: Snapshot | None = None
+        super().__init__(stream, ReportPace(every, clock, thinning=True))
+        self._shown: ProgressState | None = None
         self._note = ""
 
     def start(self, title: str) -> None:
@@ -156,7 +156,7 @@ class PlainProgress(_Drawn):
 
     fault = message
 
-    def _show(self, snapshot: Snapshot, seconds_left: float | None) -> None:
+    def _show(self, snapshot: ProgressState, seconds_left: float | None) -> None:
         learned = replace(snapshot, seconds=0.0, steps_per_second=0.0, note="", faults=0, last_fault="")
         figures = replace(learned, evaluating_left=0.0, ending=False)
         if figures != self._shown:
@@ -173,7 +173,7 @@ class LiveProgress(_Drawn):
     max_width = 100
 
     def __init__(self, stream: TextIO, *, every: float = 0.25, clock: Clock = time.monotonic) -> None:
-        super().__init__(stream, Pace(every, clock))
+        super().__init__(stream, ReportPace(every, clock))
         self._returns = _History()
         self._title = ""
         self._running = False
@@ -214,7 +214,7 @@ class LiveProgress(_Drawn):
         if self._running:
             self._out.write(f"{shortened(self._title, self._out.columns - 3)} …")
 
-    def _show(self, snapshot: Snapshot, seconds_left: float | None) -> None:
+    def _show(self, snapshot: ProgressState, seconds_left: float | None) -> None:
         if not self._running or self._out.broken:
             return
         if self._live is None:
@@ -320,7 +320,7 @@ class _RecentSpeed:
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque()
 
-    def seconds_left(self, now: Snapshot) -> float | None:
+    def seconds_left(self, now: ProgressState) -> float | None:
         points = self._points
         points.append((now.seconds, now.steps))
         while len(points) > 2 and points[1][0] <= now.seconds - self.window:
@@ -353,7 +353,7 @@ class _History:
             self._stride *= 2
 
 
-def plain_line(snapshot: Snapshot, seconds_left: float | None, most: int) -> str:
+def plain_line(snapshot: ProgressState, seconds_left: float | None, most: int) -> str:
     """One line with the figures in the same columns each time, and as many losses as fit: the metrics have them all."""
     total = f"{snapshot.total_steps:,}"
     line = f"steps {snapshot.steps:>{len(total)},}/{total} {_percent(snapshot):>4}"
@@ -368,7 +368,7 @@ def plain_line(snapshot: Snapshot, seconds_left: float | None, most: int) -> str
     return line + faults
 
 
-def panel(title: str, snapshot: Snapshot, seconds_left: float | None, returns: list[float], width: int) -> Panel:
+def panel(title: str, snapshot: ProgressState, seconds_left: float | None, returns: list[float], width: int) -> Panel:
     """The live view, `width` columns wide: two columns of figures, or one below the other where that is too narrow."""
     from rich import box
     from rich.panel import Panel
@@ -422,7 +422,7 @@ def panel(title: str, snapshot: Snapshot, seconds_left: float | None, returns: l
 _LABEL = 11  # columns of a label
 
 
-def _bar_line(snapshot: Snapshot, width: int) -> Text:
+def _bar_line(snapshot: ProgressState, width: int) -> Text:
     from rich.text import Text
 
     percent = f" {_percent(snapshot):>4}"
@@ -482,9 +482,9 @@ def clock_time(seconds: float | None) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def _fraction(snapshot: Snapshot) -> float:
+def _fraction(snapshot: ProgressState) -> float:
     return min(max(snapshot.steps / snapshot.total_steps, 0.0), 1.0) if snapshot.total_steps > 0 else 0.0
 
 
-def _percent(snapshot: Snapshot) -> str:
+def _percent(snapshot: ProgressState) -> str:
     return f"{math.floor(_fraction(snapshot) * 100)}%"  # 100 % only when it is done

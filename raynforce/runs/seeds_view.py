@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from raynforce.runs import progress as views
-from raynforce.runs.progress import Clock, Mode, Output, Pace, Snapshot, clock_time, number, open_live
+from raynforce.runs.progress import Clock, Mode, Output, ProgressState, ReportPace, clock_time, number, open_live
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -22,9 +22,9 @@ SURE = 0.02  # of all that is to be done, before the time left can be guessed
 
 
 @dataclass
-class Row:
+class SeedRow:
     state: str = "waiting"
-    seen: Snapshot | None = None
+    seen: ProgressState | None = None
 
     def fraction(self, total: int) -> float:
         if self.state in ("done", "failed"):
@@ -36,19 +36,19 @@ class SeedsView:
     """All seeds of one experiment. This one shows nothing; none of its methods fails because the terminal is gone."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, SeedRow] = {}
         self._total = 0
         self._notes: set[str] = set()
 
     def start(self, title: str, seeds: Sequence[int], total: int) -> None:
         """Begin, with a line that says what runs; `total` is the number of steps of each."""
-        self.rows, self._total = {seed: Row() for seed in seeds}, total
+        self.rows, self._total = {seed: SeedRow() for seed in seeds}, total
         self.message(title)
 
     def began(self, seed: int) -> None:
         self.rows[seed].state = "training"
 
-    def update(self, seed: int, snapshot: Snapshot) -> None:
+    def update(self, seed: int, snapshot: ProgressState) -> None:
         self.rows[seed].seen = snapshot
 
     def told(self, seed: int, text: str) -> None:
@@ -105,7 +105,7 @@ class PlainSeeds(SeedsView):
     def __init__(self, stream: TextIO, *, every: float = 2.0, clock: Clock = time.monotonic) -> None:
         super().__init__()
         self._out = Output(stream)
-        self._pace = Pace(every, clock, thinning=True)
+        self._pace = ReportPace(every, clock, thinning=True)
         self._pace.is_due()  # at once there is nothing to tell
         self._last = ""
 
@@ -127,7 +127,7 @@ class LiveSeeds(SeedsView):
 
     def __init__(self, stream: TextIO, *, every: float = 0.25, clock: Clock = time.monotonic) -> None:
         super().__init__()
-        self._out, self._pace = Output(stream), Pace(every, clock)
+        self._out, self._pace = Output(stream), ReportPace(every, clock)
         self._live: Live | None = None
 
     fault = SeedsView.told

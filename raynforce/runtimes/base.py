@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from raynforce.errors import RaynforceError
-from raynforce.kernels import Kernels, Kind
+from raynforce.kernels import KernelKind, Kernels
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Runtime(Closable):
     def __init__(self, places: Mapping[str, Place]) -> None:
         self.places = places  # what the roles of this run ask for, by kind: `sampler`, `learner`, `evaluator`
         self._starting: list[Pending] = []  # answers that tell on what a role lives
-        self._kinds: set[Kind] = set()
+        self._kinds: set[KernelKind] = set()
 
     @abstractmethod
     def spawn(self, role: str, *args: Any, name: str, place: Place | None = None) -> Handle:
@@ -115,7 +115,7 @@ class Runtime(Closable):
     def health(self) -> dict[str, float]:
         return {}
 
-    def kinds(self) -> Set[Kind]:
+    def kinds(self) -> Set[KernelKind]:
         """Of the machines that roles live on, as far as they have started."""
         built, self._starting = self.wait(self._starting, 0, 0.0)
         self._kinds |= {each.result() for each in built if each.failure() is None}

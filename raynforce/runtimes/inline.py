@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from raynforce.imports import load_object
-from raynforce.kernels import Kind, kind
+from raynforce.kernels import KernelKind, kind
 from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime, Split
 from raynforce.threads import capped_threads
 
@@ -136,7 +136,7 @@ class InlineRuntime(Runtime):
     def share(self, value: Any) -> Pending:
         return _Answer("shared", lambda: value)
 
-    def kinds(self) -> Set[Kind]:
+    def kinds(self) -> Set[KernelKind]:
         self._kinds = self._kinds or {kind()}  # not known before roles have loaded their libraries
         return frozenset(self._kinds)
 

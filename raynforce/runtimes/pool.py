@@ -16,8 +16,8 @@ from typing import Any
 
 from raynforce.errors import CheckpointError, ContractError, RaynforceError, UsageError, summary
 from raynforce.runtimes.base import Handle, Pending, RoleDied, RoleError, Runtime
-from raynforce.runtimes.host import SLOW, hung
 from raynforce.runtimes.member import Fault, Job, Kind, Member, Rules, Saving, Watcher
+from raynforce.runtimes.role_host import SLOW, hung
 
 RECOVERY_SECONDS = 1.0  # of work between two recovery points at least: what a restart has to do again
 RECOVERY_COST = 50  # times what a recovery point costs are between two of them at least: 2 % of the time at most

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import raynforce
 from raynforce.errors import UsageError, how_it_ended
-from raynforce.runtimes import host
+from raynforce.runtimes import role_host
 from raynforce.runtimes.base import Handle, Pending, Place, RoleDied, Runtime, Split
-from raynforce.runtimes.wire import Packed, pack, receive, send
+from raynforce.runtimes.messages import Packed, pack, receive, send
 
 GRACE = 3.0  # seconds a role has to close before it is killed
 LAST_WORDS = 300  # characters of what a role said last that are worth repeating in one line
@@ -42,7 +42,7 @@ class _Answer(Pending):
         return self.packed is not None or self.error is not None
 
     def failure(self) -> BaseException | None:
-        return self.error and host.with_cause(self.error)
+        return self.error and role_host.with_cause(self.error)
 
     @property
     def size(self) -> int:
@@ -52,7 +52,7 @@ class _Answer(Pending):
         if not self.done:
             self._runtime.wait([self])
         if self.error is not None:
-            raise host.with_cause(self.error)
+            raise role_host.with_cause(self.error)
         if not self._opened and self.packed is not None:
             self._opened.append(self.packed.value())
         return self._opened[0]
@@ -72,7 +72,7 @@ class _Worker(Handle):
         self.alive = True
         self.queue: deque[_Call] = deque()  # not sent yet: an argument of the first one is not there
         self.sent: dict[int, Sequence[_Answer]] = {}
-        self.said = host.LastLines()
+        self.said = role_host.LastLines()
         self.words = b""  # of a line that has not ended yet
         self._runtime = runtime
         self._count = 0
@@ -199,7 +199,7 @@ class _Worker(Handle):
         self.read(self._runtime.say, over=True)
         lines = list(self.said)
         said = f"; the last it said: {lines[-1].strip()[-LAST_WORDS:]}" if lines else ""
-        what = host.hung(lines)
+        what = role_host.hung(lines)
         text = f"{self.name}: {what}" if what else f"{self.name} {how_it_ended(code)}{said}"
         self.reason = RoleDied(text, self.name, "\n".join(lines))
         for answers in [*self.sent.values(), *(call.answers for call in self.queue)]:
@@ -232,7 +232,7 @@ class ProcessRuntime(Runtime):
         self._selector.register(worker.socket, selectors.EVENT_READ, worker.hear)
         self._selector.register(worker.death, selectors.EVENT_READ, worker.died)
         self._selector.register(worker.output, selectors.EVENT_READ, lambda: worker.read(self.say))
-        packed = host.pack(role, args, name, place or Place(), given=self._given)
+        packed = role_host.pack(role, args, name, place or Place(), given=self._given)
         self._starting += worker.ask("build", [packed])
         return worker
 

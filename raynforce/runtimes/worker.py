@@ -13,8 +13,8 @@ from typing import Any
 
 from raynforce.errors import RaynforceError, summary
 from raynforce.runtimes.base import RoleError
-from raynforce.runtimes.host import Host
-from raynforce.runtimes.wire import Packed, pack, receive, send
+from raynforce.runtimes.messages import Packed, pack, receive, send
+from raynforce.runtimes.role_host import RoleHost
 
 _F_SETSIG = 10  # Linux; the fcntl module has no name for it before Python 3.12
 
@@ -26,7 +26,7 @@ def main() -> None:
     os.set_inheritable(guard, False)
     die_with_driver(guard)
     forget_home()
-    host = Host()
+    host = RoleHost()
     while (message := _next(connection, host.place.awake)) is not None:
         (number, method, parts), values = message
         ok, answer = _answer(host, method, values, parts)
@@ -50,7 +50,7 @@ def _next(connection: socket.socket, awake: float) -> tuple[tuple[Any, ...], lis
     return receive(connection)
 
 
-def _answer(host: Host, method: str, values: list[Packed], parts: int) -> tuple[bool, list[Packed]]:
+def _answer(host: RoleHost, method: str, values: list[Packed], parts: int) -> tuple[bool, list[Packed]]:
     try:
         args = [value.value() for value in values]
         answer = getattr(host, method)(*args)

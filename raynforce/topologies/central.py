@@ -11,7 +11,7 @@ from raynforce.errors import UsageError
 from raynforce.experience.counts import Receipt
 from raynforce.experience.storage import observation_bytes
 from raynforce.memory import require_memory
-from raynforce.roles.learned import Outcome
+from raynforce.roles.learned import ServeOutcome
 from raynforce.runtimes.base import Pending, RoleDied
 from raynforce.runtimes.member import Fault, Job, Member
 from raynforce.spaces import EnvSpec
@@ -45,11 +45,11 @@ class Central(Async):
                 self._serving.clear()
         for host in self._pool.present(self._hosts):
             job = self._serving.get(host)
-            if job is not None and _ended_as(Outcome.GROWN, job):
+            if job is not None and _ended_as(ServeOutcome.GROWN, job):
                 grown = RoleDied(f"{host.name} {job.result().reason} (faults.memory_mb)")
                 self._pool.replace(host, Fault(host.name, "memory", grown, "restarted"))
                 del self._serving[host]
-            elif job is None or (job.settled and not _ended_as(Outcome.JOINED, job)):
+            elif job is None or (job.settled and not _ended_as(ServeOutcome.JOINED, job)):
                 self._serving[host] = self._pool.submit(host, "serve", self._address)
         if not apart:  # nothing happens there while somebody else is at work
             self._pool.wait(list(self._serving.values()))
@@ -94,7 +94,7 @@ class Central(Async):
                 self._tell_waiting(jobs)
 
 
-def _ended_as(outcome: Outcome, job: Job) -> bool:
+def _ended_as(outcome: ServeOutcome, job: Job) -> bool:
     """Whether a host's `serve` is done, and ended so."""
     return job.settled and job.fault is None and job.result().outcome is outcome
 

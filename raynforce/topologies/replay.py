@@ -40,7 +40,7 @@ class Pace(NamedTuple):
     row: int = 0  # bytes of one transition that is drawn from a shard
 
 
-class Replay(Loop):
+class ReplayLoop(Loop):
     """The loop where the buffer is in the learner's process."""
 
     def __init__(self, roles: Roles, start: Start, pace: Pace) -> None:
@@ -106,7 +106,7 @@ class Replay(Loop):
         return {} if measured is None else {"replay/samples_per_insert": measured}
 
 
-class Sharded(Replay):
+class Sharded(ReplayLoop):
     """The loop where shards have the buffer. What the next update needs is drawn while the learner makes this one."""
 
     def __init__(
@@ -207,12 +207,12 @@ def _kinds(plan: Blueprint) -> list[Kind]:
     return [declaration.learner(plan, "learn_drawn"), declaration.replay_shards(plan), declaration.samplers(plan)]
 
 
-def _loop(setup: Setup) -> Replay:
+def _loop(setup: Setup) -> ReplayLoop:
     config, roles, start = setup.config, setup.roles, setup.start
     spec = _replay_spec(config, setup.algorithm)
     pace = _pace(config, spec, setup.env, setup.saved)
     if not config.replay.shards:
-        return Replay(roles, start, pace)
+        return ReplayLoop(roles, start, pace)
     return Sharded(roles, start, pace, sizes=setup.sizes, seed=config.seed, prioritized=spec.prioritized)
 
 

@@ -12,7 +12,7 @@ from nets import BOX, FixedNet
 from running import solve
 
 import raynforce
-from raynforce.algos.base import Round
+from raynforce.algos.base import LearningRound
 from raynforce.algos.dqn import DQN, DQNConfig
 from raynforce.config import Config, SamplingConfig
 from raynforce.errors import UsageError
@@ -119,16 +119,16 @@ def test_hard_and_soft_target_updates() -> None:
     hard.target = torch.zeros(1, 1)
     seen = []
     for count in range(1, 5):
-        hard.round = Round(updates=count)
+        hard.round = LearningRound(updates=count)
         hard.after_update(net, {}, loss)
         seen.append(hard.target.item())
     assert seen == [0.0, 0.0, 1.0, 1.0]
     soft = dqn(target_update="soft", target_tau=0.5)
     soft.target = torch.zeros(1, 1)
-    soft.round = Round(updates=1)
+    soft.round = LearningRound(updates=1)
     soft.after_update(net, {}, loss)
     assert soft.target.item() == pytest.approx(0.5)
-    soft.round = Round(updates=3)  # two were made elsewhere
+    soft.round = LearningRound(updates=3)  # two were made elsewhere
     soft.after_update(net, {}, loss)
     assert soft.target.item() == pytest.approx(0.875)
 
@@ -152,7 +152,7 @@ def test_samples_per_insert_is_kept_exactly() -> None:
     algo = dqn(samples_per_insert=3.0, batch_size=10, learning_starts=16, buffer_size=1000)
     net = TableNet([[0.0]])
     algo.begin(net)
-    algo.round = Round(scheduled=algo.schedules(0.0))
+    algo.round = LearningRound(scheduled=algo.schedules(0.0))
     updates = 0
     for sequence in range(50):
         algo.prepare(net, [fragment(sequence)])

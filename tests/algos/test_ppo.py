@@ -14,7 +14,7 @@ from nets import ACTIONS, BOX, FixedNet, at_random
 from running import solve
 
 import raynforce
-from raynforce.algos.base import Round, shuffled
+from raynforce.algos.base import LearningRound, shuffled
 from raynforce.algos.ppo import PPO, PPOConfig
 from raynforce.config import Config
 from raynforce.envs.tiny import IdentityBox
@@ -248,12 +248,12 @@ def test_fresh_fragments_get_gae_and_stale_ones_vtrace() -> None:
     assert np.abs(log_ratio).max() > 0.1
     inputs = (fragment["reward"], value, fragment["terminated"], fragment["truncated"], value[1:])
 
-    algo.round = Round(version=0)
+    algo.round = LearningRound(version=0)
     fresh = algo.prepare(net, [fragment])
     for name, expected in zip(("advantage", "returns"), gae(Steps(*inputs), 0.9, 0.8), strict=True):
         np.testing.assert_array_equal(fresh[name], expected.ravel())  # to the last bit
 
-    algo.round = Round(version=3)
+    algo.round = LearningRound(version=3)
     stale = algo.prepare(net, [fragment])
     for name, expected in zip(("advantage", "returns"), vtrace(Steps(*inputs), log_ratio, 0.9, 0.8), strict=True):
         np.testing.assert_allclose(stale[name], expected.ravel(), atol=1e-5)

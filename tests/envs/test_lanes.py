@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from raynforce.envs import executors
-from raynforce.envs.lanes import Broken, Lanes
+from raynforce.envs.lanes import BrokenLane, Lanes
 from raynforce.envs.local import LocalVector
 from raynforce.envs.vector import derive_seed, first_of_attempt
 from raynforce.errors import EnvError, UsageError
@@ -74,10 +74,10 @@ def wait(lanes: Lanes, seconds: float = 5.0) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def gather(lanes: Lanes, count: int, seconds: float = 5.0) -> tuple[list[int], list[Broken]]:
+def gather(lanes: Lanes, count: int, seconds: float = 5.0) -> tuple[list[int], list[BrokenLane]]:
     """Collect until `count` lanes were told of."""
     done: list[int] = []
-    broken: list[Broken] = []
+    broken: list[BrokenLane] = []
     until = time.monotonic() + seconds
     while len(done) + len(broken) < count:
         assert time.monotonic() < until
@@ -89,7 +89,7 @@ def gather(lanes: Lanes, count: int, seconds: float = 5.0) -> tuple[list[int], l
     return done, broken
 
 
-def step_all(lanes: Lanes, action: int = 0) -> tuple[list[int], list[Broken]]:
+def step_all(lanes: Lanes, action: int = 0) -> tuple[list[int], list[BrokenLane]]:
     lanes.step(np.arange(lanes.count), np.full(lanes.count, action))
     return gather(lanes, lanes.count)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from raynforce.algos import algorithm_class
 from raynforce.envs.vector import EnvArgs, probe
-from raynforce.experience.builder import Ended, finish
+from raynforce.experience.builder import EndedEpisode, finish
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.trajectories import Trajectories
 from raynforce.experiment import resolve
@@ -70,7 +70,9 @@ def test_lanes_that_go_their_own_pace_carry_masks() -> None:
 
 def test_what_is_finished_is_read_only_and_its_record_counts_it() -> None:
     columns = {"valid": np.ones((2, 2), bool)}
-    fragment = finish(columns, [Ended(3.0, 7, {"won": 1.0}), Ended(4.0, 8)], version=1, sampler=2, sequence=3)
+    fragment = finish(
+        columns, [EndedEpisode(3.0, 7, {"won": 1.0}), EndedEpisode(4.0, 8)], version=1, sampler=2, sequence=3
+    )
     assert isinstance(fragment, Fragment)
     assert not any(column.flags.writeable for column in fragment.columns.values())
     record = fragment.record

@@ -17,8 +17,8 @@ import numpy as np
 from raynforce.protocol.codec import RESET
 from raynforce.protocol.frame import HEADER, MAGIC, MAJOR, Message, ProtocolError, Type
 from raynforce.protocol.handshake import CAPABILITIES, Hello, Offer
-from raynforce.protocol.host import HostSession, Reset, Step
-from raynforce.protocol.policy import Broken, PolicySession, Results
+from raynforce.protocol.host_session import HostSession, ResetRequest, StepRequest
+from raynforce.protocol.policy_session import Broken, PolicySession, Results
 from raynforce.protocol.session import Envs, Outcome, Session
 from raynforce.protocol.spaces import Spaces
 from raynforce.protocol.wire import Reader
@@ -69,7 +69,7 @@ class Side:
 
     def see(self, outcome: Outcome) -> Outcome:
         for event in outcome.events:
-            if isinstance(event, Reset | Step | Results | Broken):
+            if isinstance(event, ResetRequest | StepRequest | Results | Broken):
                 self._once(event.envs)
             if isinstance(event, Results):
                 self._in_range(event)
@@ -106,7 +106,7 @@ def answer(host: HostSession, message: Message, rng: np.random.Generator) -> lis
     outcome = host.take(message.to_bytes(), 0.0)
     said = list(outcome.send)
     for event in outcome.events:
-        if isinstance(event, Reset | Step):
+        if isinstance(event, ResetRequest | StepRequest):
             host.slots.status[event.envs] = rng.integers(0, 4, len(event.envs))
             host.slots.info |= {env: {"is_success": 1.0, "laps": 2.5} for env in event.envs.tolist()}
             if len(event.envs) > 2 and rng.random() < 0.3:

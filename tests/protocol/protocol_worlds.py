@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from raynforce.protocol.handshake import Hello, Offer
-from raynforce.protocol.host import HostSession
-from raynforce.protocol.policy import PolicySession
+from raynforce.protocol.host_session import HostSession
+from raynforce.protocol.policy_session import PolicySession
 from raynforce.protocol.session import Outcome, Session
 from raynforce.protocol.spaces import Spaces
 from raynforce.spaces import ActionSpec, ObsLeaf

@@ -19,8 +19,8 @@ from raynforce.protocol import channel, wire
 from raynforce.protocol.channel import Address, ChannelError, HostLink, Link, Listener, connect
 from raynforce.protocol.frame import Message, Type
 from raynforce.protocol.handshake import Deadlines, Hello, Offer, Refusal
-from raynforce.protocol.host import Reset, Step
-from raynforce.protocol.policy import Results
+from raynforce.protocol.host_session import ResetRequest, StepRequest
+from raynforce.protocol.policy_session import Results
 from raynforce.protocol.session import Closing, Ended
 from raynforce.protocol.spaces import Spaces
 from raynforce.spaces import ObsLeaf
@@ -94,7 +94,7 @@ def test_a_session_from_hello_to_close(kind: str) -> None:
         assert (link.fileno() >= 0) == (host.fileno() >= 0) == (listener.fileno() >= 0) == (kind != "direct")
         link.send(link.session.reset(np.arange(3), 0.0))
         (reset,) = events(host)
-        assert isinstance(reset, Reset)
+        assert isinstance(reset, ResetRequest)
         assert reset.seeds is not None
         assert reset.seeds.tolist() == [10, 11, 12]
         host.session.slots.obs["obs"][:, 0] = 1, 2, 3
@@ -105,7 +105,7 @@ def test_a_session_from_hello_to_close(kind: str) -> None:
         assert [r.obs["obs"][:, 0].tolist() for r in results] == [[3, 1], [2]]
         link.send(link.session.step(np.array([1]), np.array([1]), 0.0))
         (step,) = events(host)
-        assert isinstance(step, Step)
+        assert isinstance(step, StepRequest)
         host.close("done")
         host.close()
         assert last(link) == Ended("closed", "done")
@@ -288,6 +288,6 @@ def test_a_host_that_comes_again_takes_its_place(kind: str) -> None:
         assert not other.session.ended
         older.close("it is gone")  # changes nothing for the newer
         newer.send(newer.session.reset(np.arange(3), 0.0))
-        assert isinstance(events(new)[0], Reset)
+        assert isinstance(events(new)[0], ResetRequest)
         for end in (old, other, also, newer, new):
             end.close()

@@ -11,7 +11,7 @@ from protocol_worlds import CART, ROBOT, begun, met
 
 from raynforce.errors import UsageError
 from raynforce.protocol.frame import HEADER, MAGIC, Message, ProtocolError, Type, read_meta
-from raynforce.protocol.policy import Results
+from raynforce.protocol.policy_session import Results
 
 
 def result() -> tuple[Any, Message]:
@@ -96,7 +96,7 @@ def test_a_message_that_is_cut_or_too_long_is_refused() -> None:
 
 def test_steps_are_refused_before_the_handshake() -> None:
     from raynforce.protocol.handshake import Hello
-    from raynforce.protocol.host import HostSession
+    from raynforce.protocol.host_session import HostSession
 
     _, policy = met()
     step = policy.reset(np.arange(3), 0.0).to_bytes()

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 from protocol_fuzz import Crack, Fuzzer
 
-from raynforce.protocol import policy
+from raynforce.protocol import policy_session
 
 MEMORY = 8 << 20
 CODES = ("magic", "version", "type", "flags", "size", "meta", "field", "env", "state")
@@ -36,6 +36,6 @@ def test_hostile_messages_take_little_memory() -> None:
 
 def test_the_fuzzer_notices_a_result_that_is_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """It can fail: here a policy forgets that an env has answered."""
-    monkeypatch.setattr(policy.Envs, "finish", lambda self, rows, status: None)
+    monkeypatch.setattr(policy_session.Envs, "finish", lambda self, rows, status: None)
     with pytest.raises(Crack):
         Fuzzer(seed=0).play(500)

@@ -14,8 +14,8 @@ import numpy as np
 from raynforce.protocol.codec import TERMINATED
 from raynforce.protocol.frame import Message, Type
 from raynforce.protocol.handshake import Deadlines, Hello, Offer, Welcome
-from raynforce.protocol.host import HostSession
-from raynforce.protocol.policy import PolicySession, Results
+from raynforce.protocol.host_session import HostSession
+from raynforce.protocol.policy_session import PolicySession, Results
 from raynforce.protocol.spaces import Spaces
 from raynforce.spaces import ActionSpec, ObsLeaf
 

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 
 from raynforce.protocol.handshake import Offer
-from raynforce.protocol.policy import Broken, Joined, PolicySession, Results
+from raynforce.protocol.policy_session import Broken, Joined, PolicySession, Results
 from raynforce.protocol.session import Note
 
 HEADER = struct.Struct("<4sBBBBQQIIHHIQ")

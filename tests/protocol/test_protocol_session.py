@@ -13,8 +13,8 @@ from raynforce.errors import UsageError
 from raynforce.protocol.codec import RESET, TERMINATED, TRUNCATED
 from raynforce.protocol.frame import Message, ProtocolError, Type
 from raynforce.protocol.handshake import Deadlines, Hello, Offer, Welcome, signed
-from raynforce.protocol.host import HostSession, Rejected, Step
-from raynforce.protocol.policy import Broken, Joined, Overdue, PolicySession, Results
+from raynforce.protocol.host_session import HostSession, Rejected, StepRequest
+from raynforce.protocol.policy_session import Broken, Joined, Overdue, PolicySession, Results
 from raynforce.protocol.session import Closing, Ended, Note, Outcome
 from raynforce.protocol.spaces import Spaces
 
@@ -169,7 +169,7 @@ def test_seeds_of_the_welcome_are_for_the_first_episodes() -> None:
 def test_actions_arrive_as_they_were_sent() -> None:
     host, policy = begun(ROBOT)
     event = one(host.take(policy.step(ids(2, 0), np.array([[0.5, 2], [-1, 3]]), 0.0).to_bytes(), 0.0))
-    assert isinstance(event, Step)
+    assert isinstance(event, StepRequest)
     assert (event.actions.dtype, event.actions.tolist()) == (np.float32, [[0.5, 2], [-1, 3]])
 
 

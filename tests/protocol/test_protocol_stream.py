@@ -12,8 +12,8 @@ from protocol_worlds import CART, begun
 
 from raynforce.protocol.frame import HEADER, MAGIC, Message, ProtocolError, Type
 from raynforce.protocol.handshake import Hello, Offer
-from raynforce.protocol.host import HostSession
-from raynforce.protocol.policy import PolicySession, Results
+from raynforce.protocol.host_session import HostSession
+from raynforce.protocol.policy_session import PolicySession, Results
 from raynforce.protocol.spaces import Spaces
 from raynforce.protocol.wire import CHUNK, Full, Reader, Writer
 from raynforce.spaces import ObsLeaf

@@ -26,11 +26,11 @@ from raynforce.experiment import resolve
 from raynforce.policies.acting import PolicyVersion
 from raynforce.protocol.channel import connect
 from raynforce.protocol.handshake import Hello
-from raynforce.protocol.host import Reset, Step
+from raynforce.protocol.host_session import ResetRequest, StepRequest
 from raynforce.protocol.spaces import Spaces
 from raynforce.roles import one_core
 from raynforce.roles.env_host import EnvHost
-from raynforce.roles.learned import Outcome
+from raynforce.roles.learned import ServeOutcome
 from raynforce.roles.learner import Learner
 from raynforce.roles.policy_server import PolicyServer
 
@@ -74,7 +74,7 @@ class Stage:
                 thread.start()
                 self.threads.append(thread)
             else:
-                assert self.hosts[index].serve(self.policy.address()).outcome is Outcome.JOINED
+                assert self.hosts[index].serve(self.policy.address()).outcome is ServeOutcome.JOINED
 
     def _serve(self, host: EnvHost) -> None:
         try:
@@ -401,10 +401,10 @@ def test_a_host_whose_environments_all_wait_for_an_action_comes_again() -> None:
         s.produce()
         until(lambda: s.policy._done and s.policy._times.paused and len(s.policy._former) == 3)  # nobody asks
         one = connect(s.policy.address(), hello, seconds=PATIENCE)
-        answer(one, Reset)
+        answer(one, ResetRequest)
         until(lambda: len(s.policy._former) == 6)
         two = connect(s.policy.address(), hello, seconds=PATIENCE)
-        answer(two, Reset)
+        answer(two, ResetRequest)
         time.sleep(0.05)
         assert len(s.policy._former) == 6
         follow([s.produce(number) for number in range(4)])
@@ -439,7 +439,7 @@ def answer(link: Any, kind: type) -> None:
         nonlocal done
         for event in link.receive(time.monotonic()):
             if isinstance(event, kind):
-                assert isinstance(event, Reset | Step)
+                assert isinstance(event, ResetRequest | StepRequest)
                 link.send(link.session.results(event.envs, time.monotonic()))
                 done = True
         return done
@@ -475,11 +475,11 @@ def test_one_of_many_environments_of_a_host_is_overdue() -> None:
         s.produce()
         hello = Hello(3, Spaces.of(probe("central_envs:Steps")), capabilities=("timing",), host=1)
         late = connect(s.policy.address(), hello, seconds=PATIENCE)
-        answer(late, Reset)
+        answer(late, ResetRequest)
         s.produce(1)
 
         def asked() -> bool:
-            return any(isinstance(event, Step) for event in late.receive(time.monotonic()))
+            return any(isinstance(event, StepRequest) for event in late.receive(time.monotonic()))
 
         until(asked)
         late.send(late.session.results(np.array([0, 1]), time.monotonic()))

@@ -116,7 +116,7 @@ def test_nothing_in_the_package_unpickles() -> None:
         r"\b(pickle|cPickle|dill|cloudpickle|joblib|shelve|marshal)\b|torch\.(load|save)|allow_pickle"
     )
     root = Path(raynforce.__file__).parent
-    own = ("runtimes/host.py", "runtimes/wire.py", "envs/fork_server.py", "given.py", "one_seed.py")
+    own = ("runtimes/role_host.py", "runtimes/messages.py", "envs/fork_server.py", "given.py", "one_seed.py")
     own_processes = {root / name for name in own}
     sources = set(root.rglob("*.py")) - own_processes
     assert len(sources) > 20

@@ -19,8 +19,8 @@ from raynforce.runs.progress import (
     LiveProgress,
     PlainProgress,
     Progress,
+    ProgressState,
     QuietProgress,
-    Snapshot,
     clock_time,
     make_progress,
     number,
@@ -29,7 +29,7 @@ from raynforce.runs.progress import (
     sparkline,
 )
 
-SNAPSHOT = Snapshot(
+SNAPSHOT = ProgressState(
     steps=40_960,
     total_steps=200_000,
     seconds=2.2,
@@ -41,7 +41,7 @@ SNAPSHOT = Snapshot(
     target=475.0,
     losses={"policy": -0.0124, "value": 12.34},
 )
-EMPTY = Snapshot(0, 200_000, 0.0, 0.0, 0, 0, None, None, None, {})
+EMPTY = ProgressState(0, 200_000, 0.0, 0.0, 0, 0, None, None, None, {})
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 
@@ -67,7 +67,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def at(steps: int, seconds: float) -> Snapshot:
+def at(steps: int, seconds: float) -> ProgressState:
     return dataclasses.replace(SNAPSHOT, steps=steps, seconds=seconds)
 
 
@@ -165,7 +165,9 @@ def test_no_line_of_a_log_is_longer_than_119() -> None:
     view.start("ppo on my_simulators:Arm")
     many = {f"loss_number_{i}": 10.0**i for i in range(8)}
     for steps in (0, 10**9):
-        now = Snapshot(steps, 10**10, 1e6, 1e6, 10**9, 10**9, -1234.5, -12345.0, 0.0, many, "why " * 50, steps, "x")
+        now = ProgressState(
+            steps, 10**10, 1e6, 1e6, 10**9, 10**9, -1234.5, -12345.0, 0.0, many, "why " * 50, steps, "x"
+        )
         view.update(now)
     view.message("word " * 100)
     view.stop()

@@ -232,7 +232,7 @@ class Mirror:
         return descriptors()
 
     def held(self) -> int:
-        from raynforce.runtimes.wire import Packed
+        from raynforce.runtimes.messages import Packed
 
         return Packed.held
 

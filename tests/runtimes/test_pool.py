@@ -15,7 +15,7 @@ from walkers import DEADLINE, Scene, Walker, expected
 from raynforce.runtimes import pool as pool_module
 from raynforce.runtimes.base import Pending, RoleDied
 from raynforce.runtimes.member import Fault, Job
-from raynforce.runtimes.wire import Packed
+from raynforce.runtimes.messages import Packed
 
 
 def test_answers_are_delivered_once(process: Scene) -> None:

@@ -20,8 +20,8 @@ from spawning import DEADLINE, PATH, spawn, until
 
 from raynforce.runtimes import process
 from raynforce.runtimes.base import RoleDied, RoleError, Runtime
+from raynforce.runtimes.messages import Packed
 from raynforce.runtimes.process import ProcessRuntime
-from raynforce.runtimes.wire import Packed
 
 
 def gone(*pids: int) -> bool:

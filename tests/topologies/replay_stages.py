@@ -21,7 +21,7 @@ from raynforce.runtimes.base import Handle, Runtime
 from raynforce.runtimes.member import Member, Rules
 from raynforce.runtimes.pool import Pool
 from raynforce.topologies.loop import LoopRound, Start
-from raynforce.topologies.replay import Pace, Replay, Sharded
+from raynforce.topologies.replay import Pace, ReplayLoop, Sharded
 
 __all__ = ["FakeSampler"]
 BATCH = 4
@@ -147,7 +147,7 @@ class ReplayStage:
         self.ledger.load({"produced": STEPS * len(held), "trained": 0, "dropped": 0, "lost": 0}, known)
         pace, sizes = Pace(self.limiter, most, STEPS), dict[int, int]()
         start = Start(version, 0, self.ledger, held)
-        self.loop: Replay = Replay(self, start, pace)
+        self.loop: ReplayLoop = ReplayLoop(self, start, pace)
         if shards:
             self.loop = Sharded(self, start, pace, sizes=sizes, seed=0, prioritized=True)
         self._rounds = self.loop.rounds()

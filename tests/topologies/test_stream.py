@@ -288,7 +288,7 @@ def test_who_is_waited_for_is_said(processes: Runtime, preset: str, monkeypatch:
 
 
 def test_fragments_do_not_pass_through_the_driver(processes: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    from raynforce.runtimes.wire import Packed
+    from raynforce.runtimes.messages import Packed
 
     stage = Stage(processes, max_lag=1000)
     opened: list[object] = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from raynforce.runtimes.host import Host
+from raynforce.runtimes.role_host import RoleHost
 
 
-class RayHost(Host):
+class RayHost(RoleHost):
     """A host whose output Ray marks with its role's name."""
 
     def __init__(self, name: str) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from raynforce.errors import RaynforceError, summary
 from raynforce.runtimes.base import RoleDied, RoleError
-from raynforce.runtimes.host import hung, with_cause
 from raynforce.runtimes.ray.private import ray_module
 from raynforce.runtimes.ray.watching import Voices
+from raynforce.runtimes.role_host import hung, with_cause
 
 REMEMBERED = 1000  # roles that were ended: calls that waited for their answers may still fail
 UNEXPECTED = "its process ended unexpectedly (killed, out of memory, or crashed in native code)"

@@ -12,7 +12,6 @@ from typing import Any
 from raynforce.config import Config
 from raynforce.errors import RaynforceError
 from raynforce.runtimes.base import Handle, Pending, Place, Runtime, Split
-from raynforce.runtimes.host import pack
 from raynforce.runtimes.placing import PLAIN, Demands, needs
 from raynforce.runtimes.ray.actor import RayHost
 from raynforce.runtimes.ray.cluster import Say
@@ -20,6 +19,7 @@ from raynforce.runtimes.ray.connecting import connect
 from raynforce.runtimes.ray.failures import Failures
 from raynforce.runtimes.ray.private import Raylet, actor_id, ray_module, redirect_output, room_near
 from raynforce.runtimes.ray.watching import Tail, Voices
+from raynforce.runtimes.role_host import pack
 
 RESERVE_AFTER = 10.0  # seconds until a worker is started ahead, for a role that fails: not while all others start
 RESERVING = 3  # seconds for the learner to get its room before samplers ask for theirs

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from raynforce.runtimes.host import LastLines
 from raynforce.runtimes.ray.state import began
+from raynforce.runtimes.role_host import LastLines
 
 LATE = 0.5  # seconds that the last lines of a process may take from its node to here
 LOG = re.compile(r"(?P<kind>worker|python-core-worker)-.*[-_](?P<pid>\d+)\.(out|err|log)")

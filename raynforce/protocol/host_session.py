@@ -19,12 +19,12 @@ from raynforce.protocol.spaces import DTYPES, Spaces, misfits
 Facts = Mapping[str, Any]
 
 
-class Reset(NamedTuple):
+class ResetRequest(NamedTuple):
     envs: np.ndarray  # [K] env ids, as an index
     seeds: np.ndarray | None  # [K] uint64, or None: go on with the random streams
 
 
-class Step(NamedTuple):
+class StepRequest(NamedTuple):
     envs: np.ndarray  # [K] env ids, as an index
     actions: np.ndarray  # [K, ...] ready for the environment: start added, clipped to its bounds; read-only
 
@@ -94,9 +94,9 @@ class HostSession(Session):
         new = self._unseeded[envs]
         self._unseeded[envs] = False
         if message.flags & SEEDS:
-            return Outcome([Reset(envs, message.buffers[1][fresh])], again)
+            return Outcome([ResetRequest(envs, message.buffers[1][fresh])], again)
         # The first episode of each env begins with the seed of the WELCOME.
-        events = [Reset(envs[new], self.welcome.seeds[envs[new]]), Reset(envs[~new], None)]
+        events = [ResetRequest(envs[new], self.welcome.seeds[envs[new]]), ResetRequest(envs[~new], None)]
         return Outcome([event for event in events if len(event.envs)], again)
 
     def _step(self, message: Message, now: float) -> Outcome:
@@ -113,7 +113,7 @@ class HostSession(Session):
         self.slots.status[rows] = 0
         for env in rows.tolist() if self.slots.info else ():
             self.slots.info.pop(env, None)
-        return Outcome([Step(rows, actions)], again)
+        return Outcome([StepRequest(rows, actions)], again)
 
     def _asked_of(self, message: Message) -> tuple[np.ndarray, np.ndarray, list[Message]]:
         """The rows of a request, which of them are asked for the first time, and the answers to the others."""

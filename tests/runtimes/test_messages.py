@@ -19,8 +19,8 @@ from roles_for_tests import descriptors
 
 from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
-from raynforce.runtimes import wire
-from raynforce.runtimes.wire import LARGE, LONGEST, Packed, pack, receive, send
+from raynforce.runtimes import messages
+from raynforce.runtimes.messages import LARGE, LONGEST, Packed, pack, receive, send
 
 
 @pytest.fixture(autouse=True)
@@ -271,7 +271,7 @@ def test_a_message_longer_than_a_packet(ends: tuple[socket.socket, socket.socket
     assert same(back, [value, array, value[:7]])
 
 
-@pytest.mark.parametrize("count", [wire.FDS - 1, wire.FDS, wire.FDS + 1, 3 * wire.FDS, 600])
+@pytest.mark.parametrize("count", [messages.FDS - 1, messages.FDS, messages.FDS + 1, 3 * messages.FDS, 600])
 @pytest.mark.parametrize("text", ["", "x" * LONGEST])
 def test_a_message_of_many_arrays(ends: tuple[socket.socket, socket.socket], count: int, text: str) -> None:
     """With a long text, the descriptor that carries the message itself comes before theirs."""
@@ -317,7 +317,7 @@ def test_the_other_side_has_gone(ends: tuple[socket.socket, socket.socket]) -> N
 def test_the_other_side_dies_between_two_packets(ends: tuple[socket.socket, socket.socket]) -> None:
     """Half of a long message is none, and its descriptors are given back."""
     sent = 0
-    real = wire._send
+    real = messages._send
 
     def dies(*args: Any) -> None:
         nonlocal sent
@@ -327,9 +327,9 @@ def test_the_other_side_dies_between_two_packets(ends: tuple[socket.socket, sock
         real(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "_send", dies)
+        patch.setattr(messages, "_send", dies)
         with pytest.raises(ConnectionResetError):
-            send(ends[0], (), [pack(np.zeros(1000)) for _ in range(wire.FDS + 10)])
+            send(ends[0], (), [pack(np.zeros(1000)) for _ in range(messages.FDS + 10)])
     ends[0].close()
     assert receive(ends[1]) is None
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from raynforce.errors import RaynforceError, summary
-from raynforce.kernels import Kind, kind, pin
+from raynforce.kernels import KernelKind, kind, pin
 from raynforce.runtimes.base import Place, RemoteTraceback, RoleError
 from raynforce.threads import cap_threads
 
@@ -34,7 +34,7 @@ def pack(
     return pickle.dumps((settings, given, dumps(args) if given else pickle.dumps(args, protocol=5)), protocol=5)
 
 
-class Host:
+class RoleHost:
     """What a role lives in when it has a process of its own."""
 
     def __init__(self, name: str = "") -> None:
@@ -43,7 +43,7 @@ class Host:
         self._role: Any = None
         self._failure: RaynforceError | None = None
 
-    def build(self, packed: bytes) -> Kind:
+    def build(self, packed: bytes) -> KernelKind:
         """Settle in this process, then build the role that `pack` described; returns where it lives."""
         (role, self.name, self.place, path), given, args = pickle.loads(packed)
         settle(self.place, path)

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from raynforce.runtimes.base import Place, RoleDied
-from raynforce.runtimes.host import Host, LastLines, hung, pack
 from raynforce.runtimes.process import ProcessRuntime
+from raynforce.runtimes.role_host import LastLines, RoleHost, hung, pack
 
 REPORT = """before
 Timeout (0:05:00)!
@@ -66,7 +66,7 @@ def test_each_limit_is_for_its_own(place: Place, role: str, method: str, dies: b
 
 
 def test_the_watchdog_is_cheap_and_sleeps_between_calls() -> None:
-    host = Host()
+    host = RoleHost()
     host.build(pack("roles_for_tests:Notebook", [], "notebook", Place(call_seconds=0.5), path=list(sys.path)))
     times = []
     for _ in range(2000):
