@@ -330,7 +330,7 @@ def test_a_stream_that_lacks_unicode_is_no_error() -> None:
 
 PROGRAM = """
 import sys
-from raynforce.runs.progress import Snapshot, make_progress, PlainProgress
+from raynforce.runs.progress import ProgressState, make_progress, PlainProgress
 {body}
 """
 
@@ -340,7 +340,7 @@ def test_piped_into_head_the_run_still_ends_well() -> None:
 view = PlainProgress(sys.stdout, every=0.0)
 view.start("ppo")
 for i in range(20000):
-    view.update(Snapshot(i, 20000, 1.0, 1.0, 0, 0, None, None, None, {}))
+    view.update(ProgressState(i, 20000, 1.0, 1.0, 0, 0, None, None, None, {}))
 view.stop()
 print("finished", file=sys.stderr)
 """
@@ -357,7 +357,7 @@ def test_the_cursor_comes_back_after_an_error_on_a_real_terminal() -> None:
     body = """
 view = make_progress(sys.stderr)
 view.start("ppo")
-view.update(Snapshot(500, 1000, 1.0, 1.0, 0, 0, None, None, None, {}))
+view.update(ProgressState(500, 1000, 1.0, 1.0, 0, 0, None, None, None, {}))
 print("to the pipe")
 raise SystemExit("boom")
 """
