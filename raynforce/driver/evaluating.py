@@ -24,8 +24,8 @@ FINAL = 1  # the purpose of the last evaluation: other episodes than those that 
 TIMES, TIMES_TO_TARGET = 20, 40  # evaluations in a run, if nothing else is set: without a target, and with one
 FINAL_EPISODES = 100
 DURING, ALL = 1 / 12, 1 / 10  # steps of evaluation for each of training: during the run, and with the last evaluation
-AHEAD, AHEAD_ALL = 1 / 4, 1 / 10
-"""Of the planned steps, what these shares are of from the beginning: early evaluations are what a target needs."""
+AHEAD = 1 / 4
+"""Of the planned steps, what `DURING` is of from the beginning: early evaluations are what a target needs."""
 LOCKSTEP_COST = 1 / 12
 """What a step of an environment's own vector implementation costs in evaluation, beside one in training: PPO on
 CartPole, where it is dearest, learning being cheap."""
@@ -96,7 +96,7 @@ class Schedule:
         """Episodes of the last evaluation, after so many steps."""
         if self._how.final_episodes is not None:
             return self._how.final_episodes
-        left = ALL * min(steps + AHEAD_ALL * self._planned, max(steps, self._planned)) - self.spent
+        left = ALL * steps - self.spent
         fit = left / self._per_episode if self._per_episode else FINAL_EPISODES
         return int(min(max(fit, self._how.episodes), FINAL_EPISODES))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,20 @@ class LocalVector(LaneVector):
         for index, made in enumerate(self._lanes):
             made.write_to(self._rows.one(index))
         self._ready, self._steps = first.ready, [made.step for made in self._lanes]
+        self._stopped: set[int] = set()
+
+    def stop(self, lanes: Iterable[int]) -> None:
+        """Step these lanes no more, until `reset`: they stay as they are, without reward or end."""
+        self._stopped.update(lanes)
+        for lane in self._stopped:
+            self._steps[lane] = _stays
+            self._rows.reward[lane], self._rows.terminated[lane], self._rows.truncated[lane] = 0.0, False, False
+
+    def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
+        for lane in self._stopped:
+            self._steps[lane] = self._lanes[lane].step
+        self._stopped.clear()
+        return super().reset(seed)
 
     def take_faults(self) -> list[EnvFault]:
         return self._shared.take_faults()
@@ -129,6 +143,10 @@ class LocalVector(LaneVector):
             return (), broke, NOTHING
         ended = [lane for lane, flag in enumerate(done) if flag]
         return ended, broke, {lane: info for lane in ended if (info := self._lanes[lane].take_info())} or NOTHING
+
+
+def _stays(action: Any) -> bool:
+    return False
 
 
 def other_spaces(env: str, lane: int, first: int) -> UsageError:

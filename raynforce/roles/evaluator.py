@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raynforce.envs.lanes import ParallelVector
+from raynforce.envs.local import LocalVector
 from raynforce.envs.native import NativeVector
 from raynforce.envs.vector import EnvArgs, VectorEnv, derive_seed, require_finite
 from raynforce.errors import EnvError
@@ -69,6 +70,7 @@ class Evaluator:
         self._breaks_in_a_row = np.zeros(lanes, np.int64)  # since the lane's last episode was over
         self._steps = 0
         self._hopeless: int | None = None  # a lane
+        self._stop_finished(envs)
 
     def advance(self, seconds: float = math.inf) -> Evaluation:
         envs, until = self._vector(), time.monotonic() + seconds
@@ -126,7 +128,10 @@ class Evaluator:
         self._length += step.valid
         self._steps += int(np.count_nonzero(step.valid & (self._quota > 0)))
         self._broke(step.cut)
-        self._ended(step.terminated | step.truncated, step.info)
+        ended = step.terminated | step.truncated
+        self._ended(ended, step.info)
+        if ended.any():
+            self._stop_finished(envs)
 
     def _step_ready(self, envs: ParallelVector, until: float) -> None:
         """A step of every lane that is ready; nobody waits for a slower one."""
@@ -152,6 +157,11 @@ class Evaluator:
                 self._returns.append(float(self._running[lane]))
                 self._infos.append(info.get(int(lane), NOTHING))
             self._running[lane], self._length[lane], self._breaks_in_a_row[lane] = 0.0, 0, 0
+
+    def _stop_finished(self, envs: VectorEnv) -> None:
+        """Lanes that have played their episodes are stepped no more, where they need not be."""
+        if isinstance(envs, LocalVector):
+            envs.stop(np.flatnonzero(self._quota == 0).tolist())
 
     def _broke(self, lanes: np.ndarray) -> None:
         if len(lanes):

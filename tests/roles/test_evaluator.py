@@ -39,6 +39,14 @@ class Walk(gymnasium.Env[np.ndarray, Any]):
         return self._obs(), float(action[0]), self.left == 0, False, {}
 
 
+class Counted(Walk):
+    steps = 0
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        Counted.steps += 1
+        return super().step(action)
+
+
 class Gate(Walk):
     """In the first lane each step waits until the other lanes have played all their episodes."""
 
@@ -104,6 +112,20 @@ def test_the_outcome_is_that_of_one_after_another(parallel: str) -> None:
             evaluator.close()
         outcomes.append((sorted(found.returns.tolist()), found.steps))
     assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("episodes", [EPISODES, 3])
+def test_lanes_that_have_played_their_episodes_are_not_stepped(episodes: int) -> None:
+    evaluator, version = made("Counted", "no")
+    try:
+        Counted.steps = 0
+        first = evaluator.play(version, episodes)
+        assert (Counted.steps, len(first.returns)) == (first.steps, episodes)
+        again = evaluator.play(version, episodes)
+        assert Counted.steps == 2 * first.steps
+        assert again.returns.tolist() == first.returns.tolist()
+    finally:
+        evaluator.close()
 
 
 def test_one_that_hangs_in_every_episode_is_given_up() -> None:
