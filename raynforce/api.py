@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from raynforce.auto import paced_by_envs, settle
 from raynforce.config import Config, EvalConfig
 from raynforce.driver.driver import Driver
 from raynforce.driver.status import Callback, Result, Status
+from raynforce.envs.addresses import is_remote
 from raynforce.envs.launching import is_simulator, short_name
 from raynforce.envs.vector import EnvArgs, Parallel, probe
 from raynforce.errors import UsageError
@@ -195,6 +196,35 @@ def _drive(
 
     for note in notes:
         say(f"note: {note}")
+    with _simulators(config, say):
+        return _driven(config, directory, preset, callbacks, sinks, progress, stream, opened, say, **how)
+
+
+@contextlib.contextmanager
+def _simulators(config: Config, say: Callable[[str], None]) -> Iterator[None]:
+    """Where simulators that others started are found: open for a run, and waited for."""
+    if not is_remote(config.env):
+        yield
+        return
+    from raynforce.envs.gateway import gateway, gateways  # which bring the protocol along
+
+    with gateways():
+        gateway(config.env, say).wait_for(config.sampling.samplers * config.sampling.envs)
+        yield
+
+
+def _driven(
+    config: Config,
+    directory: RunDirectory,
+    preset: str,
+    callbacks: Sequence[Callback | OnRound],
+    sinks: Sequence[Sink],
+    progress: Mode | Progress,
+    stream: Any,
+    opened: Callable[[str], None] | None,
+    say: Callable[[str], None],
+    **how: Any,
+) -> Run:
     config, env, chosen = settle(config)
     say(preset)
     say(chosen)
@@ -290,6 +320,10 @@ def evaluate(
     spec, version = read_policy(found)
     fresh = time.time_ns() % 2**63 if seed is None else seed
     with lending() as lender, contextlib.ExitStack() as opened:
+        if is_remote(env if isinstance(env, str) else spec.env.env):
+            from raynforce.envs.gateway import gateways
+
+            opened.enter_context(gateways())
         args = {**spec.env.args, **(env_args or {})}
         name = _lent(spec.env, env, args, lender)
         if shown:

@@ -56,6 +56,7 @@ def train(arguments: argparse.Namespace) -> int:
     from raynforce.experiment import resolve
 
     _no_empty(arguments, "out", "config", "seeds")
+    _sims(arguments)
     named = {"algo": arguments.algo, "env": arguments.env, "preset": "none" if arguments.no_preset else None}
     given = settings.nested({k: v for k, v in named.items() if v is not None} | _given(arguments))
     assigned = settings.parse_assignments(arguments.set)
@@ -97,6 +98,22 @@ def resume(arguments: argparse.Namespace) -> int:
 
         return seeds.resume(arguments, changes, _me())
     return _train(arguments, lambda **how: api.resume(run, settings=changes, **how), services(arguments.log, run.path))
+
+
+def _sims(arguments: argparse.Namespace) -> None:
+    """`--sims WHERE` is an ENV; `--sims-key FILE` is what RAYNFORCE_KEY is."""
+    from raynforce.envs.addresses import addresses, is_remote
+
+    if arguments.sims_key:
+        os.environ["RAYNFORCE_KEY"] = arguments.sims_key
+    if arguments.sims is None:
+        return
+    if arguments.env:
+        raise UsageError(f"--sims says where the simulators are, and ENV is {arguments.env!r}: drop one")
+    if not is_remote(arguments.sims):
+        raise UsageError(f"--sims {arguments.sims!r} is not one of: listen:ADDRESS, connect:ADDRESS,ADDRESS")
+    addresses(arguments.sims)
+    arguments.env = arguments.sims
 
 
 def _asks_for_ray(arguments: argparse.Namespace, runtime: str) -> bool:
@@ -206,6 +223,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     from raynforce import api, infos
 
     _no_empty(arguments, "video", "env")
+    _sims(arguments)
     if arguments.video:  # pygame, which most environments draw with, complains of a display and speakers otherwise
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
@@ -255,13 +273,16 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def sim(arguments: argparse.Namespace) -> int:
-    from raynforce.cli.sim import check, new
+    from raynforce.cli.sim import check, keys, new
 
-    if arguments.action not in ("new", "check"):
-        hint = nearest(arguments.action, ("new", "check"))
-        raise UsageError(f"unknown action {arguments.action!r}{hint}: raynforce sim new DIR, or sim check COMMAND")
+    if arguments.action not in ("new", "check", "keys"):
+        hint = nearest(arguments.action, ("new", "check", "keys"))
+        known = "raynforce sim new DIR, sim check COMMAND, or sim keys DIR"
+        raise UsageError(f"unknown action {arguments.action!r}{hint}: {known}")
     if arguments.action == "new":
         return new(arguments.target, me=_me())
+    if arguments.action == "keys":
+        return keys(arguments.target, me=_me())
     return check(arguments.target, as_json=arguments.json)
 
 

@@ -38,6 +38,7 @@ examples:
   raynforce sim new my_sim                 a small project: it builds, passes the check and trains
   raynforce sim check ./my_sim/my_sim      about 40 cases of the protocol, and its speed
   raynforce sim check "sim:python3 my_sim.py"
+  raynforce sim keys keys                  a key for trainers, one for simulators: for ZMQ between machines
 """
 
 
@@ -143,6 +144,7 @@ def _parser() -> _Parser:
     train = _command(commands, "train", "train an agent", epilog=TRAIN_EXAMPLES)
     _add(train, "algo", "ALGO", "ppo, dqn, impala, a3c, or your own module:Class", nargs="?")
     _add(train, "env", "ENV", "a gymnasium id, module:factory, or a simulator: ./my_sim", nargs="?")
+    _sims(train)
     _add(train, "--steps", "N", "environment steps to train for: 200000, 200k, 1M, 1e6 (default 200,000)")
     _add(train, "--target", "R", "stop once 20 greedy episodes return R on average")
     _add(train, "--seed", "S", "random seed (default 0)")
@@ -169,6 +171,7 @@ def _parser() -> _Parser:
     evaluate = _command(commands, "eval", "play greedy episodes with a trained policy, on fresh seeds")
     _add(evaluate, "run", "RUN", "a run directory, or a checkpoint in one")
     _add(evaluate, "--env", "ENV", "play another environment with the same spaces")
+    _sims(evaluate)
     _set(evaluate, "env_args.K=V", "keyword arguments for the environment, laid over those of the run")
     _add(evaluate, "--episodes", "N", "how many (default 100; 3 with --video or --render)")
     _choose(evaluate, "--checkpoint", ("best", "last"), "which checkpoint (default best)")
@@ -202,7 +205,7 @@ def _parser() -> _Parser:
     _output(doctor, progress=False)
 
     sim = _command(commands, "sim", "begin a simulator in C++, or hold one against the protocol", epilog=SIM_EXAMPLES)
-    _add(sim, "action", "new|check", "what to do")
+    _add(sim, "action", "new|check|keys", "what to do")
     _add(sim, "target", "DIR|COMMAND", "the folder to write, or the command that starts the simulator")
     _output(sim, progress=False)
     return parser
@@ -223,6 +226,11 @@ def _flag(group: argparse._ActionsContainer, name: str, what: str) -> None:
 
 def _choose(group: argparse._ActionsContainer, name: str, choices: Sequence[str], what: str) -> None:
     group.add_argument(name, choices=choices, default=choices[0], help=what)
+
+
+def _sims(parser: argparse.ArgumentParser) -> None:
+    _add(parser, "--sims", "WHERE", "simulators that others start: listen:ADDRESS, or connect:ADDRESS,ADDRESS")
+    _add(parser, "--sims-key", "FILE", "trainer.key of `raynforce sim keys`, for simulators on other machines")
 
 
 def _how_many(parser: _Parser) -> None:

@@ -81,6 +81,19 @@ def new(folder: str, *, me: str) -> int:
     return 0
 
 
+def keys(folder: str, *, me: str) -> int:
+    """Write a key for trainers and one for simulators: for ZMQ between machines."""
+    from raynforce.envs.addresses import make_keys
+
+    trainer, simulator = make_keys(Path(folder))
+    print(
+        f"{trainer} stays with the trainer, {simulator} goes to the machines of the simulators. Both are secret. Next:"
+    )
+    print(f"  {me} train ppo --sims listen:zmq:tcp://0.0.0.0:5555 --sims-key {quote(str(trainer))}")
+    print(f"  ./my_sim --connect zmq:tcp://TRAINER:5555 --key {quote(str(simulator))} --envs 64")
+    return 0
+
+
 def check(env: str, *, as_json: bool) -> int:
     """Try every case of the protocol, and measure; 1 if one does not hold."""
     from raynforce.envs.conformance import CASES, check, speed

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from pathlib import Path
 
+from raynforce.envs.addresses import CONNECT, LISTEN, addresses, is_remote
 from raynforce.errors import UsageError
 
 PREFIX = "sim:"
@@ -24,12 +25,15 @@ GRACE = 3.0
 
 
 def is_simulator(env: str) -> bool:
-    """Whether `env` is a command, such as `./my_sim --track oval` or `sim:python3 my_sim.py`, and no gymnasium id."""
-    return env.startswith((PREFIX, *_PATHS))
+    """Whether `env` is no gymnasium id: a command (`./my_sim --track oval`), or where simulators are (`listen:…`)."""
+    return env.startswith((PREFIX, LISTEN, CONNECT, *_PATHS))
 
 
 def command(env: str) -> list[str]:
-    """The words of the command that `env` is; a `UsageError` if it cannot be started."""
+    """The words of the command that `env` is, none if it is an address; a `UsageError` if it cannot be started."""
+    if is_remote(env):
+        addresses(env)
+        return []
     try:
         words = shlex.split(env.removeprefix(PREFIX))
     except ValueError as error:
@@ -50,7 +54,9 @@ def command(env: str) -> list[str]:
 
 
 def short_name(env: str) -> str:
-    """What to call a simulator: its program, or the script that an interpreter runs."""
+    """What to call a simulator: its program, or the script that an interpreter runs; of others their address."""
+    if is_remote(env):
+        return env.replace("://", "-").replace(":", "-").replace(",", "-")
     words = [Path(word).name for word in shlex.split(env.removeprefix(PREFIX))] or [env]
     return words[1] if words[0].startswith("python") and len(words) > 1 else words[0]
 

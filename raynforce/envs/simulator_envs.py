@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
+from raynforce.envs.addresses import is_remote
 from raynforce.envs.launching import PREFIX, is_simulator
 from raynforce.envs.make import locate
 from raynforce.envs.simulators import Simulators
@@ -23,7 +24,7 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
     """One env of a simulator process as an ordinary environment; `config` are the simulator's settings."""
 
     def __init__(self, command: str, **config: Any) -> None:
-        self._lanes = Simulators(command, config, 1, seed=0)
+        self._lanes = simulators(command, config, 1)
         self.observation_space, self.action_space = gym_spaces(self._lanes.spec)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -41,7 +42,7 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         return seen, float(lanes.reward[0]), terminated, truncated, dict(lanes.take_info().get(0, {}))
 
     def close(self) -> None:
-        self._lanes.close()
+        _close(self._lanes)
 
     def _seen(self, rows: Mapping[str, np.ndarray]) -> Any:
         return _observation({path: column[0].copy() for path, column in rows.items()})
@@ -56,7 +57,7 @@ class SimulatorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     metadata: dict[str, Any] = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
 
     def __init__(self, command: str, envs: int, **config: Any) -> None:
-        self._lanes = Simulators(command, config, envs, seed=0)
+        self._lanes = simulators(command, config, envs)
         self.num_envs = envs
         self.single_observation_space, self.single_action_space = gym_spaces(self._lanes.spec)
         self.observation_space = batch_space(self.single_observation_space, envs)
@@ -84,10 +85,19 @@ class SimulatorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return self._seen(lanes.obs), lanes.reward.astype(np.float64), terminated, truncated, infos
 
     def close_extras(self, **kwargs: Any) -> None:
-        self._lanes.close()
+        _close(self._lanes)
 
     def _seen(self, rows: Mapping[str, np.ndarray]) -> Any:
         return _observation({path: column.copy() for path, column in rows.items()})
+
+
+def simulators(env: str, config: Mapping[str, Any], envs: int) -> Simulators:
+    """So many envs of a simulator, or of those that others started: this process has the gateway to them then."""
+    if not is_remote(env):
+        return Simulators(env, config, envs, seed=0)
+    from raynforce.envs.remote import remote_lanes
+
+    return remote_lanes(env, config, envs, seed=0, gateway=None)
 
 
 def simulator(
@@ -100,6 +110,14 @@ def simulator(
     command = command if is_simulator(command) else f"{PREFIX}{command}"
     locate(command)
     return SimulatorEnv(command, **config) if envs is None else SimulatorVectorEnv(command, envs, **config)
+
+
+def _close(lanes: Simulators) -> None:
+    lanes.close()
+    if is_remote(lanes.spec.env):
+        from raynforce.envs.gateway import close_unused
+
+        close_unused()
 
 
 def _observation(leaves: Mapping[str, Any]) -> Any:

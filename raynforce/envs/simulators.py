@@ -7,10 +7,12 @@ import select
 import time
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from raynforce.envs.addresses import is_remote
 from raynforce.envs.cost import PASSES, STEPS, TRIAL_SECONDS, Cost
 from raynforce.envs.faults import EnvFault, count_break
 from raynforce.envs.lanes import BrokenLane, Lanes, ParallelVector
@@ -336,17 +338,8 @@ class Simulators:
     # -- the process --------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        step_ms = min(_DAY, 1000 * self.hang_seconds)
-        # Neither side sends PING: a process that ends hangs up, and a trainer may be busy elsewhere for long.
-        patient = {"ping_ms": _DAY, "silence_ms": _DAY}
-        deadlines = Deadlines(step_ms=int(step_ms), reset_ms=int(1000 * self._start_seconds), **patient)
-        offer = Offer(
-            autoreset=("same_step",),
-            capabilities=("timing", "info"),
-            deadlines=deadlines,
-            config=self._args,
-            memory=self._shared,
-        )
+        offer = patient_offer(self.hang_seconds, self._start_seconds, self._args)
+        offer = replace(offer, memory=self._shared)
         self._simulator = Simulator(self._env, self.count, offer, self._start_seconds)
         self._link = None
         self._watch()
@@ -421,6 +414,13 @@ class SimulatorVector(ParallelVector):
         ]
 
 
+def patient_offer(hang_seconds: float, start_seconds: float, config: Mapping[str, Any]) -> Offer:
+    """What a simulator is offered. Neither side sends PING: who ends hangs up, and a trainer may be busy for long."""
+    step_ms, reset_ms = (int(min(_DAY, 1000 * seconds)) for seconds in (hang_seconds, start_seconds))
+    deadlines = Deadlines(step_ms=step_ms, reset_ms=reset_ms, ping_ms=_DAY, silence_ms=_DAY)
+    return Offer(autoreset=("same_step",), capabilities=("timing", "info"), deadlines=deadlines, config=config)
+
+
 def random_actions(action: ActionSpec, count: int, rng: np.random.Generator) -> np.ndarray:
     if action.kind == "box":
         low, high = (np.array(b).reshape(action.shape) for b in (action.low, action.high))
@@ -449,6 +449,11 @@ def cost_of_simulator(env: str, args: Mapping[str, Any] | None, envs: int = 8) -
 def make_lanes(args: EnvArgs, host: int, attempt: int, hang_seconds: float) -> Lanes | Simulators:
     """The environments of an env host, which are stepped side by side."""
     first = host * args.num_envs
+    if is_remote(args.env):
+        from raynforce.envs.remote import remote_lanes
+
+        how: dict[str, Any] = {"first": first, "attempt": attempt, "hang_seconds": hang_seconds}
+        return remote_lanes(args.env, args.args, args.num_envs, seed=args.seed, gateway=args.gateway, **how)
     if is_simulator(args.env):
         where: dict[str, Any] = {"first": first, "attempt": attempt, "hang_seconds": hang_seconds}
         return Simulators(args.env, args.args, args.num_envs, seed=args.seed, **where)

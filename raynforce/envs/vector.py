@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from raynforce.envs.addresses import is_remote
 from raynforce.envs.describe import Args
 from raynforce.envs.faults import EnvFault
 from raynforce.envs.launching import is_simulator
@@ -113,9 +114,10 @@ class EnvArgs:
     args: dict[str, Any] = field(default_factory=dict)
     exact_resume: bool = True
     parallel: Parallel = "no"
+    gateway: Any = None  # the `Address` where simulators that others started are asked for
 
     def vector(self, sampler: int, **more: Any) -> VectorEnv:
-        how = {"exact_resume": self.exact_resume, "parallel": self.parallel, **more}
+        how = {"exact_resume": self.exact_resume, "parallel": self.parallel, "gateway": self.gateway, **more}
         return make_vector(self.env, self.args, self.num_envs, seed=self.seed, sampler=sampler, **how)
 
 
@@ -130,12 +132,14 @@ def make_vector(
     record: bool = True,
     parallel: Parallel = "no",
     hang_seconds: float = math.inf,
+    gateway: Any = None,
+    at_most: bool = False,
 ) -> VectorEnv:
     """Make `num_envs` environments: the env's own vector implementation if it serves, otherwise a loop.
 
     With `parallel` they are single ones in any case; a step longer than `hang_seconds` is then given up. Exact resume
     needs a snapshot of the vector implementation; the loop replays the running episodes' actions, unless `record` is
-    off.
+    off. With `at_most`, simulators that others started may give fewer than `num_envs`.
     """
     from raynforce.envs.lanes import Lanes, ParallelVector  # all implement this module's contract, so they import it
     from raynforce.envs.local import LocalVector
@@ -146,6 +150,11 @@ def make_vector(
         raise UsageError(f"num_envs is {num_envs}; it must be 1 or more")
     if seed < 0:
         raise UsageError(f"seed is {seed}; it must be 0 or more")
+    if is_remote(env):
+        from raynforce.envs.remote import remote_lanes
+
+        where = {"gateway": gateway, "at_most": at_most, "hang_seconds": hang_seconds}
+        return SimulatorVector(remote_lanes(env, env_args, num_envs, seed=seed, sampler=sampler, **where))
     if is_simulator(env):
         return SimulatorVector(
             Simulators(env, env_args, num_envs, seed=seed, sampler=sampler, hang_seconds=hang_seconds)
@@ -162,6 +171,10 @@ def make_vector(
 
 def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
     """What an environment takes and gives, found by making one and closing it again."""
+    if is_remote(env):
+        from raynforce.envs.remote import remote_spec
+
+        return remote_spec(env, env_args)
     made, spec = make_described(env, env_args)
     close_env(made)
     return spec

@@ -60,6 +60,7 @@ class Hello:
     proof: str = ""  # `prove(token, launch)`, if it was given a token
     minors: tuple[int, int] = MINORS
     host: int | None = None  # which of the launch's hosts it is, if it was told
+    resume: int = 0  # the session that it wants to go on with, after its connection was lost
 
     def message(self) -> Message:
         protocol = {"major": MAJOR, "minor_min": self.minors[0], "minor_max": self.minors[1]}
@@ -68,6 +69,8 @@ class Hello:
         meta |= {"autoreset": list(self.autoreset), "capabilities": list(self.capabilities)}
         if self.host is not None:
             meta["host"] = self.host
+        if self.resume:
+            meta["resume"] = f"{self.resume:016x}"
         if self.launch:
             meta |= {"launch": self.launch, "proof": self.proof}
         return Message(Type.HELLO, envs=self.envs, minor=self.minors[1], meta=meta)
@@ -92,6 +95,7 @@ class Hello:
             proof=_optional(meta, "proof"),
             minors=(low, high),
             host=None if (host := meta.get("host")) is None else whole(host, "host", 0, (1 << 32) - 1),
+            resume=_session(_optional(meta, "resume")),
         )
 
 
@@ -246,6 +250,13 @@ def reject(error: ProtocolError) -> Message:
 
 def _words(value: object, where: str, least: int) -> tuple[str, ...]:
     return tuple(text(word, f"{where}[{i}]", 40) for i, word in enumerate(items(value, where, least, 64)))
+
+
+def _session(word: str) -> int:
+    try:
+        return int(word or "0", 16) & (1 << 64) - 1
+    except ValueError:
+        raise ProtocolError("field", f"resume is {clean(word, 40)!r}; it must be a session in hex") from None
 
 
 def _optional(meta: Mapping[str, Any], name: str) -> str:

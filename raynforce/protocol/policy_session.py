@@ -73,12 +73,15 @@ class PolicySession(Session):
     def __init__(self, offer: Offer, now: float) -> None:
         super().__init__((Type.HELLO, Type.RESULT, Type.LOG), offer.most_envs, offer.deadlines, now)
         self.offer = offer
+        self._requests: dict[int, Message] | None = None  # by number, if they may have to be sent again
         self._handlers |= {Type.RESULT: self._result, Type.LOG: self._log}
 
     def _greet(self, message: Message, now: float) -> Outcome:
         if message.type != Type.HELLO:
             raise ProtocolError("state", f"type {message.type} came before HELLO")
         hello = Hello.read(message)
+        if self.session:
+            return self._resume(hello, now)
         self.welcome = welcome = self.offer.answer(hello)
         self.hello, self.session = hello, welcome.session
         self.envs = Envs(hello.envs, welcome.autoreset)
@@ -90,6 +93,36 @@ class PolicySession(Session):
         self.open, self._heard = True, now
         return Outcome([Joined(hello, welcome)], [welcome.message()])
 
+    def keep_requests(self) -> None:
+        """From now on requests are kept until they are answered, so that the session can outlive its connection."""
+        self._requests = {}
+
+    def suspend(self, now: float) -> None:
+        """The connection is lost: the next message is a HELLO of the same host, over another one."""
+        self.open, self.ended, self._began = False, None, now
+
+    def _resume(self, hello: Hello, now: float) -> Outcome:
+        if (hello.resume, hello.envs, hello.spaces) != (self.session, self.hello.envs, self.hello.spaces):
+            raise ProtocolError("session", "HELLO is not from the host that this session was with")
+        self.open, self._heard = True, now
+        busy = self._open_requests()
+        late = self._due < np.inf
+        self._due[late] = np.maximum(self._due[late], now + self.deadlines.step_ms / 1000)
+        return Outcome([Joined(hello, self.welcome)], [self.welcome.message(), *busy])
+
+    def _open_requests(self) -> list[Message]:
+        """Those that some env still owes an answer to; the others are forgotten."""
+        owing = set(self.envs.request[self.envs.phase == Envs.BUSY].tolist())
+        self._requests = {n: message for n, message in (self._requests or {}).items() if n in owing}
+        return list(self._requests.values())
+
+    def _kept(self, message: Message) -> Message:
+        if self._requests is not None:
+            self._requests[message.sequence] = message
+            if len(self._requests) > 2 * len(self.envs.phase) + 16:
+                self._open_requests()
+        return message
+
     def _last_word(self, error: ProtocolError) -> Message:
         return super()._last_word(error) if self.open else reject(error)
 
@@ -99,7 +132,8 @@ class PolicySession(Session):
         columns = [rows.astype(np.uint32)]
         if seeds is not None:
             columns.append(np.broadcast_to(seeds, rows.shape).astype(np.uint64))
-        return self._message(Type.RESET, None, columns, len(rows), flags=SEEDS if seeds is not None else 0)
+        flags = SEEDS if seeds is not None else 0
+        return self._kept(self._message(Type.RESET, None, columns, len(rows), flags=flags))
 
     def step(self, envs: np.ndarray, actions: np.ndarray, now: float) -> Message:
         """Step these envs with actions `[K, ...]` that are ready for them: start added, clipped to their bounds."""
@@ -109,7 +143,7 @@ class PolicySession(Session):
             raise UsageError(f"actions have shape {np.shape(actions)}; expected {shape}")
         rows = self._begin(envs, False, now, self.deadlines.step_ms)
         columns = rows.astype(np.uint32), np.array(actions, self._action_dtype, order="C")
-        return self._message(Type.STEP, None, columns, len(rows))
+        return self._kept(self._message(Type.STEP, None, columns, len(rows)))
 
     @property
     def asks(self) -> bool:

@@ -270,7 +270,7 @@ class Session:
         return Outcome(send=[message])
 
     def _speaking(self) -> None:
-        if not self.open or self.ended or self._closing_here:
+        if not self.session or self.ended or self._closing_here:  # one without a connection may get another
             state = "over" if self.ended else "closing" if self._closing_here else "not open yet"
             raise UsageError(f"the session is {state}; nothing can be sent")
 

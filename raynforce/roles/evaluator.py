@@ -172,5 +172,7 @@ class Evaluator:
 
     def _vector(self) -> VectorEnv:
         if self._envs is None:
-            self._envs = self._args.vector(EVALUATION_STREAM, record=False, hang_seconds=self._hang_seconds)
+            self._envs = self._args.vector(
+                EVALUATION_STREAM, record=False, hang_seconds=self._hang_seconds, at_most=True
+            )
         return self._envs

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from raynforce.algos import BUILT_IN, algorithm_class
 from raynforce.algos.base import Algorithm
 from raynforce.config import Config
+from raynforce.envs.addresses import is_remote
 from raynforce.envs.vector import EnvArgs
 from raynforce.errors import EnvError, UsageError
 from raynforce.policies.acting import ActingSpec
@@ -113,7 +114,19 @@ def stepping(config: Config) -> Literal["no", "threads", "processes"]:
 
 
 def env_args(config: Config, count: int) -> EnvArgs:
-    return EnvArgs(config.env, count, config.seed, config.env_args, config.sampling.exact_resume, stepping(config))
+    how = config.sampling.exact_resume, stepping(config)
+    return EnvArgs(config.env, count, config.seed, config.env_args, *how, _gateway(config))
+
+
+def _gateway(config: Config) -> Any:
+    """Where roles ask for simulators that others started; None for other environments."""
+    if not is_remote(config.env):
+        return None
+    from raynforce.envs.addresses import own_ip
+    from raynforce.envs.gateway import gateway  # in the driver alone
+
+    opened = gateway(config.env)
+    return opened.address if all_here(config) else opened.inner("tcp", own_ip())
 
 
 def algorithms_that(can: Callable[[type[Algorithm[Any]]], bool]) -> str:

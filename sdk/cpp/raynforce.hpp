@@ -1,4 +1,4 @@
-// Raynforce: a simulator in C++ as an environment. One header, C++17, no dependency.
+// Raynforce: a simulator in C++ as an environment. One header, C++17, no dependency; ZMQ where libzmq is installed (loaded when it is used).
 //
 //     struct Pendulum {
 //       static raynforce::Spaces spaces() { return {{raynforce::box({3})}, raynforce::box({1}, -2, 2)}; }
@@ -14,6 +14,7 @@
 #pragma once
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -650,11 +651,12 @@ struct Identity {
   std::string launch, token;  // of the trainer that started it: a nonce, and a key that never crosses the wire
   int host = -1;              // which of its simulators, if it said so
   bool shares_memory = false; // whether the transport can pass a file descriptor: a Unix socket
+  bool waits = false;         // for a trainer that wants it, without limit
 };
 
 /// How a session ended.
 struct Ended {
-  std::string code;  // closed, refused, violation, silent, lost
+  std::string code;  // closed, over, refused, replaced, violation, silent, lost
   std::string text;
 };
 
@@ -718,9 +720,27 @@ class HostSession {
   HostSession(const HostSession&) = delete;
   HostSession& operator=(const HostSession&) = delete;
   HostSession(Spaces spaces, std::size_t envs, const Identity& who, std::int64_t now)
-      : spaces_(std::move(spaces)), count_(envs), heard_(now), pinged_(now) {
+      : spaces_(std::move(spaces)), count_(envs), who_(who), heard_(now), pinged_(now) {
     spaces_.check();
     if (envs == 0 || envs > MOST_ENVS) throw Error("a simulator has 1 to 65536 envs, not " + std::to_string(envs));
+    if (who.waits) handshake_ms_ = std::numeric_limits<std::int64_t>::max();
+    say_hello();
+  }
+
+  /// The link is lost, and the session may go on over another one: `again`.
+  bool resumable = false;
+  bool down() const { return down_ && !over(); }
+  bool resuming() const { return session_ != 0 && !welcomed_ && !over(); }
+  /// There is another link: ask to go on. Answers that were lost are asked for again.
+  void again(std::int64_t now) {
+    down_ = welcomed_ = false, heard_ = pinged_ = now;
+    in_.clear(), out.clear(), ready_.clear();
+    say_hello();
+  }
+
+ private:
+  void say_hello() {
+    const Identity& who = who_;
     Json meta = Json::object({{"protocol", Json::object({{"major", 1}, {"minor_min", 0}, {"minor_max", 0}})},
                               {"software", Json::object({{"name", who.name}, {"version", who.version}})},
                               {"pid", static_cast<double>(::getpid())},
@@ -728,14 +748,21 @@ class HostSession {
                               {"autoreset", std::vector<Json>{"same_step", "explicit"}},
                               {"capabilities", capabilities(who.shares_memory)}});
     if (who.host >= 0) meta.set("host", who.host);
+    if (session_ != 0) {
+      char text[17];
+      std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(session_));
+      meta.set("resume", text);
+    }
     if (!who.launch.empty()) {
       meta.set("launch", who.launch);
       meta.set("proof", hex(hmac_sha256(who.token, "raynforce hello " + who.launch)));
     }
     Header header;
-    header.type = HELLO, header.envs = static_cast<std::uint32_t>(envs);
+    header.type = HELLO, header.envs = static_cast<std::uint32_t>(count_);
     put(header, meta, {});
   }
+
+ public:
 
   /// To be sent; the caller removes what it has sent.
   std::vector<std::uint8_t> out;
@@ -820,12 +847,12 @@ class HostSession {
     lane.busy = lane.resetting = lane.after_end = false;
     lane.needs_reset = true, lane.failure = one_line(why.empty() ? "it gave no reason" : why);
     lane.episode_return = 0, lane.episode_length = 0;
-    say_broken(env);
+    if (welcomed_) say_broken(env);
   }
 
   /// Hand over what is ready, in one message.
   void flush() {
-    if (!ready_.empty() && !over()) say_result(ready_);
+    if (!ready_.empty() && open()) say_result(ready_);  // else they are asked for again
     ready_.clear();
   }
 
@@ -833,8 +860,10 @@ class HostSession {
   void tick(std::int64_t now) {
     if (over()) return;
     const std::int64_t silent = now - heard_, most = welcomed_ ? silence_ms_ : handshake_ms_;
+    if (down_) return;
     if (silent >= most) {
-      end("silent", "the trainer has not answered for " + std::to_string(silent / 1000) + " s");
+      if (resumable && session_ != 0) down_ = true;
+      else end("silent", "the trainer has not answered for " + std::to_string(silent / 1000) + " s");
     } else if (welcomed_ && silent >= ping_ms_ && now - pinged_ >= ping_ms_) {
       pinged_ = now;
       say(PING, Json());
@@ -855,7 +884,9 @@ class HostSession {
   }
 
   void lost(const std::string& why) {
-    if (!over()) end("lost", why);
+    if (over()) return;
+    if (resumable && session_ != 0) down_ = true;
+    else end("lost", why);
   }
 
  private:
@@ -948,9 +979,19 @@ class HostSession {
       std::string why = one_line(meta["text"].text("it gives no reason"));
       for (const Json& item : meta["diff"].items())
         why += "; " + one_line(item["field"].text(), 200) + " is " + one_line(item["host"].dump(), 200) + " here and " + one_line(item["policy"].dump(), 200) + " there";
+      if (meta["code"].text() == "over") return end("over", "the trainer is done");
       return end("refused", "the trainer refuses this simulator (" + one_line(meta["code"].text(), 40) + "): " + why);
     }
     if (header.session == 0) throw Violation("session", "session 0 in WELCOME");
+    if (header.session == session_ && !lanes_.empty()) {  // it goes on
+      welcomed_ = true;
+      return;
+    }
+    if (session_ != 0) {
+      session_ = header.session;
+      say(CLOSE, Json::object({{"reason", "the simulator begins another session"}, {"grace_ms", 0}}));
+      return end("replaced", "the trainer has given the session up");
+    }
     if (header.envs != count_) throw Violation("env", "WELCOME for " + std::to_string(header.envs) + " envs");
     const std::string autoreset = meta["autoreset"].text();
     if (autoreset != "same_step" && autoreset != "explicit") throw Violation("field", "autoreset was not offered");
@@ -1188,8 +1229,9 @@ class HostSession {
 
   Spaces spaces_;
   std::size_t count_;
+  Identity who_;
   std::int64_t heard_, pinged_, ping_ms_ = 1000, silence_ms_ = 10000, handshake_ms_ = 30000;
-  bool welcomed_ = false, same_step_ = false, tells_info_ = false;
+  bool welcomed_ = false, down_ = false, same_step_ = false, tells_info_ = false;
   std::uint8_t flags_ = 0, minor_ = 0;
   std::uint64_t session_ = 0, sequence_ = 0;
   Ended ended_;
@@ -1237,6 +1279,12 @@ class Socket {
   int fd_ = -1;
 };
 
+/// Whether an address of the form host:port can be reached from this machine alone.
+inline bool is_local(const std::string& place) {
+  const std::string host = place.substr(0, place.rfind(':'));
+  return host == "localhost" || host == "::1" || host == "[::1]" || host.rfind("127.", 0) == 0;
+}
+
 /// `unix:/path`, `unix:@name` (abstract), `tcp:host:port`.
 class Address {
  public:
@@ -1251,10 +1299,11 @@ class Address {
       else ++length_;
     } else if (text.rfind("tcp:", 0) == 0 && text.rfind(':') > 4) {
       const std::size_t colon = text.rfind(':');
+      if (!is_local(text.substr(4))) throw Error("address " + text + " reaches beyond this machine and is not encrypted: use zmq:tcp://" + text.substr(4) + " with keys, or a tunnel");
       host_ = text.substr(4, colon - 4), port_ = text.substr(colon + 1);
       if (host_.size() > 2 && host_.front() == '[' && host_.back() == ']') host_ = host_.substr(1, host_.size() - 2);
     } else {
-      throw Error("address " + text + " is not one of: unix:/path, unix:@name, tcp:host:port");
+      throw Error("address " + text + " is not one of: unix:/path, unix:@name, tcp:host:port, zmq:tcp://host:port, zmq:ipc:///path");
     }
   }
 
@@ -1297,21 +1346,178 @@ class Address {
   socklen_t length_ = 0;
 };
 
-/// Ready for messages: never blocks, sends small ones at once, no signal if the other side is gone.
-inline void prepare(int fd) {
-  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
-  const int on = 1, size = 1 << 20;
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on Unix sockets, which need none
-  ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
-}
+/// What carries messages. `receive` and `send` never wait: -1 with `errno` EAGAIN if there is nothing, or no room; 0 if the other side hung up.
+class Wire {
+ public:
+  Wire() = default;
+  Wire(const Wire&) = delete;
+  Wire& operator=(const Wire&) = delete;
+  virtual ~Wire() = default;
+  virtual int fd() const = 0;
+  virtual bool ready() { return false; }  // there is something that `fd` does not show
+  virtual bool shares_memory() const { return false; }
+  virtual ssize_t receive(std::uint8_t* to, std::size_t bytes, int* passed) = 0;
+  virtual ssize_t send(const std::uint8_t* from, std::size_t bytes) = 0;
+};
 
-/// Who this is, and whether the socket can pass a file descriptor.
-inline Identity identity(Identity who, int fd) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof address;
-  who.shares_memory = ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 && address.ss_family == AF_UNIX;
-  return who;
-}
+class SocketWire : public Wire {
+ public:
+  explicit SocketWire(Socket socket) : socket_(std::move(socket)) {
+    const int fd = socket_.fd(), on = 1, size = 1 << 20;
+    ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on Unix sockets, which need none
+    ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+  }
+  int fd() const override { return socket_.fd(); }
+  bool shares_memory() const override {
+    sockaddr_storage address{};
+    socklen_t length = sizeof address;
+    return ::getsockname(fd(), reinterpret_cast<sockaddr*>(&address), &length) == 0 && address.ss_family == AF_UNIX;
+  }
+  /// Bytes, and a file descriptor that may come with them where it is asked for.
+  ssize_t receive(std::uint8_t* to, std::size_t bytes, int* passed) override {
+    if (passed == nullptr) return ::recv(fd(), to, bytes, 0);
+    iovec part{to, bytes};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    msghdr message{};
+    message.msg_iov = &part, message.msg_iovlen = 1, message.msg_control = control, message.msg_controllen = sizeof control;
+    const auto found = ::recvmsg(fd(), &message, MSG_CMSG_CLOEXEC);
+    for (cmsghdr* one = found > 0 ? CMSG_FIRSTHDR(&message) : nullptr; one != nullptr; one = CMSG_NXTHDR(&message, one))
+      if (one->cmsg_level == SOL_SOCKET && one->cmsg_type == SCM_RIGHTS) std::memcpy(passed, CMSG_DATA(one), sizeof *passed);
+    return found;
+  }
+  ssize_t send(const std::uint8_t* from, std::size_t bytes) override { return ::send(fd(), from, bytes, MSG_NOSIGNAL); }
+
+ private:
+  Socket socket_;
+};
+
+// -- ZMQ, loaded when it is first used ----------------------------------------------------------------------------------
+
+/// The functions of libzmq that are used here; its numbers are part of its ABI.
+class Zmq {
+ public:
+  static const Zmq& get() {
+    static const Zmq zmq;
+    return zmq;
+  }
+  struct alignas(8) Message {
+    unsigned char bytes[64];
+  };
+  enum { DEALER = 5, FD = 14, EVENTS = 15, LINGER = 17, MAXMSGSIZE = 22, SNDHWM = 23, RCVHWM = 24, IPV6 = 42, CURVE_PUBLICKEY = 48, CURVE_SECRETKEY = 49, CURVE_SERVERKEY = 50 };
+  enum { DONTWAIT = 1, POLLIN_ = 1 };
+  void* context = nullptr;
+  void* (*socket)(void*, int) = nullptr;
+  int (*close)(void*) = nullptr;
+  int (*setsockopt)(void*, int, const void*, std::size_t) = nullptr;
+  int (*getsockopt)(void*, int, void*, std::size_t*) = nullptr;
+  int (*connect)(void*, const char*) = nullptr;
+  int (*bind)(void*, const char*) = nullptr;
+  int (*send)(void*, const void*, std::size_t, int) = nullptr;
+  int (*msg_init)(Message*) = nullptr;
+  int (*msg_recv)(Message*, void*, int) = nullptr;
+  void* (*msg_data)(Message*) = nullptr;
+  std::size_t (*msg_size)(const Message*) = nullptr;
+  int (*msg_close)(Message*) = nullptr;
+  int (*curve_keypair)(char*, char*) = nullptr;
+  int (*error)() = nullptr;
+  const char* (*strerror)(int) = nullptr;
+
+ private:
+  Zmq() {
+    void* library = ::dlopen("libzmq.so.5", RTLD_NOW);
+    if (library == nullptr) throw Error("ZMQ is not installed here: install libzmq5 (Debian: libzmq3-dev), or use a unix: or tcp: address");
+    void* (*make)() = nullptr;
+    load(library, "zmq_ctx_new", make);
+    load(library, "zmq_socket", socket), load(library, "zmq_close", close);
+    load(library, "zmq_setsockopt", setsockopt), load(library, "zmq_getsockopt", getsockopt);
+    load(library, "zmq_connect", connect), load(library, "zmq_bind", bind), load(library, "zmq_send", send);
+    load(library, "zmq_msg_init", msg_init), load(library, "zmq_msg_recv", msg_recv), load(library, "zmq_msg_data", msg_data);
+    load(library, "zmq_msg_size", msg_size), load(library, "zmq_msg_close", msg_close);
+    load(library, "zmq_curve_keypair", curve_keypair), load(library, "zmq_errno", error), load(library, "zmq_strerror", strerror);
+    context = make();
+  }
+  template <class F>
+  static void load(void* library, const char* name, F& function) {
+    void* found = ::dlsym(library, name);
+    if (found == nullptr) throw Error(std::string("libzmq has no ") + name);
+    std::memcpy(&function, &found, sizeof found);
+  }
+};
+
+/// A DEALER: one frame is one message.
+class ZmqWire : public Wire {
+ public:
+  /// `server_key` is the trainer's public key; without one nothing is encrypted.
+  ZmqWire(const std::string& where, bool listens, const std::string& server_key) : zmq_(Zmq::get()), socket_(zmq_.socket(zmq_.context, Zmq::DEALER)) {
+    if (socket_ == nullptr) throw Error("ZMQ: " + why());
+    const int none = 0, linger = 500, on = 1;
+    for (const int option : {Zmq::SNDHWM, Zmq::RCVHWM}) set(option, &none, sizeof none);  // the protocol bounds what is on its way
+    set(Zmq::LINGER, &linger, sizeof linger), set(Zmq::IPV6, &on, sizeof on);
+    if (!server_key.empty()) {
+      char publicly[41], secretly[41];
+      if (zmq_.curve_keypair(publicly, secretly) != 0) fail("this libzmq has no CURVE");
+      set(Zmq::CURVE_PUBLICKEY, publicly, 41), set(Zmq::CURVE_SECRETKEY, secretly, 41);
+      if (server_key.size() != 40 || zmq_.setsockopt(socket_, Zmq::CURVE_SERVERKEY, server_key.c_str(), 41) != 0) fail("the trainer's key is not one of CURVE");
+    }
+    if ((listens ? zmq_.bind : zmq_.connect)(socket_, where.c_str()) != 0) fail("cannot " + std::string(listens ? "listen on " : "connect to ") + where + ": " + why());
+    std::size_t length = sizeof fd_;
+    zmq_.getsockopt(socket_, Zmq::FD, &fd_, &length);
+  }
+  ~ZmqWire() override { zmq_.close(socket_); }
+  int fd() const override { return fd_; }
+  bool ready() override {
+    if (at_ < held_.size()) return true;
+    int events = 0;
+    std::size_t length = sizeof events;
+    return zmq_.getsockopt(socket_, Zmq::EVENTS, &events, &length) == 0 && (events & Zmq::POLLIN_) != 0;
+  }
+  ssize_t receive(std::uint8_t* to, std::size_t bytes, int*) override {
+    if (at_ == held_.size()) {
+      Zmq::Message message;
+      zmq_.msg_init(&message);
+      if (zmq_.msg_recv(&message, socket_, Zmq::DONTWAIT) < 0) {
+        errno = EAGAIN;
+        return -1;
+      }
+      const auto* data = static_cast<const std::uint8_t*>(zmq_.msg_data(&message));
+      held_.assign(data, data + zmq_.msg_size(&message)), at_ = 0;
+      zmq_.msg_close(&message);
+      if (held_.empty()) return receive(to, bytes, nullptr);
+    }
+    const std::size_t some = std::min(bytes, held_.size() - at_);
+    std::memcpy(to, held_.data() + at_, some);
+    at_ += some;
+    return static_cast<ssize_t>(some);
+  }
+  /// The first message of these bytes, whole.
+  ssize_t send(const std::uint8_t* from, std::size_t) override {
+    Header header;
+    std::memcpy(&header, from, sizeof header);
+    const std::size_t whole = sizeof header + header.meta_bytes + static_cast<std::size_t>(header.body_bytes);
+    if (zmq_.send(socket_, from, whole, Zmq::DONTWAIT) < 0) {
+      errno = EAGAIN;  // it has not connected yet
+      return -1;
+    }
+    return static_cast<ssize_t>(whole);
+  }
+
+ private:
+  std::string why() const { return zmq_.strerror(zmq_.error()); }
+  [[noreturn]] void fail(const std::string& text) {
+    zmq_.close(socket_);
+    throw Error("ZMQ: " + text);
+  }
+  void set(int option, const void* value, std::size_t bytes) {
+    if (zmq_.setsockopt(socket_, option, value, bytes) != 0) fail(why());
+  }
+
+  const Zmq& zmq_;
+  void* socket_;
+  int fd_ = -1;
+  std::vector<std::uint8_t> held_;
+  std::size_t at_ = 0;
+};
 
 }  // namespace detail
 
@@ -1780,28 +1986,57 @@ class Policy {
 
 /// Where the trainer is, how many envs there are, and who this is. `parse` reads the command line and the environment.
 struct Options {
-  std::string connect, listen;  // an address: unix:/path, unix:@name, tcp:host:port; one of the two
+  std::string connect, listen;  // an address: unix:/path, unix:@name, tcp:host:port, zmq:tcp://host:port, zmq:ipc:///path; one of the two
   std::size_t envs = 1, threads = 0;
+  std::size_t sessions = 2;     // of `serve` with --connect: one to train with, one to evaluate with; envs are made when they are used
+  std::size_t retry = 60;       // seconds that a trainer is looked for, at first and when the link is lost
+  bool launched = false;        // by the trainer: it is not looked for, and the process ends with it
+  std::string server_key;       // the trainer's public CURVE key
   Identity who;
 
-  /// From `--connect`, `--listen`, `--envs`, `--threads`, and where these are missing from RAYNFORCE_CONNECT, RAYNFORCE_ENVS,
-  /// RAYNFORCE_THREADS, RAYNFORCE_LAUNCH, RAYNFORCE_TOKEN, RAYNFORCE_HOST, which `raynforce train` sets.
+  /// From `--connect`, `--listen`, `--envs`, `--threads`, `--sessions`, `--retry`, `--key`, and where these are missing from RAYNFORCE_CONNECT,
+  /// RAYNFORCE_ENVS, RAYNFORCE_THREADS, RAYNFORCE_KEY, RAYNFORCE_LAUNCH, RAYNFORCE_TOKEN, RAYNFORCE_HOST, which `raynforce train` sets. Without
+  /// a key the token is that of `~/.raynforce/token`, which a trainer of the same user writes.
   static Options parse(int argc, char** argv);
 };
+
+namespace detail {
+
+/// Connected to a trainer, or for ZMQ about to be.
+inline std::unique_ptr<Wire> connect(const Options& options) {
+  if (options.connect.rfind("zmq:", 0) != 0) return std::make_unique<SocketWire>(Address(options.connect).connect());
+  return std::make_unique<ZmqWire>(options.connect.substr(4), false, options.server_key);
+}
+
+inline std::unique_ptr<Wire> accept(const Options& options) {
+  if (options.listen.rfind("zmq:", 0) == 0) return std::make_unique<ZmqWire>(options.listen.substr(4), true, options.server_key);
+  const Socket listener = Address(options.listen).listen();
+  Socket socket(::accept(listener.fd(), nullptr, nullptr));
+  if (socket.fd() < 0) throw Error(why("cannot accept a connection"));
+  return std::make_unique<SocketWire>(std::move(socket));
+}
+
+inline Identity identity(Identity who, const Wire& wire) {
+  who.shares_memory = wire.shares_memory();
+  return who;
+}
+
+}  // namespace detail
 
 /// A simulator whose loop is the engine's: `poll` for what is asked, write observations, `submit`. One thread may poll, any may submit.
 class Server {
  public:
-  Server(Spaces spaces, const Options& options, detail::Socket socket)
-      : socket_(std::move(socket)), session_(std::move(spaces), options.envs, detail::identity(options.who, socket_.fd()), detail::now_ms()) {
-    detail::prepare(socket_.fd());
+  Server(Spaces spaces, const Options& options, std::unique_ptr<detail::Wire> wire)
+      : options_(options), wire_(std::move(wire)), session_(std::move(spaces), options.envs, detail::identity(options.who, *wire_), detail::now_ms()) {
+    session_.resumable = !options.launched && !options.connect.empty() && options.retry > 0;
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw Error(detail::why("cannot make a pipe"));
     bell_ = detail::Socket(ends[0]), ring_ = detail::Socket(ends[1]);
     progress_ = detail::now_ms();
     pulse_ = std::thread([this] { pulse(); });
   }
-  Server(Spaces spaces, const Options& options) : Server(std::move(spaces), options, open(options)) {}
+  Server(Spaces spaces, const Options& options)
+      : Server(std::move(spaces), options, options.connect.empty() ? detail::accept(options) : detail::connect(options)) {}
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
   ~Server() {
@@ -1847,7 +2082,7 @@ class Server {
         write();
         read(now);
       }
-      session_.tick(now);
+      tend(now);
       if (!session_.requests.empty() || session_.over() || now >= until) {
         taken_.swap(session_.requests);
         return taken_;
@@ -1899,21 +2134,43 @@ class Server {
   bool exit_when_lost = false;
 
  private:
-  static detail::Socket open(const Options& options) {
-    if (!options.connect.empty()) return detail::Address(options.connect).connect();
-    const detail::Socket listener = detail::Address(options.listen).listen();
-    detail::Socket socket(::accept(listener.fd(), nullptr, nullptr));
-    if (socket.fd() < 0) throw Error(detail::why("cannot accept a connection"));
-    return socket;
+  /// Time passes: who is silent, and whether a link that is lost can be had again.
+  void tend(std::int64_t now) {
+    session_.tick(now);
+    if (session_.open() && !session_.down()) {
+      lost_at_ = 0;
+      return;
+    }
+    if (session_.over() || !(session_.down() || session_.resuming())) return;
+    const std::int64_t patience = static_cast<std::int64_t>(options_.retry) * 1000;
+    if (lost_at_ == 0) {
+      lost_at_ = now, again_at_ = now;
+      std::fprintf(stderr, "%s: the link to the trainer is lost; trying again for %zu s\n", options_.who.name.c_str(), options_.retry);
+    }
+    if (now - lost_at_ > patience) {
+      session_.resumable = false;
+      return session_.lost("the trainer was not found again within " + std::to_string(options_.retry) + " s");
+    }
+    if (!session_.down() || now < again_at_) return;
+    again_at_ = now + 200;
+    try {
+      wire_ = detail::connect(options_);
+      session_.again(now);
+      write();
+    } catch (const Error&) {}  // not yet
   }
 
   void wait(int milliseconds) {
     bool full;
+    int fd;
     {
       const std::lock_guard lock(mutex_);
+      if (wire_->ready()) return;
       full = !session_.out.empty();
+      fd = session_.down() ? -1 : wire_->fd();
+      if (session_.down()) milliseconds = std::min(milliseconds, 50);
     }
-    pollfd watched[2] = {{socket_.fd(), static_cast<short>(POLLIN | (full ? POLLOUT : 0)), 0}, {bell_.fd(), POLLIN, 0}};
+    pollfd watched[2] = {{fd, static_cast<short>(POLLIN | (full ? POLLOUT : 0)), 0}, {bell_.fd(), POLLIN, 0}};
     ::poll(watched, 2, milliseconds);
     char bytes[64];
     if ((watched[1].revents & POLLIN) != 0)
@@ -1921,12 +2178,14 @@ class Server {
   }
 
   void read(std::int64_t now) {
-    while (!session_.over()) {
-      const auto bytes = receive();
+    while (!session_.over() && !session_.down()) {
+      int passed = -1;
+      const auto bytes = wire_->receive(buffer_.data(), buffer_.size(), session_.open() ? nullptr : &passed);
+      if (passed >= 0) session_.take_memory(passed);
       if (bytes > 0) {
         session_.feed(buffer_.data(), static_cast<std::size_t>(bytes), now, now - progress_);
         write();
-        if (static_cast<std::size_t>(bytes) < buffer_.size()) return;
+        if (static_cast<std::size_t>(bytes) < buffer_.size() && !wire_->ready()) return;
       } else if (bytes == 0) {
         session_.lost("the trainer has closed the connection");
       } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -1937,27 +2196,11 @@ class Server {
     }
   }
 
-  /// Bytes, and before the handshake a file descriptor that may come with them.
-  ssize_t receive() {
-    if (session_.open()) return ::recv(socket_.fd(), buffer_.data(), buffer_.size(), 0);
-    iovec part{buffer_.data(), buffer_.size()};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-    msghdr message{};
-    message.msg_iov = &part, message.msg_iovlen = 1, message.msg_control = control, message.msg_controllen = sizeof control;
-    const auto bytes = ::recvmsg(socket_.fd(), &message, MSG_CMSG_CLOEXEC);
-    for (cmsghdr* one = bytes > 0 ? CMSG_FIRSTHDR(&message) : nullptr; one != nullptr; one = CMSG_NXTHDR(&message, one))
-      if (one->cmsg_level == SOL_SOCKET && one->cmsg_type == SCM_RIGHTS) {
-        int fd = -1;
-        std::memcpy(&fd, CMSG_DATA(one), sizeof fd);
-        session_.take_memory(fd);
-      }
-    return bytes;
-  }
-
   void write() {
+    if (session_.down()) return;
     std::size_t sent = 0;
     while (sent < session_.out.size()) {
-      const auto bytes = ::send(socket_.fd(), session_.out.data() + sent, session_.out.size() - sent, MSG_NOSIGNAL);
+      const auto bytes = wire_->send(session_.out.data() + sent, session_.out.size() - sent);
       if (bytes > 0) {
         sent += static_cast<std::size_t>(bytes);
       } else if (errno == EINTR) {
@@ -1981,7 +2224,7 @@ class Server {
       const std::int64_t now = detail::now_ms();
       if (stopping_ || now - progress_ < 250) continue;
       read(now);
-      session_.tick(now);
+      tend(now);
       write();
       if (exit_when_lost && session_.over() && now - progress_ > 5000) {
         std::fprintf(stderr, "%s\n", session_.ended().text.c_str());
@@ -1990,12 +2233,14 @@ class Server {
     }
   }
 
-  detail::Socket socket_, bell_, ring_;
+  Options options_;
+  std::unique_ptr<detail::Wire> wire_;
+  detail::Socket bell_, ring_;
   std::mutex mutex_;
   detail::HostSession session_;
   std::vector<Request> taken_;
   std::vector<std::uint8_t> buffer_ = std::vector<std::uint8_t>(1 << 18);
-  std::int64_t progress_ = 0, flushed_ = 0;
+  std::int64_t progress_ = 0, flushed_ = 0, lost_at_ = 0, again_at_ = 0;
   bool stopping_ = false;
   std::condition_variable wake_;
   std::thread pulse_;
@@ -2016,19 +2261,25 @@ inline Options Options::parse(int argc, char** argv) {
   };
   options.connect = given("RAYNFORCE_CONNECT");
   options.who.launch = given("RAYNFORCE_LAUNCH"), options.who.token = detail::unhex(given("RAYNFORCE_TOKEN"));
+  options.launched = !options.who.launch.empty();
+  std::string key = given("RAYNFORCE_KEY");
   if (const std::string text = given("RAYNFORCE_HOST"); !text.empty()) options.who.host = static_cast<int>(count("RAYNFORCE_HOST", text, 0, std::numeric_limits<int>::max()));
   if (const std::string text = given("RAYNFORCE_ENVS"); !text.empty()) options.envs = count("RAYNFORCE_ENVS", text, 1);
   if (const std::string text = given("RAYNFORCE_THREADS"); !text.empty()) options.threads = count("RAYNFORCE_THREADS", text, 0);
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    if (name != "--connect" && name != "--listen" && name != "--envs" && name != "--threads")
-      throw Error("unknown argument " + name + "; known are --connect, --listen, --envs, --threads");
+    static const std::vector<std::string> known{"--connect", "--listen", "--envs", "--threads", "--sessions", "--retry", "--key"};
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      throw Error("unknown argument " + name + "; known are --connect, --listen, --envs, --threads, --sessions, --retry, --key");
     if (i + 1 == argc) throw Error(name + " needs a value");
     const std::string value = argv[++i];
     if (name == "--connect") options.connect = value, options.listen.clear();
     if (name == "--listen") options.listen = value, options.connect.clear();
     if (name == "--envs") options.envs = count(name, value, 1);
     if (name == "--threads") options.threads = count(name, value, 0);
+    if (name == "--sessions") options.sessions = count(name, value, 1, 64);
+    if (name == "--retry") options.retry = count(name, value, 0, 1000000);
+    if (name == "--key") key = value;
   }
   if (options.connect.empty() && options.listen.empty())
     throw Error("no trainer to connect to: start this by `raynforce train ppo " + std::string(argc > 0 ? argv[0] : "./simulator") + "`, or give --connect or --listen ADDRESS");
@@ -2036,6 +2287,23 @@ inline Options Options::parse(int argc, char** argv) {
     const std::string path = argv[0];
     options.who.name = path.substr(path.rfind('/') + 1);
   }
+  if (options.launched) return options;
+  options.who.launch = "sims", options.who.waits = true;
+  if (!key.empty()) {
+    const Json found = Json::parse(detail::read_file(key));
+    options.who.token = detail::unhex(found["token"].text()), options.server_key = found["public"].text();
+    if (options.who.token.empty()) throw Error(key + " is no key of `raynforce sim keys`");
+  } else if (options.who.token.empty()) {
+    try {
+      std::string text = detail::read_file(given("HOME") + "/.raynforce/token");
+      text.erase(text.find_last_not_of(" \n") + 1);
+      options.who.token = detail::unhex(text);
+    } catch (const Error&) {}  // the trainer will say what is missing
+  }
+  const std::string& where = options.connect.empty() ? options.listen : options.connect;
+  if (where.rfind("zmq:tcp://", 0) == 0 && !detail::is_local(where.substr(10)) && options.server_key.empty())
+    throw Error("address " + where + " reaches beyond this machine and needs a key: give --key simulator.key, made by `raynforce sim keys`");
+  if (where.rfind("zmq:", 0) != 0 || where.rfind("zmq:ipc:", 0) == 0) options.server_key.clear();
   return options;
 }
 
@@ -2126,11 +2394,11 @@ class Workers {
   std::vector<std::thread> threads_;
 };
 
-/// Serves one trainer to the end; the exit code.
+/// Serves one session to its end.
 template <class Env>
-int serve_one(const Spaces& spaces, const Options& options, Socket socket) {
-  Server server(spaces, options, std::move(socket));
-  server.exit_when_lost = true;
+Ended serve_one(const Spaces& spaces, const Options& options, std::unique_ptr<Wire> wire) {
+  Server server(spaces, options, std::move(wire));
+  server.exit_when_lost = options.launched;
   Envs<Env> envs(server);
   if (options.threads == 0) {
     while (server.running())
@@ -2145,23 +2413,55 @@ int serve_one(const Spaces& spaces, const Options& options, Socket socket) {
     });
     while (server.running()) workers.add(server.poll());
   }
-  const Ended ended = server.ended();
-  if (ended.code == "closed") return 0;
+  return server.ended();
+}
+
+/// The exit code of a simulator whose last session ended so.
+inline int exit_code(const Options& options, const Ended& ended) {
+  if (ended.code == "closed" || ended.code == "over") return 0;
   std::fprintf(stderr, "%s: %s\n", options.who.name.c_str(), ended.text.c_str());
   return ended.code == "refused" ? 78 : 1;  // EX_CONFIG: trying again cannot help
 }
 
 /// A trainer that is about to listen is waited for.
-inline Socket connect_patiently(const Options& options, std::int64_t milliseconds = 30000) {
-  const Address address(options.connect);
-  for (const std::int64_t until = now_ms() + milliseconds;;) {
+inline std::unique_ptr<Wire> connect_patiently(const Options& options, std::int64_t milliseconds) {
+  bool told = false;
+  for (const std::int64_t began = now_ms();;) {
     try {
-      return address.connect();
+      return connect(options);
     } catch (const Error&) {
-      if (now_ms() >= until || !options.who.launch.empty()) throw;
+      if (now_ms() - began >= milliseconds || options.launched) throw;
+    }
+    if (!told && now_ms() - began > 2000) {
+      told = true;
+      std::fprintf(stderr, "%s: waiting for a trainer at %s\n", options.who.name.c_str(), options.connect.c_str());
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
+}
+
+/// One session after another, until the trainer is done; the exit code.
+template <class Env>
+int serve_all(const Spaces& spaces, const Options& options) {
+  std::int64_t patience = static_cast<std::int64_t>(options.retry) * 1000;
+  for (int broken = 0; broken < 8;) {
+    std::unique_ptr<Wire> wire;
+    try {
+      wire = connect_patiently(options, patience);
+    } catch (const Error&) {
+      if (patience == 0) return 0;  // it has closed a session, and is gone
+      throw;
+    }
+    const Ended ended = serve_one<Env>(spaces, options, std::move(wire));
+    if (ended.code == "closed") {
+      broken = 0, patience = 0;
+    } else if (ended.code == "replaced" || ended.code == "violation") {
+      ++broken;
+    } else {
+      return exit_code(options, ended);
+    }
+  }
+  return 1;
 }
 
 }  // namespace detail
@@ -2171,12 +2471,30 @@ inline Socket connect_patiently(const Options& options, std::int64_t millisecond
 template <class Env>
 int serve(const Options& options) {
   const Spaces spaces = Env::spaces();
-  if (options.listen.empty()) return detail::serve_one<Env>(spaces, options, detail::connect_patiently(options));
-  const detail::Socket listener = detail::Address(options.listen).listen();
+  if (options.launched) return detail::exit_code(options, detail::serve_one<Env>(spaces, options, detail::connect_patiently(options, 0)));
+  if (options.listen.empty()) {
+    std::vector<int> codes(options.sessions, 0);
+    std::vector<std::thread> others;
+    const auto run = [&](std::size_t i) {
+      try {
+        codes[i] = detail::serve_all<Env>(spaces, options);
+      } catch (const Error& error) {
+        if (i == 0) std::fprintf(stderr, "%s: %s\n", options.who.name.c_str(), error.what());
+        codes[i] = 1;
+      }
+    };
+    for (std::size_t i = 1; i < options.sessions; ++i) others.emplace_back(run, i);
+    run(0);
+    for (std::thread& other : others) other.join();
+    return *std::max_element(codes.begin(), codes.end());
+  }
   std::fprintf(stderr, "%s: listening on %s\n", options.who.name.c_str(), options.listen.c_str());
+  if (options.listen.rfind("zmq:", 0) == 0)
+    while (true) detail::serve_one<Env>(spaces, options, detail::accept(options));
+  const detail::Socket listener = detail::Address(options.listen).listen();
   while (true) {
     detail::Socket socket(::accept(listener.fd(), nullptr, nullptr));
-    if (socket.fd() >= 0) detail::serve_one<Env>(spaces, options, std::move(socket));
+    if (socket.fd() >= 0) detail::serve_one<Env>(spaces, options, std::make_unique<detail::SocketWire>(std::move(socket)));
   }
 }
 
