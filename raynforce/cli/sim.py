@@ -86,9 +86,7 @@ def keys(folder: str, *, me: str) -> int:
     from raynforce.envs.addresses import make_keys
 
     trainer, simulator = make_keys(Path(folder))
-    print(
-        f"{trainer} stays with the trainer, {simulator} goes to the machines of the simulators. Both are secret. Next:"
-    )
+    print(f"{trainer} is for trainers, {simulator} for simulators on other machines; both are secret. Next:")
     print(f"  {me} train ppo --sims listen:zmq:tcp://0.0.0.0:5555 --sims-key {quote(str(trainer))}")
     print(f"  ./my_sim --connect zmq:tcp://TRAINER:5555 --key {quote(str(simulator))} --envs 64")
     return 0

@@ -42,9 +42,12 @@ AGAIN = 0.5
 """Seconds between attempts to connect to a simulator that is not there."""
 STRANGERS = 1024
 TELL_SECONDS = 60.0
+GOODBYE = 0.4
+"""Seconds for the last messages of roles to be passed on, and for simulators that come back to be told."""
 CHUNK = 1 << 18
 MOST_WAITING = 1 << 28
 """Bytes kept for an end that does not read."""
+_OVER = reject(Refusal("over", "the trainer is done")).to_bytes()
 _SIZES = struct.Struct("<IQ")  # of meta and body, at offset 36
 
 
@@ -193,7 +196,7 @@ class Gateway:
         self._made: list[Path] = []  # sockets that are files
         self._token, self._launch = secrets.token_bytes(32), secrets.token_hex(8)
         self._inner: dict[str, Address] = {}
-        self._closing = False
+        self._closing, self._until = False, 0.0
         self._seen = threading.Condition()
         self._first: Hello | None = None
         self.refused = 0
@@ -246,6 +249,7 @@ class Gateway:
 
     def close(self) -> None:
         """Let go of all simulators; roles have closed theirs before."""
+        self._until = time.monotonic() + (GOODBYE if self._first is not None else 0.0)
         self._closing = True
         self._bell.ring()
         self._thread.join()
@@ -255,7 +259,7 @@ class Gateway:
     def _run(self) -> None:
         try:
             look_at = 0.0
-            while not self._closing:
+            while not self._closing or time.monotonic() < self._until:
                 ready = self._selector.select(0.25)
                 for key, events in ready:
                     self._serve(key, events)
@@ -268,11 +272,10 @@ class Gateway:
                 if ready:
                     self._match()
         finally:
-            over = reject(Refusal("over", "the trainer is done")).to_bytes()
             for end in (*self._ends, *self._dealers.values()):
                 if end.about is not None and end.other is None:
                     with contextlib.suppress(OSError):
-                        end.send(over)
+                        end.send(_OVER)
             self._close_all()
 
     def _close_all(self) -> None:
@@ -401,6 +404,8 @@ class Gateway:
                 return
             end = self._dealers.get((router, identity))
             if end is None:
+                if len(frames[0]) >= HEADER.size and frames[0][6] == Type.CLOSE:  # of a session that is over
+                    continue
                 end = self._dealers[router, identity] = ZmqEnd(router, identity)
             data = frames[0] if len(frames) == 1 else b"".join(f + bytes(-len(f) % 8) for f in frames)
             try:
@@ -440,6 +445,9 @@ class Gateway:
             self._watch(other)
 
     def _greet(self, end: End, message: bytes) -> None:
+        if self._closing:
+            end.send(_OVER)
+            return
         hello = Hello.read(self._codec.decode(message))
         proof = prove(self._key.token, LAUNCH)
         if hello.launch != LAUNCH or not hmac.compare_digest(proof.encode(), hello.proof.encode()):
@@ -494,7 +502,10 @@ class Gateway:
 
     def _refuse(self, end: End, error: ProtocolError) -> None:
         self.refused += 1
-        self._say(f"a simulator was refused: {error}")
+        if end.about is None and not isinstance(error, Refusal):
+            error = Refusal("session", f"no session is known here ({error}): say HELLO")
+        else:
+            self._say(f"a simulator was refused: {error}")
         with contextlib.suppress(OSError):
             end.send(reject(error).to_bytes())
         self._lose(end, str(error))
