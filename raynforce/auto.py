@@ -15,8 +15,8 @@ from raynforce import topologies
 from raynforce.algos import algorithm_class
 from raynforce.algos.contract import declared
 from raynforce.config import Config, RayConfig
-from raynforce.envs.cost import TRIAL_SECONDS, Cost
 from raynforce.envs.addresses import is_remote
+from raynforce.envs.cost import TRIAL_SECONDS, Cost
 from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import locate
 from raynforce.envs.patience import patience

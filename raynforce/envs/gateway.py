@@ -313,6 +313,7 @@ class Gateway:
         if not self._listens:
             self._calls[place] = 0.0
             return None
+        listener: socket.socket | None = None
         try:
             if place.kind == "tcp":
                 family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
@@ -326,6 +327,8 @@ class Gateway:
                     self._made.append(Path(path))
                 listener.listen(STRANGERS)
         except OSError as error:
+            if listener is not None:
+                listener.close()
             raise UsageError(f"cannot listen on {place}: {error.strerror}") from error
         self._add_listener(listener, "simulator")
         return None

@@ -100,6 +100,7 @@ class RemoteSimulators(Simulators):
     """
 
     way_back = "as new episodes: the simulators are not ours"
+    link_seconds = LINK_SECONDS
 
     def __init__(
         self,
@@ -109,6 +110,7 @@ class RemoteSimulators(Simulators):
         *,
         gateway: Address,
         at_most: bool = False,
+        free_seconds: float = FREE_SECONDS,
         sampler: int = 0,
         first: int = 0,
         **more: Any,
@@ -124,12 +126,12 @@ class RemoteSimulators(Simulators):
         self._offer = replace(offer, deadlines=replace(offer.deadlines, **LINK_DEADLINES))
         if at_most:
             self._asking = Peer(gateway, self._offer, self._role)
-            until = time.monotonic() + FREE_SECONDS
+            until = time.monotonic() + free_seconds
             while not self._asking.joined(time.monotonic()):
                 select.select([self._asking.link], [], [], 0.1)
                 if time.monotonic() > until:
                     self._asking.close()
-                    told = f"no simulator was free within {FREE_SECONDS:g} s"
+                    told = f"no simulator was free within {free_seconds:g} s"
                     raise EnvError(f"{told}: connect one more, or --set eval.every=0 eval.final_episodes=0")
             count = min(count, self._asking.session.hello.envs)
         self._owner = np.full(count, -1)  # `[N]` which of the peers has a lane
@@ -276,13 +278,14 @@ class RemoteSimulators(Simulators):
             except EnvError as error:
                 self._drop(peer, "died", f"its link was lost, and it did not come back: {error}")
                 continue
-            if not back and now - peer.since > LINK_SECONDS:
-                self._drop(peer, "died", f"its link was lost for {LINK_SECONDS:g} s")
+            if not back and now - peer.since > self.link_seconds:
+                self._drop(peer, "died", f"its link was lost for {self.link_seconds:g} s")
         if self._asking is not None:
             try:
                 joined = self._asking.joined(now)
             except EnvError as error:
                 self._forget(self._asking)
+                self._asking.close()
                 self._asking = None
                 if "gone" in str(error):
                     raise

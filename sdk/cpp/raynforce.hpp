@@ -2303,6 +2303,7 @@ inline Options Options::parse(int argc, char** argv) {
   const std::string& where = options.connect.empty() ? options.listen : options.connect;
   if (where.rfind("zmq:tcp://", 0) == 0 && !detail::is_local(where.substr(10)) && options.server_key.empty())
     throw Error("address " + where + " reaches beyond this machine and needs a key: give --key simulator.key, made by `raynforce sim keys`");
+  if (where.rfind("zmq:", 0) != 0) static_cast<void>(detail::Address(where));  // refuses what is none
   if (where.rfind("zmq:", 0) != 0 || where.rfind("zmq:ipc:", 0) == 0) options.server_key.clear();
   return options;
 }
@@ -2444,17 +2445,18 @@ inline std::unique_ptr<Wire> connect_patiently(const Options& options, std::int6
 template <class Env>
 int serve_all(const Spaces& spaces, const Options& options) {
   std::int64_t patience = static_cast<std::int64_t>(options.retry) * 1000;
+  bool served = false;
   for (int broken = 0; broken < 8;) {
     std::unique_ptr<Wire> wire;
     try {
       wire = connect_patiently(options, patience);
     } catch (const Error&) {
-      if (patience == 0) return 0;  // it has closed a session, and is gone
+      if (served) return 0;  // it has closed a session, and is gone
       throw;
     }
     const Ended ended = serve_one<Env>(spaces, options, std::move(wire));
     if (ended.code == "closed") {
-      broken = 0, patience = 0;
+      broken = 0, patience = 0, served = true;
     } else if (ended.code == "replaced" || ended.code == "violation") {
       ++broken;
     } else {
