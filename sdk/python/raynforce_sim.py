@@ -29,6 +29,7 @@ import inspect
 import json
 import os
 import queue
+import select
 import socket
 import struct
 import sys
@@ -46,6 +47,10 @@ DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int6
 
 class Refused(Exception):
     """The trainer does not take this simulator in."""
+
+
+class Over(Exception):
+    """The trainer is done."""
 
 
 class Violation(Exception):
@@ -128,8 +133,9 @@ class _Lane:
 
 
 class _Host:
-    def __init__(self, connection, make, envs, name):
-        self.connection, self.make = connection, make
+    def __init__(self, connection, make, envs, name, who, again=None):
+        """`who` is launch and token; `again` makes another connection once this one is lost, if it can."""
+        self.connection, self.make, self.again = connection, make, again
         self.lanes = [_Lane() for _ in range(envs)]
         self.lock = threading.Lock()
         self.session = self.sequence = self.minor = self.flags = 0
@@ -151,11 +157,11 @@ class _Host:
             "autoreset": ["same_step"],
             "capabilities": ["episodes", "timing", "info"],
         }
-        launch = os.environ.get("RAYNFORCE_LAUNCH", "")
+        launch, token = who
         if launch:
-            token = bytes.fromhex(os.environ.get("RAYNFORCE_TOKEN", ""))
             proof = hmac.new(token, b"raynforce hello " + launch.encode(), hashlib.sha256).hexdigest()
             meta.update(launch=launch, proof=proof)
+        self.meta = meta
         self._send(HELLO, meta, envs=envs, sequence=0)
 
     # -- what goes
@@ -173,8 +179,13 @@ class _Host:
                 self.sequence += 1
                 sequence = self.sequence
             sizes = (envs, ended, len(buffers), 0, len(text), len(body))
-            head = HEADER.pack(b"RAYN", 1, self.minor, kind, flags, self.session, sequence, *sizes)
-            self.connection.sendall(head + text + body)
+            session = 0 if kind == HELLO else self.session
+            head = HEADER.pack(b"RAYN", 1, self.minor, kind, flags, session, sequence, *sizes)
+            try:
+                self.connection.sendall(head + text + body)
+            except OSError:
+                if self.again is None or not self.session:
+                    raise  # else it is asked for again, over another connection
 
     def _send_rows(self, ids):
         rows = [self.lanes[i].row for i in ids]
@@ -229,9 +240,11 @@ class _Host:
         return kind, minor, flags, session, sequence, envs, known, data
 
     def greet(self):
-        self.connection.settimeout(30)
+        self.connection.settimeout(30 if self.again is None else None)  # others may be served first
         kind, minor, _, session, _, _, meta, data = self._message()
         self.connection.settimeout(None)
+        if kind == REJECT and meta.get("code") == "over":
+            raise Over(meta.get("text"))
         if kind == REJECT:
             raise Refused(f"the trainer refuses this simulator ({meta.get('code')}): {meta.get('text')}")
         if kind != WELCOME or meta.get("autoreset") != "same_step" or len(data) != 8 * len(self.lanes):
@@ -250,10 +263,38 @@ class _Host:
         threading.Thread(target=self._listen, daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
 
+    def _resumed(self):
+        """Go on over another connection, within the time that `again` takes for it."""
+        print(f"{self.meta['software']['name']}: the link to the trainer is lost; trying again", file=sys.stderr)
+        while True:
+            with self.lock:
+                self.connection.close()
+                self.connection = self.again()
+            self.heard = time.monotonic()
+            try:
+                self._send(HELLO, {**self.meta, "resume": f"{self.session:016x}"}, envs=len(self.lanes), sequence=0)
+                kind, _, _, session, _, _, meta, _ = self._message()
+            except OSError:
+                continue
+            if kind == WELCOME and session == self.session:
+                return
+            if kind == REJECT and meta.get("code") == "over":
+                raise Over(meta.get("text"))
+            self.session = session
+            if kind == WELCOME:
+                self._send(CLOSE, {"reason": "the simulator begins another session", "grace_ms": 0})
+            raise Violation("the trainer has given the session up")
+
     def _listen(self):
         try:
             while True:
-                kind, _, flags, session, sequence, envs, meta, data = self._message()
+                try:
+                    kind, _, flags, session, sequence, envs, meta, data = self._message()
+                except OSError:
+                    if self.again is None:
+                        raise
+                    self._resumed()
+                    continue
                 if session != self.session:
                     continue
                 if kind == PING:
@@ -275,7 +316,11 @@ class _Host:
         while True:
             time.sleep(min(self.ping, 1.0))
             silent = time.monotonic() - self.heard
-            if silent > self.silence:
+            if silent > self.silence and self.again is not None:
+                self.heard = time.monotonic()
+                with contextlib.suppress(OSError):
+                    self.connection.shutdown(socket.SHUT_RDWR)  # who reads will look for another
+            elif silent > self.silence:
                 print(f"the trainer has not answered for {silent:.0f} s", file=sys.stderr)
                 os._exit(1)
             if silent > self.ping:
@@ -393,14 +438,82 @@ class _Host:
 # -- where the trainer is ---------------------------------------------------------------------------------
 
 
-def _socket(address, listen):
+class _Dealer:
+    """ZMQ with the methods of a socket that are used here; one frame is one message."""
+
+    family = None
+
+    def __init__(self, where, listen, key):
+        try:
+            import zmq
+        except ImportError:
+            sys.exit("ZMQ is not installed here: pip install pyzmq, or use a unix: or tcp: address")
+        self.zmq, self.lock, self.held, self.open = zmq, threading.Lock(), b"", True
+        self.dealer = zmq.Context.instance().socket(zmq.DEALER)
+        self.dealer.set_hwm(0)
+        self.dealer.linger, self.dealer.ipv6 = 500, True
+        if key:
+            self.dealer.curve_publickey, self.dealer.curve_secretkey = zmq.curve_keypair()
+            self.dealer.curve_serverkey = key.encode()
+        try:
+            (self.dealer.bind if listen else self.dealer.connect)(where)
+        except zmq.ZMQError as error:
+            sys.exit(f"cannot {'listen on' if listen else 'connect to'} zmq:{where}: {error}")
+        self.timeout = None
+
+    def settimeout(self, seconds):
+        self.timeout = seconds
+
+    def sendall(self, data):
+        if not self.open:
+            raise ConnectionError("closed")
+        with self.lock:
+            self.dealer.send(data)
+
+    def recv(self, most):
+        until = time.monotonic() + (self.timeout or 1e9)
+        while not self.held and self.open:
+            with self.lock:
+                if self.dealer.closed:
+                    break
+                with contextlib.suppress(self.zmq.Again):
+                    self.held = b"".join(f + bytes(-len(f) % 8) for f in self.dealer.recv_multipart(self.zmq.DONTWAIT))
+                    break
+                fd = self.dealer.fd
+            select.select([fd], [], [], 0.05)
+            if time.monotonic() > until:
+                raise TimeoutError("the trainer does not answer")
+        data, self.held = self.held[:most], self.held[most:]
+        return data
+
+    def shutdown(self, how):
+        self.open = False
+
+    def close(self):
+        self.open = False
+        with self.lock:
+            self.dealer.close()
+
+
+def _is_local(place):
+    host = place.rpartition(":")[0]
+    return host in ("localhost", "::1", "[::1]") or host.startswith("127.")
+
+
+def _socket(address, listen, key=""):
     kind, _, where = address.partition(":")
+    if kind == "zmq" and where.startswith(("tcp://", "ipc://")):
+        if where.startswith("tcp://") and not _is_local(where[6:]) and not key:
+            sys.exit(f"address {address} reaches beyond this machine and needs a key: give --key simulator.key")
+        return _Dealer(where, listen, key if where.startswith("tcp://") else "")
     if kind == "unix" and where:
         family, place = socket.AF_UNIX, "\0" + where[1:] if where[0] == "@" else where
     elif kind == "tcp" and where.rpartition(":")[2].isdigit():
+        if not _is_local(where):
+            sys.exit(f"address {address} reaches beyond this machine and is not encrypted: use zmq:tcp://{where}")
         family, place = socket.AF_INET, (where.rpartition(":")[0], int(where.rpartition(":")[2]))
     else:
-        sys.exit(f"address {address} is not one of: unix:/path, unix:@name, tcp:host:port")
+        sys.exit(f"address {address} is not one of: unix:/path, unix:@name, tcp:host:port, zmq:tcp://…, zmq:ipc://…")
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         if listen:
@@ -409,45 +522,109 @@ def _socket(address, listen):
             made.listen(8)
         else:
             made.connect(place)
-    except OSError as error:
-        sys.exit(f"cannot {'listen on' if listen else 'connect to'} {address}: {error.strerror or error}")
+    except OSError:
+        made.close()
+        raise
+    if family == socket.AF_INET:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made
+
+
+def _connect(address, key, seconds):
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return _socket(address, False, key)
+        except OSError as error:
+            if time.monotonic() >= until:
+                raise ConnectionError(f"cannot connect to {address}: {error.strerror or error}") from error
+        time.sleep(0.1)
+
+
+def _who(path):
+    """Launch, token, and the trainer's public key: of the trainer that started this, of a key, or of this user."""
+    if os.environ.get("RAYNFORCE_LAUNCH"):
+        return os.environ["RAYNFORCE_LAUNCH"], bytes.fromhex(os.environ.get("RAYNFORCE_TOKEN", "")), ""
+    try:
+        if path:
+            with open(path) as file:
+                found = json.load(file)
+            return "sims", bytes.fromhex(found["token"]), found.get("public", "")
+        with open(os.path.expanduser("~/.raynforce/token")) as file:
+            return "sims", bytes.fromhex(file.read().strip()), ""
+    except (OSError, ValueError, KeyError, TypeError):
+        if path:
+            sys.exit(f"{path} is no key of `raynforce sim keys`")
+        return "sims", b"", ""  # the trainer will say what is missing
 
 
 def serve(make, argv=None):
     """Serve envs that `make(**settings)` makes, to the trainer that started this, or as the command line says."""
     parser = argparse.ArgumentParser(description="A simulator for `raynforce train`.", allow_abbrev=False)
-    parser.add_argument(
-        "--connect", default=os.environ.get("RAYNFORCE_CONNECT"), metavar="ADDRESS", help="of the trainer"
-    )
-    parser.add_argument("--listen", metavar="ADDRESS", help="unix:/path, unix:@name or tcp:host:port")
+    where = "unix:/path, tcp:host:port, zmq:tcp://host:port or zmq:ipc:///path"
+    parser.add_argument("--connect", default=os.environ.get("RAYNFORCE_CONNECT"), metavar="ADDRESS", help=where)
+    parser.add_argument("--listen", metavar="ADDRESS", help="the same: a trainer comes here")
     parser.add_argument("--envs", type=int, default=int(os.environ.get("RAYNFORCE_ENVS", "1")))
+    parser.add_argument("--key", default=os.environ.get("RAYNFORCE_KEY"), help="simulator.key, for other machines")
+    parser.add_argument("--retry", type=float, default=60.0, help="seconds that a trainer is looked for")
     options = parser.parse_args(argv)
     if not options.connect and not options.listen:
         parser.error("no trainer to connect to: start this by raynforce train, or give --connect or --listen ADDRESS")
     if not 1 <= options.envs <= 65536:
         parser.error(f"--envs = {options.envs} must be from 1 to 65536")
-    listener = _socket(options.listen, True) if options.listen else None
+    *who, key = _who(options.key)
+    launched = "RAYNFORCE_LAUNCH" in os.environ
+    zmq = (options.listen or options.connect).startswith("zmq:")
+    listener = again = None
+    retry = 0.0 if launched else options.retry
+    if options.listen:
+        listener = None if zmq else _listening(options.listen)
+    elif not launched:
+        again = lambda: _connect(options.connect, key, options.retry)  # noqa: E731
     while True:
-        connection = listener.accept()[0] if listener else _socket(options.connect, False)
-        if connection.family == socket.AF_INET:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            host = _Host(connection, lambda config: make(**config), options.envs, os.path.basename(sys.argv[0]))
-            host.greet()
-            host.run()
-        except Refused as error:
-            print(error, file=sys.stderr)
-            if listener is None:
-                sys.exit(78)  # EX_CONFIG: trying again cannot help
-        except (Violation, OSError) as error:
-            print(error, file=sys.stderr)
-            if isinstance(error, Violation):
-                with contextlib.suppress(OSError):
-                    host._say_error(False, "state", str(error))
-            if listener is None:
-                sys.exit(1)
-        finally:
-            connection.close()
-        if listener is None:
-            return
+        if listener:
+            connection = listener.accept()[0]
+        elif options.listen:
+            connection = _socket(options.listen, True, key)
+        else:
+            try:
+                connection = _connect(options.connect, key, retry)
+            except OSError as error:
+                if retry == 0.0 and not launched:
+                    return  # it has closed a session, and is gone
+                sys.exit(str(error))
+        code = _serve_one(connection, make, options.envs, who, again)
+        if code == 0 and again is not None:
+            retry = 0.0
+        elif not options.listen:
+            sys.exit(max(0, code))
+
+
+def _listening(address):
+    try:
+        return _socket(address, True)
+    except OSError as error:
+        sys.exit(f"cannot listen on {address}: {error.strerror or error}")
+
+
+def _serve_one(connection, make, envs, who, again):
+    """One session; the exit code, and -1 once the trainer is done with all."""
+    host = None
+    try:
+        host = _Host(connection, lambda config: make(**config), envs, os.path.basename(sys.argv[0]), who, again)
+        host.greet()
+        host.run()
+        return 0
+    except Over:
+        return -1
+    except Refused as error:
+        print(error, file=sys.stderr)
+        return 78  # EX_CONFIG: trying again cannot help
+    except (Violation, OSError) as error:
+        print(error, file=sys.stderr)
+        if isinstance(error, Violation):
+            with contextlib.suppress(OSError):
+                host._say_error(False, "state", str(error))
+        return 1
+    finally:
+        (host.connection if host else connection).close()

@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +24,11 @@ from raynforce.envs import gateway as gateways
 from raynforce.envs.addresses import find_key, make_keys
 from raynforce.envs.gateway import Gateway
 from raynforce.envs.remote import RemoteSimulators
-from raynforce.envs.simulators import Simulators
+from raynforce.envs.simulators import Simulators, random_actions
 from raynforce.errors import EnvError, UsageError
 
 DEADLINE = 30.0
+ROOT = Path(__file__).parents[2]
 TRANSPORTS = ("unix", "tcp", "zmq:tcp", "zmq:ipc")
 
 
@@ -68,11 +70,12 @@ class Scene:
         self.lanes: list[RemoteSimulators] = []
 
     def start(self, program: str, *words: str, home: Path | None = None) -> subprocess.Popen[bytes]:
+        """A program, with its first arguments if there are some."""
         where = self.env.partition(":")[2]
         options = words if "--connect" in words or "--listen" in words else ("--connect", where, *words)
         log = open(self.folder / f"sim{len(self.started)}.log", "wb")  # noqa: SIM115
         env = os.environ | {"HOME": str(home or self.folder), "RAYNFORCE_KEY": ""}
-        self.started.append(subprocess.Popen([program, *options], stderr=log, env=env))
+        self.started.append(subprocess.Popen([*program.split(), *options], stderr=log, env=env))
         log.close()
         return self.started[-1]
 
@@ -113,19 +116,33 @@ def play(lanes: Simulators, steps: int, between: Callable[[int], None] = lambda 
     rng, found = np.random.default_rng(0), []
     for step in range(steps):
         between(step)
-        assert lanes.step_all(rng.integers(0, 2, lanes.count)) == []
+        actions = random_actions(lanes.spec.action, lanes.count, rng).astype(lanes.spec.action.dtype)
+        assert lanes.step_all(actions) == []
         found.append(np.concatenate([lanes.obs["obs"], lanes.reward[:, None], lanes.terminated[:, None]], axis=1))
     return np.array(found)
 
 
+@pytest.fixture
+def program(request: pytest.FixtureRequest) -> str:
+    """A simulator in C++, or with the SDK for Python."""
+    if request.param == "C++":
+        found: str = request.getfixturevalue("cartpole")
+        return found
+    return f"{sys.executable} {ROOT / 'examples' / 'other_python.py'}"
+
+
+BOTH = pytest.mark.parametrize("program", ["C++", "Python"], indirect=True)
+
+
+@BOTH
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_over_every_transport_the_same_comes(
-    cartpole: str, tmp_path: Path, scene: Callable[[str], Scene], transport: str
+    program: str, tmp_path: Path, scene: Callable[[str], Scene], transport: str
 ) -> None:
     here = scene(f"listen:{address(transport, tmp_path)}")
-    started = here.start(cartpole, "--envs", "5")
+    started = here.start(program, "--envs", "5")
     found = play(here.make(5), 60)
-    launched = Simulators(cartpole, {}, 5, seed=1)
+    launched = Simulators(f"sim:{program}", {}, 5, seed=1)
     try:
         assert np.array_equal(found, play(launched, 60))
     finally:
@@ -197,11 +214,9 @@ class Proxy:
 
     def _run(self) -> None:
         while not self._over:
-            ready, _, _ = (
-                select.select([self._listener], [], [], 0.05) if self._listener.fileno() >= 0 else ([], [], [])
-            )
-            if ready:
-                self._carry(self._listener.accept()[0])
+            with contextlib.suppress(OSError, ValueError):  # closed
+                if select.select([self._listener], [], [], 0.05)[0]:
+                    self._carry(self._listener.accept()[0])
 
     def _carry(self, near: socket.socket) -> None:
         """Until it is cut: then both ends see a reset connection, and what was on its way is lost."""
@@ -221,13 +236,15 @@ class Proxy:
             one.close()
 
 
-def test_a_link_that_breaks_costs_no_step(cartpole: str, tmp_path: Path, scene: Callable[[str], Scene]) -> None:
+@BOTH
+def test_a_link_that_breaks_costs_no_step(program: str, tmp_path: Path, scene: Callable[[str], Scene]) -> None:
     """Requests are sent again by number: what comes is what would have come, and no episode is cut."""
     where = address("tcp", tmp_path)
     here = scene(f"listen:{where}")
     proxy = Proxy(int(where.rpartition(":")[2]))
     try:
-        here.start(cartpole, "--connect", f"tcp:127.0.0.1:{proxy.port}", "--envs", "5", "--sessions", "1")
+        one = () if program.startswith(sys.executable) else ("--sessions", "1")
+        here.start(program, "--connect", f"tcp:127.0.0.1:{proxy.port}", "--envs", "5", *one)
         lanes = here.make(5)
         found = play(lanes, 120, between=lambda step: proxy.cut() if step % 20 == 10 else None)
         assert proxy.cuts >= 5
@@ -235,7 +252,7 @@ def test_a_link_that_breaks_costs_no_step(cartpole: str, tmp_path: Path, scene: 
         assert "the link to the trainer is lost" in here.said()
     finally:
         proxy.close()
-    launched = Simulators(cartpole, {}, 5, seed=1)
+    launched = Simulators(f"sim:{program}", {}, 5, seed=1)
     try:
         assert np.array_equal(found, play(launched, 120))
     finally:
@@ -262,7 +279,7 @@ def test_one_that_has_other_spaces_is_refused(
 
 def test_an_evaluation_does_not_wait_for_ever(cartpole: str, tmp_path: Path, scene: Callable[[str], Scene]) -> None:
     here = scene(f"listen:{address('unix', tmp_path)}")
-    with pytest.raises(EnvError, match="no simulator was free within 0.2 s: connect one more"):
+    with pytest.raises(EnvError, match=r"no simulator was free within 0\.2 s: connect one more"):
         here.make(4, at_most=True, free_seconds=0.2)
     here.start(cartpole, "--envs", "3")
     assert here.make(20, at_most=True).count == 3
