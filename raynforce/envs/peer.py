@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from raynforce.envs.addresses import LAUNCH, Where, addresses, find_key, is_remote, require_safe
 from raynforce.envs.launching import Launched
 from raynforce.envs.simulators import random_actions
+from raynforce.errors import UsageError
 from raynforce.protocol.codec import ENDED, RESET, SEEDS, Codec
-from raynforce.protocol.frame import HEADER, Message, ProtocolError, Type
+from raynforce.protocol.frame import HEADER, MOST_ENVS, Message, ProtocolError, Type
 from raynforce.protocol.handshake import Deadlines, Hello, Welcome
 from raynforce.protocol.spaces import DTYPES, misfits
 
@@ -36,7 +38,43 @@ class Peer:
     def __init__(self, env: str, envs: int, seconds: float) -> None:
         """It has so many `seconds` to connect, and for each answer."""
         self.env, self.envs, self.seconds = env, envs, seconds
-        self.token, self.launch = secrets.token_bytes(32), secrets.token_hex(8)
+        self.process: Launched | None = None
+        if is_remote(env):
+            self.token, self.launch = find_key().token, LAUNCH
+            self.socket = self._called(addresses(env)[0])
+        else:
+            self.token, self.launch = secrets.token_bytes(32), secrets.token_hex(8)
+            self.socket = self._launched()
+        takes = (Type.HELLO, Type.RESULT, Type.LOG, Type.ERROR, Type.PING, Type.PONG, Type.CLOSE)
+        self.codec = Codec(takes, envs if self.process else MOST_ENVS)
+        self.sequence = 0
+        self.hello: Hello | None = None
+
+    def _called(self, where: Where) -> socket.socket:
+        """A connection to a simulator that listens."""
+        if where.kind == "zmq":
+            raise UsageError(
+                f"{where}: a simulator is checked over unix or tcp; start it with --listen tcp:127.0.0.1:PORT"
+            )
+        require_safe(where, find_key())
+        until, place = time.monotonic() + self.seconds, where.place
+        target: Any = (where.host, where.port)
+        if where.kind == "unix":
+            target = f"\0{place[1:]}" if place.startswith("@") else place
+        while True:
+            family = socket.AF_UNIX if where.kind == "unix" else socket.AF_INET
+            connection = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                connection.connect(target)
+                return connection
+            except OSError as error:
+                connection.close()
+                if time.monotonic() > until:
+                    raise Failed(f"no simulator listens at {where}: {error.strerror}") from error
+            time.sleep(0.05)
+
+    def _launched(self) -> socket.socket:
+        env, envs, seconds = self.env, self.envs, self.seconds
         name = f"raynforce-check-{secrets.token_hex(8)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(f"\0{name}")
@@ -46,15 +84,11 @@ class Peer:
             until = time.monotonic() + seconds
             while True:
                 with contextlib.suppress(TimeoutError):
-                    self.socket, _ = listener.accept()
-                    break
+                    return listener.accept()[0]
                 if self.process.ended() or time.monotonic() > until:
                     self.process.close()
                     how = self.process.ending() if self.process.ended() else f"has not connected within {seconds:g} s"
                     raise Failed(f"the simulator {how}")
-        self.codec = Codec((Type.HELLO, Type.RESULT, Type.LOG, Type.ERROR, Type.PING, Type.PONG, Type.CLOSE), envs)
-        self.sequence = 0
-        self.hello: Hello | None = None
 
     # -- bytes and messages
 
@@ -109,6 +143,10 @@ class Peer:
             self.hello = Hello.read(message)
         except ProtocolError as error:
             raise Failed(f"its HELLO is wrong ({error.code}): {error}") from error
+        if self.process is None and self.hello.envs < self.envs:
+            raise Skipped(
+                f"it has {self.hello.envs} envs, and this needs {self.envs}: start it with --envs {self.envs}"
+            )
         return self.hello
 
     def welcome(self, deadlines: Deadlines | None = None, autoreset: str = "", **more: Any) -> Hello:
@@ -236,6 +274,8 @@ class Peer:
         raise Failed(f"it goes on after {why}")
 
     def exits(self, why: str) -> int:
+        if self.process is None:  # it goes on to serve others, as it should
+            return 0
         code = self.process.wait(self.seconds)
         if code is None:
             raise Failed(f"its process goes on after {why}")
@@ -243,7 +283,8 @@ class Peer:
 
     def close(self) -> None:
         self.socket.close()
-        self.process.close()
+        if self.process is not None:
+            self.process.close()
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         return seen, float(lanes.reward[0]), terminated, truncated, dict(lanes.take_info().get(0, {}))
 
     def close(self) -> None:
-        _close(self._lanes)
+        close_simulators(self._lanes)
 
     def _seen(self, rows: Mapping[str, np.ndarray]) -> Any:
         return _observation({path: column[0].copy() for path, column in rows.items()})
@@ -85,7 +85,7 @@ class SimulatorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return self._seen(lanes.obs), lanes.reward.astype(np.float64), terminated, truncated, infos
 
     def close_extras(self, **kwargs: Any) -> None:
-        _close(self._lanes)
+        close_simulators(self._lanes)
 
     def _seen(self, rows: Mapping[str, np.ndarray]) -> Any:
         return _observation({path: column.copy() for path, column in rows.items()})
@@ -112,7 +112,8 @@ def simulator(
     return SimulatorEnv(command, **config) if envs is None else SimulatorVectorEnv(command, envs, **config)
 
 
-def _close(lanes: Simulators) -> None:
+def close_simulators(lanes: Simulators) -> None:
+    """Close them, and the gateway to them if this process has it for nothing else."""
     lanes.close()
     if is_remote(lanes.spec.env):
         from raynforce.envs.gateway import close_unused

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import raynforce
+from raynforce.cli import main
 from raynforce.envs import gateway as gateways
 from raynforce.envs.addresses import find_key, make_keys
 from raynforce.envs.gateway import Gateway
@@ -400,3 +401,16 @@ def test_garbage_harms_nobody(cartpole: str, tmp_path: Path, scene: Callable[[st
         stranger.settimeout(DEADLINE)
         assert stranger.recv(4) == b""
     assert play(lanes, 10).shape == (10, 2, 6)
+
+
+def test_one_that_listens_is_checked(cartpole: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = f"unix:{tmp_path / 'l'}"
+    find_key()
+    with subprocess.Popen([cartpole, "--listen", where, "--envs", "3"], stderr=subprocess.DEVNULL) as started:
+        try:
+            assert main(["sim", "check", where]) == 0
+        finally:
+            started.kill()
+    told = capsys.readouterr().out
+    assert " 0 skipped, 0 failed" in told
+    assert "steps/s" in told
