@@ -39,6 +39,13 @@ class Where(NamedTuple):
         return int(self.place.rpartition(":")[2])
 
     @property
+    def socket(self) -> tuple[int, Any]:
+        """The family and the address of a socket, for unix and tcp."""
+        if self.kind == "unix":
+            return socket.AF_UNIX, f"\0{self.place[1:]}" if self.place.startswith("@") else self.place
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET, (self.host, self.port)
+
+    @property
     def is_local(self) -> bool:
         """Whether only this machine can be at the other end."""
         if not self.host or self.host == "localhost":

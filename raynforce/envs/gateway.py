@@ -315,16 +315,15 @@ class Gateway:
             return None
         listener: socket.socket | None = None
         try:
+            family, target = place.socket
             if place.kind == "tcp":
-                family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-                listener = socket.create_server((place.host, place.port), family=family, backlog=STRANGERS)
+                listener = socket.create_server(target, family=family, backlog=STRANGERS)
             else:
-                listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                path = place.place
-                listener.bind(f"\0{path[1:]}" if path.startswith("@") else path)
-                if not path.startswith("@"):
-                    os.chmod(path, 0o600)
-                    self._made.append(Path(path))
+                listener = socket.socket(family, socket.SOCK_STREAM)
+                listener.bind(target)
+                if not place.place.startswith("@"):
+                    os.chmod(target, 0o600)
+                    self._made.append(Path(target))
                 listener.listen(STRANGERS)
         except OSError as error:
             if listener is not None:
@@ -550,22 +549,15 @@ class Gateway:
         """Connect to a simulator that listens, unless that is done."""
         if any(end.name == str(place) for end in self._ends):
             return
-        connection = socket.socket(socket.AF_UNIX if place.kind == "unix" else _family(place), socket.SOCK_STREAM)
-        path = place.place
+        family, target = place.socket
+        connection = socket.socket(family, socket.SOCK_STREAM)
         try:
             connection.settimeout(1.0)
-            target: Any = (place.host, place.port)
-            if place.kind == "unix":
-                target = f"\0{path[1:]}" if path.startswith("@") else path
             connection.connect(target)
         except OSError:
             connection.close()
             return
         self._add(StreamEnd(connection, str(place)))
-
-
-def _family(place: Where) -> int:
-    return socket.AF_INET6 if ":" in place.host else socket.AF_INET
 
 
 # -- the gateways of this process ---------------------------------------------------------------------------

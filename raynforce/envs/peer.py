@@ -57,12 +57,8 @@ class Peer:
                 f"{where}: a simulator is checked over unix or tcp; start it with --listen tcp:127.0.0.1:PORT"
             )
         require_safe(where, find_key())
-        until, place = time.monotonic() + self.seconds, where.place
-        target: Any = (where.host, where.port)
-        if where.kind == "unix":
-            target = f"\0{place[1:]}" if place.startswith("@") else place
+        until, (family, target) = time.monotonic() + self.seconds, where.socket
         while True:
-            family = socket.AF_UNIX if where.kind == "unix" else socket.AF_INET
             connection = socket.socket(family, socket.SOCK_STREAM)
             try:
                 connection.connect(target)

@@ -153,7 +153,7 @@ def test_over_every_transport_the_same_comes(
     assert not list(tmp_path.glob("[sz]"))  # no socket stays behind
 
 
-@pytest.mark.parametrize("transport", ["tcp", "zmq:ipc"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_trainer_may_go_to_where_they_are(
     cartpole: str, tmp_path: Path, scene: Callable[[str], Scene], transport: str
 ) -> None:
