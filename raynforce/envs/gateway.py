@@ -536,8 +536,10 @@ class Gateway:
                 self._lose(end, "silent")
             elif now - max(end.heard, end.asked) > PING_SECONDS:
                 end.asked = now
-                with contextlib.suppress(OSError):
+                try:
                     end.send(Message(Type.PING, end.session).to_bytes())
+                except OSError as error:  # ZMQ tells now that it is gone
+                    self._lose(end, str(error))
         for zmq_end in [e for e in self._free if isinstance(e, ZmqEnd) and now - e.since > PATIENCE]:
             self._lose(zmq_end, "forgotten")
         for place, due in self._calls.items():

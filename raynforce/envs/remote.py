@@ -27,7 +27,7 @@ from raynforce.protocol.wire import SocketWire
 from raynforce.spaces import EnvSpec
 
 _DAY = 86_400_000  # milliseconds
-LINK_SECONDS = 30.0
+LINK_SECONDS = 10.0
 """A simulator whose link is lost may come back for so long; then its episodes are cut."""
 LINK_DEADLINES = {"ping_ms": 1000, "silence_ms": 15_000}
 """For the host, which the gateway asks and answers."""
@@ -248,6 +248,7 @@ class RemoteSimulators(Simulators):
         text = f"{peer.name}: {text}"
         number = self._peers.index(peer)
         for order, lane in enumerate(np.flatnonzero(self._owner == number).tolist()):
+            self._breaks[lane] = 0  # it is not the env that breaks
             self._lose(lane, kind, text, alone=order == 0)
         self._owner[self._owner == number] = -1
         self._owner[self._owner > number] -= 1
