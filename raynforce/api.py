@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from raynforce.auto import paced_by_envs, settle
 from raynforce.config import Config, EvalConfig
 from raynforce.driver.driver import Driver
 from raynforce.driver.status import Callback, Result, Status
-from raynforce.envs.addresses import is_remote
+from raynforce.envs.addresses import reached
 from raynforce.envs.launching import is_simulator, short_name
 from raynforce.envs.vector import EnvArgs, Parallel, probe
 from raynforce.errors import UsageError
@@ -196,21 +196,8 @@ def _drive(
 
     for note in notes:
         say(f"note: {note}")
-    with _simulators(config, say):
+    with reached(config.env, config.sampling.samplers * config.sampling.envs, say):
         return _driven(config, directory, preset, callbacks, sinks, progress, stream, opened, say, **how)
-
-
-@contextlib.contextmanager
-def _simulators(config: Config, say: Callable[[str], None]) -> Iterator[None]:
-    """Where simulators that others started are found: open for a run, and waited for."""
-    if not is_remote(config.env):
-        yield
-        return
-    from raynforce.envs.gateway import gateway, gateways  # which bring the protocol along
-
-    with gateways():
-        gateway(config.env, say).wait_for(config.sampling.samplers * config.sampling.envs)
-        yield
 
 
 def _driven(
@@ -320,10 +307,7 @@ def evaluate(
     spec, version = read_policy(found)
     fresh = time.time_ns() % 2**63 if seed is None else seed
     with lending() as lender, contextlib.ExitStack() as opened:
-        if is_remote(env if isinstance(env, str) else spec.env.env):
-            from raynforce.envs.gateway import gateways
-
-            opened.enter_context(gateways())
+        opened.enter_context(reached(env if isinstance(env, str) else spec.env.env, say=say))
         args = {**spec.env.args, **(env_args or {})}
         name = _lent(spec.env, env, args, lender)
         if shown:

@@ -15,7 +15,6 @@ from raynforce import topologies
 from raynforce.algos import algorithm_class
 from raynforce.algos.contract import declared
 from raynforce.config import Config, RayConfig
-from raynforce.envs.addresses import is_remote
 from raynforce.envs.cost import TRIAL_SECONDS, Cost
 from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import locate
@@ -278,8 +277,6 @@ def _where(env: str, asked: Choice, chosen: Choice, facts: Facts) -> list[str]:
 
 def cost_line(env: str, cost: Cost) -> str:
     env = bare(env)
-    if is_remote(env):
-        return "simulators that others start go their own pace"
     if cost.seconds is None:
         return f"{env} could not be timed"
     computing = cost.computing

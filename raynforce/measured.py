@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import sys
 import threading
@@ -20,12 +19,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raynforce.envs.addresses import is_remote
 from raynforce.envs.cost import TRIAL_SECONDS, Cost, try_out
 from raynforce.envs.frames import layers
 from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import Env, locate, make_described
-from raynforce.envs.vector import probe
 from raynforce.policies.acting import ActingSpec
 from raynforce.policies.cost import PolicyCost, policy_cost
 from raynforce.runs.disk import cache_folder
@@ -40,8 +37,6 @@ T = TypeVar("T", Cost, PolicyCost)
 
 def cost_of_env(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[EnvSpec, Cost]:
     """What an environment takes and gives, and what a step of it costs: what was found before, if that still holds."""
-    if is_remote(env):
-        return probe(env, env_args), Cost(math.inf)  # they go their own pace
     if is_simulator(env):
         from raynforce.envs.simulators import cost_of_simulator  # which brings the protocol along
 

@@ -309,12 +309,14 @@ def doctor(arguments: argparse.Namespace) -> int:
         report = check_algorithm(arguments.env, arguments.on, settings.parse_assignments(arguments.set))
     else:
         from raynforce.cli.advice import how_to_run
+        from raynforce.envs.addresses import reached
         from raynforce.envs.doctor import check_env
 
         env_args = _env_args("doctor", arguments.set)
         steps = None if arguments.steps is None else settings.coerce(arguments.steps, STEPS, "--steps")
-        report = check_env(arguments.env, env_args, steps=steps)
-        how = how_to_run(report, env_args, me=_me())
+        with reached(arguments.env):
+            report = check_env(arguments.env, env_args, steps=steps)
+            how = how_to_run(report, env_args, me=_me())
     from raynforce.cli.findings import tell
 
     return tell(report, how, as_json=arguments.json)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
 import secrets
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,6 +87,19 @@ def _address(env: str, text: str) -> Where:
 def _has_port(place: str) -> bool:
     host, _, port = place.rpartition(":")
     return bool(host) and port.isdecimal() and int(port) < 65_536
+
+
+@contextlib.contextmanager
+def reached(env: str, envs: int = 1, say: Callable[[str], None] | None = None) -> Iterator[None]:
+    """In here the simulators of `env` are within reach, if others start them: so many envs of theirs are waited for."""
+    if not is_remote(env):
+        yield
+        return
+    from raynforce.envs.gateway import gateway, gateways  # which bring the protocol along
+
+    with gateways():
+        gateway(env, say).wait_for(envs)
+        yield
 
 
 class Key(NamedTuple):

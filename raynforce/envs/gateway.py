@@ -320,6 +320,7 @@ class Gateway:
                 listener = socket.create_server(target, family=family, backlog=STRANGERS)
             else:
                 listener = socket.socket(family, socket.SOCK_STREAM)
+                _remove_stale(target)
                 listener.bind(target)
                 if not place.place.startswith("@"):
                     os.chmod(target, 0o600)
@@ -560,6 +561,17 @@ class Gateway:
             connection.close()
             return
         self._add(StreamEnd(connection, str(place)))
+
+
+def _remove_stale(path: str) -> None:
+    """A socket that a trainer left behind when it was killed: nobody listens there."""
+    if path.startswith("\0") or not Path(path).is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink(missing_ok=True)
 
 
 # -- the gateways of this process ---------------------------------------------------------------------------

@@ -432,7 +432,14 @@ def random_actions(action: ActionSpec, count: int, rng: np.random.Generator) -> 
 
 def cost_of_simulator(env: str, args: Mapping[str, Any] | None, envs: int = 8) -> tuple[EnvSpec, Cost]:
     """What a simulator takes and gives, and what a step costs with so many envs in a process."""
-    lanes, rng, took = Simulators(env, args, envs, seed=0), np.random.default_rng(0), array("d")
+    if is_remote(env):
+        from raynforce.envs.remote import remote_lanes
+
+        lanes: Simulators = remote_lanes(env, args, envs, seed=0, gateway=None, at_most=True)
+        envs = lanes.count
+    else:
+        lanes = Simulators(env, args, envs, seed=0)
+    rng, took = np.random.default_rng(0), array("d")
     try:
         until = time.monotonic() + TRIAL_SECONDS
         while len(took) < STEPS * PASSES and (not took or time.monotonic() < until):
