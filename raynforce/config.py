@@ -200,7 +200,8 @@ class RayConfig:
     address: str | None = None
     """auto, or host:port of a running cluster; local starts one here; null takes RAY_ADDRESS, or else is local."""
     sampler_cpus: Annotated[float, Range(0, 100_000)] | None = None
-    """CPUs that each sampler asks for; null asks for one, or less where a single sampler would not fit."""
+    """CPUs that each sampler asks for; null asks for one, and one for the simulator that it starts, or less where a
+    single sampler would not fit."""
     learner_cpus: Annotated[float, Range(0, 100_000)] | None = None
     """CPUs that the learner asks for; null asks for one, or less where it would not fit."""
     learner_gpus: Annotated[float, Range(0, 10_000)] = 0.0

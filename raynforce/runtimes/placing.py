@@ -34,6 +34,7 @@ class Demands:
     buffering: bool = False  # samplers have replay buffers, which fill
     torch: bool = False  # samplers import torch
     processes: int = 0  # environments of each sampler that have processes of their own
+    simulators: int = 0  # processes of simulators that each sampler starts: they compute beside it
 
 
 PLAIN = Demands()
@@ -122,7 +123,7 @@ def _asked(config: Config, demands: Demands) -> dict[str, Place]:
     plain = Place(cpus=0.0, start_seconds=faults.start_seconds, kernels=config.kernels)
     sampler = replace(
         plain,
-        cpus=1.0 if ray.sampler_cpus is None else ray.sampler_cpus,
+        cpus=1.0 + demands.simulators if ray.sampler_cpus is None else ray.sampler_cpus,
         resources=dict(ray.sampler_resources),
         nice=0 if serving else BACKGROUND,
         awake=awake,

@@ -11,6 +11,7 @@ from raynforce.algos import BUILT_IN, algorithm_class
 from raynforce.algos.base import Algorithm
 from raynforce.config import Config
 from raynforce.envs.addresses import is_remote
+from raynforce.envs.launching import is_simulator
 from raynforce.envs.vector import EnvArgs
 from raynforce.errors import EnvError, UsageError
 from raynforce.policies.acting import ActingSpec
@@ -99,6 +100,7 @@ class Topology:
             buffering=self.gathers_gradients,
             torch=torch or self.gathers_gradients,
             processes=config.sampling.envs if stepping(config) == "processes" else 0,
+            simulators=int(is_simulator(config.env) and not is_remote(config.env)),
         )
 
 

@@ -15,6 +15,7 @@ from raynforce.errors import UsageError
 from raynforce.runtimes import placing
 from raynforce.runtimes.placing import Demands, needs, place_roles, require_room, total_needs
 from raynforce.runtimes.ray.shipping import code_roots
+from raynforce.topologies.sync import SYNC
 
 
 def config(samplers: int = 1, learner: LearnerConfig | None = None, runtime: Any = "ray", **ray: Any) -> Config:
@@ -34,6 +35,15 @@ def test_defaults_without_limits() -> None:
     assert [places[role].nice for role in ("sampler", "learner", "evaluator")] == [5, 0, 15]
     assert [places[role].threads for role in ("sampler", "learner", "evaluator")] == [1, 4, 1]
     assert total_needs(places, 8) == {"CPU": 9}
+
+
+@pytest.mark.parametrize(("env", "cpus"), [("./my_sim", 2), ("listen:unix:/s", 1), ("CartPole-v1", 1)])
+def test_a_simulator_that_a_sampler_starts_is_counted(env: str, cpus: int) -> None:
+    asked = replace(config(3), env=env)
+    places, _ = place_roles(asked, None, SYNC.demands(asked, torch=False))
+    assert total_needs(places, 3) == {"CPU": 3 * cpus + 1}
+    places, _ = place_roles(replace(asked, ray=RayConfig(sampler_cpus=0.5)), None, SYNC.demands(asked, torch=False))
+    assert places["sampler"].cpus == 0.5
 
 
 def test_what_is_asked_for_is_asked_of_ray() -> None:
