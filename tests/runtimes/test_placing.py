@@ -39,7 +39,7 @@ def test_defaults_without_limits() -> None:
 
 @pytest.mark.parametrize(("env", "cpus"), [("./my_sim", 2), ("listen:unix:/s", 1), ("CartPole-v1", 1)])
 def test_a_simulator_that_a_sampler_starts_is_counted(env: str, cpus: int) -> None:
-    asked = replace(config(3), env=env)
+    asked = replace(config(3), env=env, topology="sync")
     places, _ = place_roles(asked, None, SYNC.demands(asked, torch=False))
     assert total_needs(places, 3) == {"CPU": 3 * cpus + 1}
     places, _ = place_roles(replace(asked, ray=RayConfig(sampler_cpus=0.5)), None, SYNC.demands(asked, torch=False))
