@@ -55,11 +55,12 @@ COST_BARS: dict[str, Bar] = {"Unix socket": ("at most", 3.0), "shared memory": (
 IMAGES_BAR: Bar = ("at least", 3.0)
 LEARNING_BAR: Bar = ("at most", 1.3)
 SLOW_BARS = {(64, 1): 0.95, (256, 4): 0.90}  # envs and processes: share of the limit
+TOLD_BAR: Bar = ("at least", 0.95)  # one that is killed twice before it is back loses nothing more
 STEP = 0.03  # mean seconds of a slow step
 SETTLING = 10.0
 TARGET, EVERY = 475.0, 5_000
 STEPS = {"ppo": 200_000, "dqn": 300_000}
-SIMULATORS = 10
+SIMULATORS, FAULTY_ENVS = 10, 4  # processes, and environments in each
 CUT, CUT_EVERY = 5.0, 20.0
 PARTS = ("cost", "beside", "images", "learning", "slow", "faults")
 Said = Callable[[], float]
@@ -389,15 +390,16 @@ def _faults(seconds: int) -> list[Table]:
         settings = _fault_settings()
         with training(cartpole, environment, settings, *_endless()) as run:
             run.wait_for(lambda: run.reports)
-            killed, stalls = _kill_one_a_second(run, cartpole, seconds)
-            tables = [_faults_table(run, f"{SIMULATORS} simulators, one killed every second", killed, stalls)]
+            killed, gaps = _kill_one_a_second(run, cartpole, seconds)
+            time.sleep(3.0)  # the last one is told
+            tables = [_faults_table(run, f"{SIMULATORS} simulators, one killed every second", killed, gaps, lost=True)]
     return [*tables, _cut_links(cartpole, seconds)]
 
 
 def _fault_settings() -> dict[str, Any]:
     settings = dict(PRESETS["ppo", "CartPole-v1"])
-    settings |= {"sampling.samplers": SIMULATORS, "sampling.envs": 4, "log_every": 1, "learner.device": "cpu"}
-    return settings | {"eval.every": 20_000, "eval.episodes": 20, "checkpoint.every": 0}
+    settings |= {"sampling.samplers": SIMULATORS, "sampling.envs": FAULTY_ENVS, "log_every": 1, "learner.device": "cpu"}
+    return settings | {"eval.every": 20_000, "eval.episodes": 20, "eval.envs": 2, "checkpoint.every": 0}
 
 
 def _endless() -> list[str]:
@@ -425,7 +427,7 @@ def _descendants(pid: int, simulator: str) -> list[int]:
         with suppress(OSError, IndexError):
             one = int(path.name)
             parents[one] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            theirs += [one] * (path / "cmdline").read_text().startswith(simulator)
+            theirs += [one] * _samples(path, simulator)
 
     def descends(one: int) -> bool:
         while one and one != pid:
@@ -435,18 +437,31 @@ def _descendants(pid: int, simulator: str) -> list[int]:
     return [one for one in theirs if descends(one)]
 
 
+def _samples(process: Path, simulator: str) -> bool:
+    """Whether this is a simulator that is trained on: those of the evaluator have another number of environments."""
+    if not (process / "cmdline").read_text().startswith(simulator):
+        return False
+    return f"\0RAYNFORCE_ENVS={FAULTY_ENVS}\0" in "\0" + (process / "environ").read_text()
+
+
 def _gaps(run: Training) -> list[float]:
     times = [line["time/seconds"] for line in run.reports]
     return [later - sooner for sooner, later in pairwise(times)]
 
 
-def _faults_table(run: Training, title: str, times: int, gaps: Sequence[float]) -> Table:
+def _faults_table(run: Training, title: str, times: int, gaps: Sequence[float], lost: bool = False) -> Table:
+    """With `lost`, each fault cost the episodes of one simulator, and every one of them must have been told."""
     if not run.running:
         raise SystemExit(f"{title}: the run has ended by itself")
     run.end(signal.SIGINT)
     facts, score = run.facts, _score(run.folder)
+    cut = facts["env_restarts"]
+    told = (
+        [held(row("environments restarted / lost", "ratio", [cut / (times * FAULTY_ENVS)]), TOLD_BAR)] if lost else []
+    )
     rows = [
-        row("faults made", "", [times], f"{facts['env_restarts']} episodes cut, {facts['restarts']} roles restarted"),
+        row("faults made", "", [times], f"{cut} environments and {facts['restarts']} roles restarted"),
+        *told,
         row("between two updates", "s", gaps),
         row("trained", "steps/s", [facts["steps_per_second"]]),
         held(row("best policy, 100 episodes of gymnasium's", "return", [score]), ("at least", TARGET)),
@@ -472,7 +487,7 @@ def _cut_links(cartpole: str, seconds: int) -> Table:
         address = f"zmq:tcp://{host}:5555"
         theirs: Mapping[str, str] = {"RAYNFORCE_KEY": str(keys / "simulator.key")}
         inside = ("ip", "netns", "exec", simulators)
-        stack.enter_context(_simulators(cartpole, SIMULATORS + 1, 4, address, inside, **theirs))
+        stack.enter_context(_simulators(cartpole, SIMULATORS + 1, FAULTY_ENVS, address, inside, **theirs))
         ours = environment | {"RAYNFORCE_KEY": str(keys / "trainer.key")}
         run = stack.enter_context(
             training(f"listen:{address}", ours, _fault_settings(), *_endless(), before=("ip", "netns", "exec", trainer))

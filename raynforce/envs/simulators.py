@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from raynforce.doorbell import Doorbell
 from raynforce.envs.cost import PASSES, STEPS, TRIAL_SECONDS, Cost
 from raynforce.envs.faults import EnvFault, count_break
 from raynforce.envs.lanes import BrokenLane, Lanes, ParallelVector
@@ -113,6 +114,8 @@ class Simulators:
         self._breaks, self._stepped = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self._look = 0.0
         self._poll: Any = select.epoll()
+        self._bell = Doorbell()  # rung for lanes that are back before they are asked to step
+        self._poll.register(self._bell, select.EPOLLIN)
         self.episodes = np.full(count, first_of_attempt(attempt) if attempt else 0, np.int64)
         """`[N]` which of its episodes each lane's random stream began with."""
         self._simulator: Simulator | None = None
@@ -149,6 +152,8 @@ class Simulators:
         self._since[lanes] = now
         if self._unreported:
             able = np.array([lane not in self._unreported for lane in lanes.tolist()], np.bool_)
+            if any(lane not in self._making for lane in lanes[~able].tolist()):
+                self._bell.ring()
             lanes, actions = lanes[able], actions[able]
         if len(lanes) and self._link is not None and self._link.session.asks:
             self._link.send(self._link.session.step(lanes, actions, now))
@@ -157,6 +162,7 @@ class Simulators:
     def collect(self) -> tuple[np.ndarray, list[BrokenLane]]:
         """Lanes that are done with a step since this was last asked, `[K]`, and those that broke."""
         done: list[np.ndarray] = []
+        self._bell.clear()
         if (link := self._joined()) is not None:
             if link.wants_write:
                 link.flush()
@@ -238,6 +244,7 @@ class Simulators:
         if self._memory is not None:
             self._memory.close()
         self._poll.close()
+        self._bell.close()
 
     # -- episodes -----------------------------------------------------------------------------------------
 
