@@ -112,7 +112,7 @@ def _follow(obs: np.ndarray) -> int:
     return 1 + int(np.sign(ball - net))
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", [pytest.param("ppo", marks=pytest.mark.slow), "dqn"])
 def test_the_pixel_game_trains(pixels: str, tmp_path: Path, algo: str) -> None:
     settings = FEW | ({"algorithm.learning_starts": 200} if algo == "dqn" else {"algorithm.epochs": 2})
     run = raynforce.train(
