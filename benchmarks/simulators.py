@@ -366,7 +366,7 @@ def _train_slow(envs: int, processes: int, seconds: int, transport: str) -> Trai
         return train(simulator, **wanted)
     with TemporaryDirectory(prefix="rb-", dir="/tmp") as folder, _key(folder):
         address = f"zmq:ipc://{folder}/s"
-        with _simulators(simulator, processes, each, address):
+        with _simulators(simulator, processes + 1, each, address):  # one is for the evaluation at the end
             return train(f"listen:{address}", **wanted)
 
 
