@@ -18,6 +18,7 @@
   more. Counted are the steps that the run's ledger has received, from 10 s after the first update on, for `--seconds`.
 - `faults`: 10 simulators and PPO on CartPole. One that is chosen at random is killed every second, for `--seconds` but
   at least a minute; then, in network namespaces, their links are cut for 5 s every 20 s (ZMQ, needs root).
+  In the end the last policy plays gymnasium's CartPole: the best one is only the best of those that were evaluated.
 """
 
 from __future__ import annotations
@@ -464,14 +465,14 @@ def _faults_table(run: Training, title: str, times: int, gaps: Sequence[float], 
         *told,
         row("between two updates", "s", gaps),
         row("trained", "steps/s", [facts["steps_per_second"]]),
-        held(row("best policy, 100 episodes of gymnasium's", "return", [score]), ("at least", TARGET)),
+        held(row("last policy, 100 episodes of gymnasium's", "return", [score]), ("at least", TARGET)),
     ]
     return Table(f"PPO on CartPole: {title}", rows, [run.books(), f"{facts['lost_steps']} steps lost"])
 
 
 def _score(folder: Path) -> float:
     words = [sys.executable, "-m", "raynforce", "eval", str(folder), "--env", "CartPole-v1", "--episodes", "100"]
-    return float(json.loads(run_command([*words, "--json"]).splitlines()[-1])["mean"])
+    return float(json.loads(run_command([*words, "--checkpoint", "last", "--json"]).splitlines()[-1])["mean"])
 
 
 def _cut_links(cartpole: str, seconds: int) -> Table:
