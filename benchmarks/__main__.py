@@ -16,13 +16,14 @@ from benchmarks import (
     runtimes_overlap,
     runtimes_startup,
     runtimes_uneven,
+    simulators,
     startup,
 )
 from benchmarks.measure import Table, command
 
 RUNTIMES = (runtimes_startup, runtimes_memory, runtimes_overlap, runtimes_uneven, runtimes_calls, runtimes_flat)
 SLOW_ENVS = (central, central_learning, central_vs_rllib)
-KEEPING_GOING = (evaluation, faults, checkpoints, protocol, kernels)
+KEEPING_GOING = (evaluation, faults, checkpoints, protocol, kernels, simulators)
 
 
 def everything() -> list[Table]:

@@ -47,9 +47,19 @@ Line = dict[str, Any]
 class Training:
     """A `raynforce train` of its own, and what it has written."""
 
-    def __init__(self, env: str, environment: Mapping[str, str], folder: Path, settings: Settings, *words: str) -> None:
+    def __init__(
+        self,
+        env: str,
+        environment: Mapping[str, str],
+        folder: Path,
+        settings: Settings,
+        *words: str,
+        before: Sequence[str] = (),
+    ) -> None:
+        """With `before`, the words of a command that runs it."""
         self.folder = folder
-        command = [sys.executable, "-m", "raynforce", "train", "ppo", env, "--out", str(folder), "--json", "--quiet"]
+        command = [*before, sys.executable, "-m", "raynforce", "train", "ppo", env]
+        command += ["--out", str(folder), "--json", "--quiet"]
         command += [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
         self._log = folder.with_suffix(".log").open("w+")
         self.process = subprocess.Popen(
@@ -127,9 +137,11 @@ class Training:
 
 
 @contextmanager
-def training(env: str, environment: Mapping[str, str], settings: Settings, *words: str) -> Iterator[Training]:
+def training(
+    env: str, environment: Mapping[str, str], settings: Settings, *words: str, before: Sequence[str] = ()
+) -> Iterator[Training]:
     number = len(list(Path(environment["HOME"]).glob("run*.log")))
-    run = Training(env, environment, Path(environment["HOME"]) / f"run{number}", settings, *words)
+    run = Training(env, environment, Path(environment["HOME"]) / f"run{number}", settings, *words, before=before)
     try:
         yield run
     finally:

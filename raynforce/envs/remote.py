@@ -142,10 +142,7 @@ class RemoteSimulators(Simulators):
 
     def step(self, lanes: np.ndarray, actions: np.ndarray) -> None:
         now = time.monotonic()
-        self._since[lanes] = now
-        if self._unreported:
-            able = np.array([lane not in self._unreported for lane in lanes.tolist()], np.bool_)
-            lanes, actions = lanes[able], actions[able]
+        lanes, actions = self._able(lanes, actions, now)
         owner = self._owner[lanes]
         for number, peer in enumerate(self._peers):
             mine = owner == number
@@ -156,6 +153,7 @@ class RemoteSimulators(Simulators):
     def collect(self) -> tuple[np.ndarray, list[BrokenLane]]:
         done: list[np.ndarray] = []
         now = time.monotonic()
+        self._bell.clear()
         for fd, events in self._poll.poll(0):
             peer = self._fds.get(fd)
             if peer is None or not peer.session.open:
@@ -191,6 +189,7 @@ class RemoteSimulators(Simulators):
         self._peers, self._asking = [], None
         if not self._poll.closed:
             self._poll.close()
+        self._bell.close()
 
     # -- episodes -----------------------------------------------------------------------------------------
 

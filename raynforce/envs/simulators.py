@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from raynforce.doorbell import Doorbell
 from raynforce.envs.addresses import is_remote
 from raynforce.envs.cost import PASSES, STEPS, TRIAL_SECONDS, Cost
 from raynforce.envs.faults import EnvFault, count_break
@@ -115,6 +116,8 @@ class Simulators:
         self._breaks, self._stepped = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self._look = 0.0
         self._poll: Any = select.epoll()
+        self._bell = Doorbell()  # rung for lanes that are back before they are asked to step
+        self._poll.register(self._bell, select.EPOLLIN)
         self.episodes = np.full(count, first_of_attempt(attempt) if attempt else 0, np.int64)
         """`[N]` which of its episodes each lane's random stream began with."""
         self._simulator: Simulator | None = None
@@ -148,17 +151,25 @@ class Simulators:
     def step(self, lanes: np.ndarray, actions: np.ndarray) -> None:
         """Have these lanes step, `[K]`, with these actions, `[K, ...]`, ready for the environment. Returns at once."""
         now = time.monotonic()
-        self._since[lanes] = now
-        if self._unreported:
-            able = np.array([lane not in self._unreported for lane in lanes.tolist()], np.bool_)
-            lanes, actions = lanes[able], actions[able]
+        lanes, actions = self._able(lanes, actions, now)
         if len(lanes) and self._link is not None and self._link.session.asks:
             self._link.send(self._link.session.step(lanes, actions, now))
             self._watch()
 
+    def _able(self, lanes: np.ndarray, actions: np.ndarray, now: float) -> tuple[np.ndarray, np.ndarray]:
+        """Those of the lanes that can step; `collect` tells of the others."""
+        self._since[lanes] = now
+        if not self._unreported:
+            return lanes, actions
+        able = np.array([lane not in self._unreported for lane in lanes.tolist()], np.bool_)
+        if any(lane not in self._making for lane in lanes[~able].tolist()):
+            self._bell.ring()
+        return lanes[able], actions[able]
+
     def collect(self) -> tuple[np.ndarray, list[BrokenLane]]:
         """Lanes that are done with a step since this was last asked, `[K]`, and those that broke."""
         done: list[np.ndarray] = []
+        self._bell.clear()
         if (link := self._joined()) is not None:
             if link.wants_write:
                 link.flush()
@@ -240,6 +251,7 @@ class Simulators:
         if self._memory is not None:
             self._memory.close()
         self._poll.close()
+        self._bell.close()
 
     # -- episodes -----------------------------------------------------------------------------------------
 

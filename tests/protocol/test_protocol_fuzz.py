@@ -24,6 +24,13 @@ def test_twenty_thousand_hostile_messages() -> None:
         assert counts[f"dropped: {dropped}"] > 0, dropped
 
 
+@pytest.mark.slow
+def test_a_million_hostile_messages() -> None:
+    fuzzer = Fuzzer(seed=2)
+    fuzzer.play(1_000_000)
+    assert fuzzer.counts["went on"] > 5_000
+
+
 def test_hostile_messages_take_little_memory() -> None:
     fuzzer = Fuzzer(seed=1)
     tracemalloc.start()

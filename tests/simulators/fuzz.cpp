@@ -1,4 +1,6 @@
-// Feeds a host's session with messages of a trainer that are right, mutated or random, in pieces of any length. Sanitizers watch.
+// Feeds a host's session with messages of a trainer that are right, mutated or random, in pieces of any length, so many as are asked for;
+// or with those that come on stdin. Sanitizers watch.
+#include <limits>
 #include <random>
 
 #include "raynforce.hpp"
@@ -23,8 +25,54 @@ static Bytes message(Header header, const std::string& meta, const Bytes& body, 
   return whole;
 }
 
+static raynforce::Spaces world(std::uint32_t number) {
+  if (number == 0) return {{raynforce::box({4})}, raynforce::discrete(2)};
+  const double none = std::numeric_limits<double>::infinity();
+  raynforce::Leaf on = raynforce::box<std::int8_t>({3}), action = raynforce::box({2}, -1, 1);
+  on.kind = "multibinary", action.low[1] = -none, action.high[1] = none;
+  return {{raynforce::box<std::uint8_t>({6, 6, 3}).named("camera"), raynforce::discrete(5, -1).named("gear"), on.named("on")}, action};
+}
+
+static bool read(void* to, std::size_t bytes) { return std::fread(to, 1, bytes, stdin) == bytes; }
+
+/// The protocol fuzzer's messages, as they come on stdin: for each session the number of its world, then messages with their lengths, then
+/// a length of -1.
+static int play() {
+  long sessions = 0, welcomed = 0, messages = 0, answered = 0, refused = 0;
+  for (std::uint32_t number = 0; read(&number, sizeof number); ++sessions) {
+    raynforce::detail::HostSession session(world(number), 4, {}, 0);
+    std::int32_t length = 0;
+    bool opened = false;
+    while (read(&length, sizeof length) && length >= 0) {
+      Bytes next(static_cast<std::size_t>(length));
+      if (!read(next.data(), next.size())) return 2;
+      if (session.over()) continue;
+      ++messages;
+      for (std::size_t at = 0, piece = 0; at < next.size() && !session.over(); at += piece) {
+        piece = std::min<std::size_t>(next.size() - at, messages % 2 == 0 ? 7 : 1 << 16);
+        session.feed(next.data() + at, piece, 0, 0);
+      }
+      opened = opened || session.open();
+      while (!session.requests.empty() && !session.over()) {
+        std::vector<raynforce::Request> asked;
+        asked.swap(session.requests);
+        for (const raynforce::Request& request : asked) {
+          if (++answered % 20 == 0) session.broken(request.env, "motor jammed");
+          else session.submit(request.env, {1.0, answered % 7 == 0, answered % 11 == 0, {{"laps", 2.5}}}, 0.1f);
+        }
+      }
+      session.flush();
+      session.out.clear();
+    }
+    welcomed += opened, refused += session.over();
+  }
+  std::printf("%ld sessions, %ld welcomed, %ld messages, %ld answered, %ld refused\n", sessions, welcomed, messages, answered, refused);
+  return messages == 0 || answered == 0 || refused == 0;
+}
+
 int main(int argc, char** argv) {
-  const long rounds = argc > 1 ? std::atol(argv[1]) : 1000;
+  if (argc == 1) return play();
+  const long rounds = std::atol(argv[1]);
   std::mt19937_64 random(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
   const auto below = [&](std::uint64_t n) { return random() % n; };
   long messages = 0, answered = 0, refused = 0;

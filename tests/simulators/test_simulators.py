@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -277,6 +278,30 @@ def test_one_that_is_killed_costs_nothing_but_episodes(odd: str, tmp_path: Path)
     assert run.result.steps >= 1000
     assert run.result.env_restarts > 5
     assert run.result.lost_steps == 0
+
+
+def test_one_that_died_while_idle_is_told_at_the_next_step(cartpole: str) -> None:
+    """Whoever sleeps on `fileno` is woken, though its simulator is back already and has nothing more to say."""
+    lanes = Simulators(cartpole, {}, 3, seed=0)
+    try:
+        lanes.step_all(np.zeros(3, np.int64))
+        assert lanes._simulator is not None
+        os.kill(lanes._simulator.process.pid, signal.SIGKILL)
+        until = time.monotonic() + 10
+        while (not lanes._unreported or lanes._making) and time.monotonic() < until:
+            lanes.wait()
+            assert not lanes.collect()[1]  # nothing was asked of them
+        assert not select.select([lanes], [], [], 0.1)[0]
+        lanes.step(np.array([0, 2]), np.zeros(2, np.int64))
+        assert select.select([lanes], [], [], 5.0)[0]
+        done, broken = lanes.collect()
+        assert (len(done), [one.lane for one in broken]) == (0, [0, 2])
+        assert not select.select([lanes], [], [], 0.1)[0]
+        lanes.step(np.array([1]), np.zeros(1, np.int64))
+        assert [one.lane for one in lanes.collect()[1]] == [1]
+        assert not lanes.step_all(np.zeros(3, np.int64))
+    finally:
+        lanes.close()
 
 
 # -- other ways to be a simulator -------------------------------------------------------------------------
