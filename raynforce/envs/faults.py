@@ -14,6 +14,7 @@ from raynforce.errors import EnvError
 BREAKS_IN_A_ROW = 3  # how often an env may be made again with no more than `STEPS_BETWEEN` steps in between
 STEPS_BETWEEN = 10
 TRACE_LENGTH = 4000
+RECYCLED, CUT = "recycled", "cut"  # kinds that are no faults: a process was replaced, and an episode was cut for it
 MOST_BYTES = 1 << 20  # of an episode's actions that are kept: 131,072 steps of one integer
 
 

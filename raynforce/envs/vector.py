@@ -105,6 +105,14 @@ class VectorEnv(ABC):
         return saved
 
 
+class Recycle(NamedTuple):
+    """When a simulator's process is replaced by another; 0 is never."""
+
+    episodes: int = 0
+    hours: float = 0.0
+    bytes: int = 0
+
+
 @dataclass(frozen=True)
 class EnvArgs:
     env: str
@@ -113,9 +121,10 @@ class EnvArgs:
     args: dict[str, Any] = field(default_factory=dict)
     exact_resume: bool = True
     parallel: Parallel = "no"
+    recycle: Recycle = Recycle()
 
     def vector(self, sampler: int, **more: Any) -> VectorEnv:
-        how = {"exact_resume": self.exact_resume, "parallel": self.parallel, **more}
+        how = {"exact_resume": self.exact_resume, "parallel": self.parallel, "recycle": self.recycle, **more}
         return make_vector(self.env, self.args, self.num_envs, seed=self.seed, sampler=sampler, **how)
 
 
@@ -130,6 +139,7 @@ def make_vector(
     record: bool = True,
     parallel: Parallel = "no",
     hang_seconds: float = math.inf,
+    recycle: Recycle = Recycle(),
 ) -> VectorEnv:
     """Make `num_envs` environments: the env's own vector implementation if it serves, otherwise a loop.
 
@@ -147,9 +157,8 @@ def make_vector(
     if seed < 0:
         raise UsageError(f"seed is {seed}; it must be 0 or more")
     if is_simulator(env):
-        return SimulatorVector(
-            Simulators(env, env_args, num_envs, seed=seed, sampler=sampler, hang_seconds=hang_seconds)
-        )
+        which: dict[str, Any] = {"seed": seed, "sampler": sampler, "hang_seconds": hang_seconds, "recycle": recycle}
+        return SimulatorVector(Simulators(env, env_args, num_envs, **which), record and exact_resume)
     record = record and exact_resume
     if parallel != "no":
         how: dict[str, Any] = {"parallel": parallel, "record": record, "hang_seconds": hang_seconds}
