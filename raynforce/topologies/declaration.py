@@ -10,7 +10,7 @@ from typing import Any, Literal
 from raynforce.algos import BUILT_IN, algorithm_class
 from raynforce.algos.base import Algorithm
 from raynforce.config import Config
-from raynforce.envs.vector import EnvArgs
+from raynforce.envs.vector import EnvArgs, Recycle
 from raynforce.errors import EnvError, UsageError
 from raynforce.policies.acting import ActingSpec
 from raynforce.runtimes.base import RoleDied, RoleError, Runtime
@@ -113,7 +113,9 @@ def stepping(config: Config) -> Literal["no", "threads", "processes"]:
 
 
 def env_args(config: Config, count: int) -> EnvArgs:
-    return EnvArgs(config.env, count, config.seed, config.env_args, config.sampling.exact_resume, stepping(config))
+    recycle = Recycle(config.sims.recycle_episodes, config.sims.recycle_hours, config.sims.recycle_bytes)
+    exact = config.sampling.exact_resume
+    return EnvArgs(config.env, count, config.seed, config.env_args, exact, stepping(config), recycle)
 
 
 def algorithms_that(can: Callable[[type[Algorithm[Any]]], bool]) -> str:

@@ -1,0 +1,341 @@
+"""Simulators that can be saved: exact resume, and processes that are replaced while their episodes go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raynforce
+from raynforce.envs.faults import CUT, RECYCLED
+from raynforce.envs.simulators import Simulators, SimulatorVector
+from raynforce.envs.vector import Recycle, Step, make_vector
+from raynforce.memory import tree_bytes
+
+SMALL: dict[str, Any] = {
+    "sampling.envs": 3,
+    "sampling.fragment": 32,
+    "algorithm.epochs": 2,
+    "algorithm.minibatch_size": 32,
+    "eval.every": 0,
+    "eval.final_episodes": 0,
+    "checkpoint.every": 400,
+}
+ROOT = Path(__file__).parents[2]
+IN_PYTHON = """
+import sys
+sys.path.insert(0, {sdk!r})
+import numpy as np
+import raynforce_sim as sim
+
+class Walk:
+    observation_space = {{"place": sim.box((2,)), "hour": sim.discrete(100)}}
+    action_space = sim.discrete(2)
+
+    def reset(self, seed):
+        self.rng, self.place, self.steps = np.random.default_rng(seed % (1 << 63)), np.zeros(2), 0
+        return self.seen()
+
+    def step(self, action):
+        self.place += self.rng.normal(size=2) + action
+        self.steps += 1
+        return self.seen(), float(self.place[0]), False, self.steps == 12
+
+    def seen(self):
+        return {{"place": self.place, "hour": self.steps}}
+
+    def save_state(self):
+        state = self.rng.bit_generator.state
+        numbers = {{key: str(value) for key, value in state["state"].items()}}
+        return {{"place": self.place, "steps": [self.steps, None], "rng": numbers, "more": b"x"}}
+
+    def load_state(self, tree):
+        assert tree["more"] == b"x"
+        self.place, self.steps = tree["place"], tree["steps"][0]
+        state = self.rng.bit_generator.state
+        state["state"] = {{key: int(value) for key, value in tree["rng"].items()}}
+        self.rng.bit_generator.state = state
+
+sim.serve(Walk)
+"""
+
+
+@pytest.fixture(scope="session")
+def saving(compiled: Callable[..., str]) -> str:
+    """The odd one, which can be saved."""
+    return compiled("tests/simulators/odd.cpp", "-DSAVES")
+
+
+@pytest.fixture
+def vectors() -> Iterator[Callable[..., SimulatorVector]]:
+    made: list[SimulatorVector] = []
+
+    def make(env: str, envs: int = 3, seed: int = 1, recycle: Recycle = Recycle(), **args: Any) -> SimulatorVector:
+        found = make_vector(env, args, envs, seed=seed, recycle=recycle)
+        assert isinstance(found, SimulatorVector)
+        made.append(found)
+        return found
+
+    yield make
+    for vector in made:
+        vector.close()
+
+
+def acted(vector: SimulatorVector, rng: np.random.Generator) -> Step:
+    return vector.step(rng.uniform(-1, 1, (vector.num_envs, 2)).astype(np.float32))
+
+
+def seen(steps: list[Step]) -> list[Any]:
+    """All of them, to be compared."""
+    return [
+        ({k: v.tolist() for k, v in s.obs.items()}, s.reward.tolist(), s.terminated.tolist(), s.truncated.tolist(),
+         {k: v.tolist() for k, v in s.final_obs.items()}, s.cut.tolist(), s.info) for s in steps
+    ]  # fmt: skip
+
+
+def pids(vector: SimulatorVector) -> int:
+    assert vector._lanes._simulator is not None
+    return vector._lanes._simulator.process.pid
+
+
+# -- exact resume -----------------------------------------------------------------------------------------
+
+
+def test_what_follows_a_load_is_what_followed_the_save(saving: str, vectors: Callable[..., SimulatorVector]) -> None:
+    envs = vectors(saving, length=7)
+    assert "snapshots" in envs.way_back
+    envs.reset()
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        acted(envs, rng)
+    tree, now = envs.state(), envs.current()
+    assert envs.take_faults() == []
+    later = np.random.default_rng(1)
+    expected = [acted(envs, later) for _ in range(20)]
+    for other in (envs, vectors(saving, seed=99, length=7)):
+        assert other.load(tree) == []
+        assert other.restarted == []
+        assert all((other.current()[path] == column).all() for path, column in now.items())
+        again = np.random.default_rng(1)
+        assert seen([acted(other, again) for _ in range(20)]) == seen(expected)
+        assert other.take_faults() == []
+
+
+def test_a_python_simulator_can_be_saved(tmp_path: Path, vectors: Callable[..., SimulatorVector]) -> None:
+    script = tmp_path / "walk.py"
+    script.write_text(IN_PYTHON.format(sdk=str(ROOT / "sdk" / "python")))
+    env = f"sim:{sys.executable} {script}"
+    one, other = vectors(env, 2), vectors(env, 2, seed=5)
+    one.reset()
+    for _ in range(5):
+        one.step(np.array([0, 1]))
+    tree = one.state()
+    expected = [one.step(np.array([1, 0])) for _ in range(20)]
+    assert other.load(tree) == []
+    assert seen([other.step(np.array([1, 0])) for _ in range(20)]) == seen(expected)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("load", r"2 of 2 .* start over: the simulator could not load it \(cannot go back\)"),
+        ("exit in load", r"2 of 2 .* start over: the simulator has exited with code 9"),
+        ("forget", r"2 of 2 .* start over: the simulator gave another observation for it than before"),
+    ],
+)
+def test_a_state_that_does_not_come_back_begins_a_new_episode(
+    saving: str, vectors: Callable[..., SimulatorVector], fault: str, words: str
+) -> None:
+    import re
+
+    envs = vectors(saving, 2)
+    envs.reset()
+    rng = np.random.default_rng(0)
+    acted(envs, rng)
+    tree = envs.state()
+    other = vectors(saving, 2, fault=fault)
+    (told,) = other.load(tree)
+    assert re.search(words, told), told
+    assert other.restarted == [0, 1]
+    assert other.current()["obs/speed"][:, 0].tolist() == [0, 0]
+    assert acted(other, rng).valid.all()
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("save", "raised"), ("exit in save", "died")])
+def test_one_that_cannot_be_saved_loses_its_episode(
+    saving: str, vectors: Callable[..., SimulatorVector], fault: str, kind: str
+) -> None:
+    envs = vectors(saving, 2, fault=fault, at=3)
+    envs.reset()
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        acted(envs, rng)
+    tree = envs.state()
+    assert tree["sizes"].tolist() == [-1, -1]
+    assert {one.kind for one in envs.take_faults()} == {kind}
+    found = acted(envs, rng)
+    assert found.cut.tolist() == [0, 1]
+    assert acted(envs, rng).valid.all()
+    (told,) = vectors(saving, 2).load(tree)
+    assert told.endswith("start over: it was not saved")
+
+
+def test_damaged_states_are_found_out(saving: str, vectors: Callable[..., SimulatorVector]) -> None:
+    envs = vectors(saving)
+    envs.reset()
+    tree = envs.state()
+    tree["states"] = tree["states"].copy()
+    tree["states"][int(tree["sizes"][0]) + 40] ^= 1
+    (told,) = envs.load(tree)
+    assert told.startswith("1 of 3 running episodes")
+    assert told.endswith("start over: the simulator could not load it (a state that was not saved by such a simulator, or is damaged)")
+    assert envs.restarted == [1]
+
+
+@pytest.mark.parametrize("runtime", ["inline", "process"])
+def test_a_run_that_is_stopped_and_resumed_ends_as_one_that_is_not(
+    cartpole: str, tmp_path: Path, runtime: str
+) -> None:
+    how: dict[str, Any] = {"runtime": runtime, "topology": "sync", "settings": SMALL, "progress": "quiet"}
+    whole = raynforce.train(cartpole, steps=960, out=tmp_path / "whole", **how)
+    raynforce.train(cartpole, steps=480, out=tmp_path / "half", **how)
+    resumed = raynforce.resume(tmp_path / "half", steps=960, progress="quiet")
+    assert resumed.result.abandoned_episodes == 0
+    assert resumed.result.weights_sha256 == whole.result.weights_sha256
+    assert resumed.result.episodes == whole.result.episodes
+
+
+# -- recycle ----------------------------------------------------------------------------------------------
+
+
+def played(envs: SimulatorVector, most: float = 20.0) -> list[Step]:
+    """Steps until a process was replaced, and some more."""
+    envs.reset()
+    rng, steps, until = np.random.default_rng(0), [], time.monotonic() + most
+    first = pids(envs)
+    while pids(envs) == first or envs._lanes._old is not None:
+        assert time.monotonic() < until, "nothing was replaced"
+        steps.append(acted(envs, rng))
+        time.sleep(1e-3)
+    return steps + [acted(envs, rng) for _ in range(20)]
+
+
+def test_one_that_can_be_saved_is_replaced_without_a_trace(saving: str, vectors: Callable[..., SimulatorVector]) -> None:
+    envs = vectors(saving, recycle=Recycle(episodes=6), length=9)
+    first = pids(envs)
+    found = played(envs)
+    assert [one.kind for one in envs.take_faults()].count(RECYCLED) >= 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    plain, rng = vectors(saving, length=9), np.random.default_rng(0)
+    plain.reset()
+    assert seen(found) == seen([acted(plain, rng) for _ in range(len(found))])
+
+
+def test_others_are_replaced_where_their_episodes_end(odd: str, vectors: Callable[..., SimulatorVector]) -> None:
+    envs = vectors(odd, recycle=Recycle(episodes=3), length=9)
+    found = played(envs)
+    assert not any(len(step.cut) for step in found)
+    assert all(step.valid.all() for step in found)
+    ends = np.array([step.terminated | step.truncated for step in found])
+    for lane in range(3):
+        assert set(np.diff(np.flatnonzero(ends[:, lane]))) == {9}, "each episode has its 9 steps"
+    for step in found:
+        for place, lane in enumerate(step.final_lanes.tolist()):
+            assert step.final_obs["obs/speed"][place, 0] == 9
+            assert step.obs["obs/speed"][lane, 0] == 0
+    kinds = {one.kind for one in envs.take_faults()}
+    assert kinds == {RECYCLED}
+
+
+def test_episodes_that_take_too_long_are_cut(odd: str, vectors: Callable[..., SimulatorVector]) -> None:
+    envs = vectors(odd, 2, recycle=Recycle(hours=0.5 / 3600), length=10**9)
+    found = played(envs)
+    cut = [step.cut.tolist() for step in found if len(step.cut)]
+    assert cut == [[0, 1]]
+    faults = envs.take_faults()
+    assert sorted(one.kind for one in faults) == [CUT, CUT, RECYCLED]
+
+
+def test_one_that_leaks_is_replaced(saving: str, vectors: Callable[..., SimulatorVector]) -> None:
+    envs = vectors(saving, 2, recycle=Recycle(bytes=100 << 20), length=10, fault="leak")
+    before = tree_bytes(pids(envs))
+    assert 0 < before < 50 << 20
+    found = played(envs)
+    assert not any(len(step.cut) for step in found)
+    assert tree_bytes(pids(envs)) < 100 << 20
+
+
+@pytest.mark.parametrize("which", ["old", "new"])
+def test_faults_while_a_process_is_replaced(odd: str, vectors: Callable[..., SimulatorVector], which: str) -> None:
+    envs = vectors(odd, 2, recycle=Recycle(episodes=2), length=40)
+    envs.reset()
+    rng, until = np.random.default_rng(0), time.monotonic() + 20
+    while envs._lanes._old is None:
+        acted(envs, rng)
+        time.sleep(1e-3)
+        assert time.monotonic() < until
+    lanes = envs._lanes
+    assert lanes._old is not None
+    assert lanes._simulator is not None
+    os.kill((lanes._old if which == "old" else lanes._simulator).process.pid, signal.SIGKILL)
+    steps = [acted(envs, rng) for _ in range(60)]
+    assert all(step.valid.all() for step in steps[45:])
+    cut = sum(len(step.cut) for step in steps)
+    kinds = [one.kind for one in envs.take_faults()]
+    assert (cut, kinds.count("died")) == ((2, 1) if which == "old" else (0, 0)), kinds
+    assert kinds.count("raised") == (which == "new")
+
+
+def test_a_process_that_cannot_be_replaced_stays(tmp_path: Path, saving: str, vectors: Callable[..., SimulatorVector]) -> None:
+    once = tmp_path / "once.sh"
+    once.write_text(f"#!/bin/sh\n[ -e {tmp_path}/there ] && {{ echo one licence >&2; exit 5; }}\ntouch {tmp_path}/there\nexec {saving}\n")
+    once.chmod(0o755)
+    envs = vectors(str(once), 2, recycle=Recycle(episodes=2), length=5)
+    envs.reset()
+    first, rng, faults, until = pids(envs), np.random.default_rng(0), [], time.monotonic() + 20
+    while not faults:
+        assert acted(envs, rng).valid.all()
+        faults = envs.take_faults()
+        assert time.monotonic() < until
+    assert pids(envs) == first
+    assert "one licence" in faults[0].cause
+
+
+def test_lanes_at_their_own_pace_move_one_by_one(saving: str) -> None:
+    lanes = Simulators(saving, {"length": 5}, 2, seed=1, recycle=Recycle(episodes=2))
+    rng, until, places = np.random.default_rng(0), time.monotonic() + 20, [0, 0]
+    try:
+        first = lanes._simulator
+        while lanes._simulator is first or lanes._old is not None:
+            lane = int(rng.integers(2))
+            lanes.step(np.array([lane]), np.zeros((1, 2), np.float32))
+            while np.isfinite(lanes.busy_since()).any():
+                lanes.wait()
+                _, broken = lanes.collect()
+                assert not broken
+            places[lane] = (places[lane] + 1) % 5
+            assert lanes.obs["obs/speed"][lane, 0] == places[lane]
+            assert time.monotonic() < until
+            lanes.collect()
+    finally:
+        lanes.close()
+
+
+@pytest.mark.parametrize("topology", ["sync", "central"])
+def test_a_run_whose_processes_are_replaced(cartpole: str, tmp_path: Path, topology: str) -> None:
+    settings = SMALL | {"sims.recycle_episodes": 20}
+    how: dict[str, Any] = {"runtime": "process", "topology": topology, "steps": 2400, "progress": "quiet"}
+    run = raynforce.train(cartpole, settings=settings, out=tmp_path / "run", **how)
+    assert run.result.recycled >= 1
+    assert (run.result.env_restarts, run.result.restarts, run.result.recycle_cuts) == (0, 0, 0)
+    if topology == "sync":
+        plain = raynforce.train(cartpole, settings=SMALL, out=tmp_path / "plain", **how)
+        assert run.result.weights_sha256 == plain.result.weights_sha256
