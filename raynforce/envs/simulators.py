@@ -466,7 +466,9 @@ class Simulators:
             return
         late = lanes[self._leaving[lanes]]
         for lane in late.tolist():
-            text = "its episode was cut: its process is replaced (sims.recycle), and waited for its end for as long again"
+            text = (
+                "its episode was cut: its process is replaced (sims.recycle), and waited for its end for as long again"
+            )
             number, steps = self._first + lane, int(self.rows.steps[lane])
             seed = derive_seed(self._seed, self._sampler, number, int(self.episodes[lane]))
             fault = EnvFault(self._env, self._args, CUT, number, seed, steps, text)

@@ -195,14 +195,14 @@ def test_damaged_states_are_found_out(saving: str, vectors: Callable[..., Simula
     tree["states"][int(tree["sizes"][0]) + 40] ^= 1
     (told,) = envs.load(tree)
     assert told.startswith("1 of 3 running episodes")
-    assert told.endswith("start over: the simulator could not load it (a state that was not saved by such a simulator, or is damaged)")
+    assert told.endswith(
+        "start over: the simulator could not load it (a state that was not saved by such a simulator, or is damaged)"
+    )
     assert envs.restarted == [1]
 
 
 @pytest.mark.parametrize("runtime", ["inline", "process"])
-def test_a_run_that_is_stopped_and_resumed_ends_as_one_that_is_not(
-    cartpole: str, tmp_path: Path, runtime: str
-) -> None:
+def test_a_run_that_is_stopped_and_resumed_ends_as_one_that_is_not(cartpole: str, tmp_path: Path, runtime: str) -> None:
     how: dict[str, Any] = {"runtime": runtime, "topology": "sync", "settings": SMALL, "progress": "quiet"}
     whole = raynforce.train(cartpole, steps=960, out=tmp_path / "whole", **how)
     raynforce.train(cartpole, steps=480, out=tmp_path / "half", **how)
@@ -227,7 +227,9 @@ def played(envs: SimulatorVector, most: float = 20.0) -> list[Step]:
     return steps + [acted(envs, rng) for _ in range(20)]
 
 
-def test_one_that_can_be_saved_is_replaced_without_a_trace(saving: str, vectors: Callable[..., SimulatorVector]) -> None:
+def test_one_that_can_be_saved_is_replaced_without_a_trace(
+    saving: str, vectors: Callable[..., SimulatorVector]
+) -> None:
     envs = vectors(saving, recycle=Recycle(episodes=6), length=9)
     first = pids(envs)
     found = played(envs)
@@ -294,9 +296,13 @@ def test_faults_while_a_process_is_replaced(odd: str, vectors: Callable[..., Sim
     assert kinds.count("raised") == (which == "new")
 
 
-def test_a_process_that_cannot_be_replaced_stays(tmp_path: Path, saving: str, vectors: Callable[..., SimulatorVector]) -> None:
+def test_a_process_that_cannot_be_replaced_stays(
+    tmp_path: Path, saving: str, vectors: Callable[..., SimulatorVector]
+) -> None:
     once = tmp_path / "once.sh"
-    once.write_text(f"#!/bin/sh\n[ -e {tmp_path}/there ] && {{ echo one licence >&2; exit 5; }}\ntouch {tmp_path}/there\nexec {saving}\n")
+    once.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/there ] && {{ echo one licence >&2; exit 5; }}\ntouch {tmp_path}/there\nexec {saving}\n"
+    )
     once.chmod(0o755)
     envs = vectors(str(once), 2, recycle=Recycle(episodes=2), length=5)
     envs.reset()
