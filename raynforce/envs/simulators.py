@@ -19,7 +19,7 @@ from raynforce.envs.faults import CUT, RECYCLED, EnvFault, count_break
 from raynforce.envs.lanes import BrokenLane, Lanes, ParallelVector
 from raynforce.envs.launching import Launched, is_simulator
 from raynforce.envs.rows import Rows
-from raynforce.envs.vector import NOT_AT_ALL, EnvArgs, Recycle, derive_seed, first_of_attempt
+from raynforce.envs.vector import NEVER, NOT_AT_ALL, EnvArgs, Recycle, derive_seed, first_of_attempt
 from raynforce.errors import EnvError, UsageError
 from raynforce.infos import NOTHING, Info
 from raynforce.memory import tree_bytes
@@ -111,7 +111,7 @@ class Simulators:
         attempt: int = 0,
         hang_seconds: float = math.inf,
         start_seconds: float = START_SECONDS,
-        recycle: Recycle = Recycle(),
+        recycle: Recycle = NEVER,
     ) -> None:
         self.count, self.hang_seconds, self._recycle = count, hang_seconds, recycle
         self._env, self._args = env, dict(args or {})
@@ -210,7 +210,7 @@ class Simulators:
             self._handle(link.poll(now))
         if self._old is not None and self._old.link is not None:
             self._handle(self._old.link.poll(now), self._old)
-        if self._recycle != Recycle() and self._next is self._old is None and self._link and now >= self._put_off:
+        if self._recycle != NEVER and self._next is self._old is None and self._link and now >= self._put_off:
             self._start_next(now)
         return []
 
@@ -276,7 +276,7 @@ class Simulators:
             asked = [i for i in range(self.count) if i not in self._making and i not in self._unreported]
         self._saving = set(asked)
         lanes = np.array(asked, np.intp)
-        for link, some in ((self._old and self._old.link, True), (self._link, False)):
+        for link, some in ((None if self._old is None else self._old.link, True), (self._link, False)):
             part = lanes[self._leaving[lanes] == some]
             if link is not None and link.session.asks and len(part):
                 link.send(link.session.snapshot(part, time.monotonic()))
@@ -297,7 +297,8 @@ class Simulators:
         left = [(i, state) for i, state in enumerate(states) if state is not None]
         try:
             while left:
-                some, size = [], 0
+                some: list[tuple[int, bytes]] = []
+                size = 0
                 while left and (not some or size + len(left[0][1]) <= MOST_STATE):
                     some.append(left.pop(0))
                     size += len(some[-1][1])

@@ -113,6 +113,9 @@ class Recycle(NamedTuple):
     bytes: int = 0
 
 
+NEVER = Recycle()
+
+
 @dataclass(frozen=True)
 class EnvArgs:
     env: str
@@ -121,7 +124,7 @@ class EnvArgs:
     args: dict[str, Any] = field(default_factory=dict)
     exact_resume: bool = True
     parallel: Parallel = "no"
-    recycle: Recycle = Recycle()
+    recycle: Recycle = NEVER
 
     def vector(self, sampler: int, **more: Any) -> VectorEnv:
         how = {"exact_resume": self.exact_resume, "parallel": self.parallel, "recycle": self.recycle, **more}
@@ -139,7 +142,7 @@ def make_vector(
     record: bool = True,
     parallel: Parallel = "no",
     hang_seconds: float = math.inf,
-    recycle: Recycle = Recycle(),
+    recycle: Recycle = NEVER,
 ) -> VectorEnv:
     """Make `num_envs` environments: the env's own vector implementation if it serves, otherwise a loop.
 

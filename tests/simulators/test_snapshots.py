@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -16,7 +18,7 @@ import pytest
 import raynforce
 from raynforce.envs.faults import CUT, RECYCLED
 from raynforce.envs.simulators import Simulators, SimulatorVector
-from raynforce.envs.vector import Recycle, Step, make_vector
+from raynforce.envs.vector import NEVER, Recycle, Step, make_vector
 from raynforce.memory import tree_bytes
 
 SMALL: dict[str, Any] = {
@@ -77,7 +79,7 @@ def saving(compiled: Callable[..., str]) -> str:
 def vectors() -> Iterator[Callable[..., SimulatorVector]]:
     made: list[SimulatorVector] = []
 
-    def make(env: str, envs: int = 3, seed: int = 1, recycle: Recycle = Recycle(), **args: Any) -> SimulatorVector:
+    def make(env: str, envs: int = 3, seed: int = 1, recycle: Recycle = NEVER, **args: Any) -> SimulatorVector:
         found = make_vector(env, args, envs, seed=seed, recycle=recycle)
         assert isinstance(found, SimulatorVector)
         made.append(found)
@@ -153,8 +155,6 @@ def test_a_python_simulator_can_be_saved(tmp_path: Path, vectors: Callable[..., 
 def test_a_state_that_does_not_come_back_begins_a_new_episode(
     saving: str, vectors: Callable[..., SimulatorVector], fault: str, words: str
 ) -> None:
-    import re
-
     envs = vectors(saving, 2)
     envs.reset()
     rng = np.random.default_rng(0)
@@ -201,15 +201,71 @@ def test_damaged_states_are_found_out(saving: str, vectors: Callable[..., Simula
     assert envs.restarted == [1]
 
 
+STEPS = 960
+
+
+@pytest.fixture(scope="module")
+def whole(cartpole: str, tmp_path_factory: pytest.TempPathFactory) -> raynforce.Result:
+    """A run that nothing interrupts."""
+    return trained(cartpole, tmp_path_factory.mktemp("runs") / "whole", runtime="inline").result
+
+
+def trained(env: str, out: Path, **how: Any) -> raynforce.Run:
+    given: dict[str, Any] = {"topology": "sync", "steps": STEPS, "settings": SMALL, "progress": "quiet"}
+    return raynforce.train(env, out=out, **(given | how))
+
+
 @pytest.mark.parametrize("runtime", ["inline", "process"])
-def test_a_run_that_is_stopped_and_resumed_ends_as_one_that_is_not(cartpole: str, tmp_path: Path, runtime: str) -> None:
-    how: dict[str, Any] = {"runtime": runtime, "topology": "sync", "settings": SMALL, "progress": "quiet"}
-    whole = raynforce.train(cartpole, steps=960, out=tmp_path / "whole", **how)
-    raynforce.train(cartpole, steps=480, out=tmp_path / "half", **how)
-    resumed = raynforce.resume(tmp_path / "half", steps=960, progress="quiet")
-    assert resumed.result.abandoned_episodes == 0
-    assert resumed.result.weights_sha256 == whole.result.weights_sha256
-    assert resumed.result.episodes == whole.result.episodes
+def test_a_run_that_is_stopped_and_resumed_ends_as_one_that_is_not(
+    cartpole: str, whole: raynforce.Result, tmp_path: Path, runtime: str
+) -> None:
+    trained(cartpole, tmp_path / "half", runtime=runtime, steps=STEPS // 2)
+    resumed = raynforce.resume(tmp_path / "half", steps=STEPS, progress="quiet").result
+    assert resumed.weights_sha256 == whole.weights_sha256
+    assert resumed.episodes == whole.episodes
+
+
+def test_without_exact_resume_nothing_is_saved(cartpole: str, whole: raynforce.Result, tmp_path: Path) -> None:
+    settings = SMALL | {"sampling.exact_resume": False}
+    trained(cartpole, tmp_path / "half", runtime="inline", steps=STEPS // 2, settings=settings)
+    resumed = raynforce.resume(tmp_path / "half", steps=STEPS, progress="quiet").result
+    assert resumed.weights_sha256 != whole.weights_sha256
+
+
+class KillsSampler(raynforce.Callback):
+    """Kills the process that has the simulator, after some rounds."""
+
+    def __init__(self, env: str, rounds: tuple[int, ...]) -> None:
+        self.env, self.rounds, self.round = env, rounds, 0
+
+    def on_round(self, status: raynforce.Status) -> None:
+        self.round += 1
+        if self.round in self.rounds:
+            found = [pid for pid in family(os.getpid()) if commands(pid) == [self.env]]
+            os.kill(int(Path(f"/proc/{found[0]}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+
+
+def family(pid: int) -> Iterator[int]:
+    yield pid
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from family(int(child))
+
+
+def commands(pid: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    return []
+
+
+@pytest.mark.slow
+def test_a_sampler_that_is_killed_comes_back_exactly(cartpole: str, whole: raynforce.Result, tmp_path: Path) -> None:
+    kills = KillsSampler(cartpole, (3, 7))
+    found = trained(cartpole, tmp_path / "run", runtime="process", callbacks=[kills]).result
+    assert found.restarts == 2
+    assert found.lost_steps == 0
+    assert found.weights_sha256 == whole.weights_sha256
 
 
 # -- recycle ----------------------------------------------------------------------------------------------
@@ -301,7 +357,8 @@ def test_a_process_that_cannot_be_replaced_stays(
 ) -> None:
     once = tmp_path / "once.sh"
     once.write_text(
-        f"#!/bin/sh\n[ -e {tmp_path}/there ] && {{ echo one licence >&2; exit 5; }}\ntouch {tmp_path}/there\nexec {saving}\n"
+        f"#!/bin/sh\n[ -e {tmp_path}/there ] && {{ echo one licence >&2; exit 5; }}\n"
+        f"touch {tmp_path}/there\nexec {saving}\n"
     )
     once.chmod(0o755)
     envs = vectors(str(once), 2, recycle=Recycle(episodes=2), length=5)
@@ -336,12 +393,12 @@ def test_lanes_at_their_own_pace_move_one_by_one(saving: str) -> None:
 
 
 @pytest.mark.parametrize("topology", ["sync", "central"])
-def test_a_run_whose_processes_are_replaced(cartpole: str, tmp_path: Path, topology: str) -> None:
-    settings = SMALL | {"sims.recycle_episodes": 20}
-    how: dict[str, Any] = {"runtime": "process", "topology": topology, "steps": 2400, "progress": "quiet"}
-    run = raynforce.train(cartpole, settings=settings, out=tmp_path / "run", **how)
-    assert run.result.recycled >= 1
-    assert (run.result.env_restarts, run.result.restarts, run.result.recycle_cuts) == (0, 0, 0)
+def test_a_run_whose_processes_are_replaced(
+    cartpole: str, whole: raynforce.Result, tmp_path: Path, topology: str
+) -> None:
+    settings = SMALL | {"sims.recycle_episodes": 10}
+    run = trained(cartpole, tmp_path / "run", runtime="inline", topology=topology, settings=settings).result
+    assert run.recycled >= 1
+    assert (run.env_restarts, run.restarts, run.recycle_cuts) == (0, 0, 0)
     if topology == "sync":
-        plain = raynforce.train(cartpole, settings=SMALL, out=tmp_path / "plain", **how)
-        assert run.result.weights_sha256 == plain.result.weights_sha256
+        assert run.weights_sha256 == whole.weights_sha256
