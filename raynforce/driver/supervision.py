@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from raynforce.envs.faults import CUT, RECYCLED
+from raynforce.envs.faults import CUT, KEPT, RECYCLED
 from raynforce.errors import EnvError
 from raynforce.runs.faults import FaultHistory, same_cause
 from raynforce.runs.repeats import Repeats
@@ -34,7 +34,7 @@ class Supervision:
     def env_faults(self, role: str, faults: Sequence[Mapping[str, Any]]) -> None:
         for facts in faults:
             role = f"host {facts['host']}" if "host" in facts else role
-            if facts["kind"] in (RECYCLED, CUT):
+            if facts["kind"] in (RECYCLED, KEPT, CUT):
                 self._recycled(role, facts)
                 continue
             self.env_restarts += 1
@@ -50,6 +50,9 @@ class Supervision:
         """As the settings say, and no fault: it is counted, and told now and then."""
         if facts["kind"] == CUT:
             self.recycle_cuts += 1
+            return
+        if facts["kind"] == KEPT:
+            self._say_if_due(f"{role}: {facts['cause']}; it stays", KEPT, role)
             return
         self.recycled += 1
         if self.recycled in MILESTONES:

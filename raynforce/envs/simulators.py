@@ -15,7 +15,7 @@ import numpy as np
 
 from raynforce.envs.cost import PASSES, STEPS, TRIAL_SECONDS, Cost
 from raynforce.envs.describe import bits
-from raynforce.envs.faults import CUT, RECYCLED, EnvFault, count_break
+from raynforce.envs.faults import CUT, KEPT, RECYCLED, EnvFault, count_break
 from raynforce.envs.lanes import BrokenLane, Lanes, ParallelVector
 from raynforce.envs.launching import Launched, is_simulator
 from raynforce.envs.rows import Rows
@@ -36,6 +36,8 @@ from raynforce.trees import Tree
 START_SECONDS = 60.0
 LOOK = 1.0
 """Seconds between two looks at who is silent."""
+LEAVE_SECONDS = 10.0
+"""That episodes have at least to end in a process that was replaced."""
 _DAY = 86_400_000  # milliseconds
 
 
@@ -389,7 +391,7 @@ class Simulators:
             rows.steps[over] = 0
             assert simulator is not None
             simulator.played += len(over)
-            if simulator is self._old:
+            if simulator is self._old and not self.saves:
                 lanes = self._move(lanes, over)
             elif 0 < self._recycle.episodes <= simulator.played:
                 self._look = 0.0
@@ -407,7 +409,10 @@ class Simulators:
             or 0 < 3600 * most.hours <= now - one.born
             or (most.bytes and tree_bytes(one.process.pid) >= most.bytes)
         ):
-            self._next = self._launched()
+            try:
+                self._next = self._launched()
+            except UsageError as error:  # its program is not there any more
+                self._keep(f"its process is due to be replaced, and {error}")
             self._watch()
 
     def _replace(self) -> list[np.ndarray]:
@@ -418,14 +423,14 @@ class Simulators:
             try:
                 link = self._next.connect()
             except EnvError as error:
-                self._keep(f"it is due to be replaced, and {error}")
+                self._keep(f"its process is due to be replaced, and {error}")
                 return done
             if link is None:
                 return done
             self._require_same(link)
             self._old, self._simulator, self._link, self._next = self._simulator, self._next, link, None
             self._leaving[:] = True
-            self._cut_at = now + (now - self._old.born)
+            self._cut_at = now + max(LEAVE_SECONDS, now - self._old.born)
             self._watch()
         if self._old is not None and (link := self._old.link) is not None:
             if link.wants_write:
@@ -448,7 +453,7 @@ class Simulators:
         assert self._simulator is not None
         now = time.monotonic()
         self._put_off = now + max(LOOK, now - self._simulator.born)
-        self._faults.append(EnvFault(self._env, self._args, "raised", None, None, 0, cause))
+        self._faults.append(EnvFault(self._env, self._args, KEPT, None, None, 0, cause))
         self._watch()
 
     def _leave_old(self) -> None:
@@ -589,7 +594,7 @@ class Simulators:
         old = simulator is self._old
         lanes = np.flatnonzero(self._leaving == old)
         if not len(lanes):
-            self._keep(f"it is due to be replaced, and the process for that did not last: {text}")
+            self._keep(f"its process is due to be replaced, and the next one did not last: {text}")
             return
         for lane in lanes.tolist():
             self._lose(lane, kind, text, alone=lane == lanes[0])

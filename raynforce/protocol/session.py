@@ -58,6 +58,7 @@ class Envs:
 
     # May be stepped; owes a result; must be reset first; broken for good; owes a snapshot. Odd ones cannot be reset.
     READY, BUSY, NEW, GONE, SAVING = 0, 1, 2, 3, 5
+    _STUCK = (BUSY, GONE, SAVING)
 
     def __init__(self, count: int, autoreset: str) -> None:
         self.autoreset = autoreset
@@ -88,8 +89,7 @@ class Envs:
 
     def begin(self, rows: np.ndarray, sequence: int, reset: bool) -> None:
         phase = self.phase[rows].tobytes()  # in bytes, such questions are answered at once
-        stuck = phase.count(self.BUSY) + phase.count(self.GONE) + phase.count(self.SAVING)
-        if stuck if reset else phase.count(self.READY) < len(phase):
+        if sum(map(phase.count, self._STUCK)) if reset else phase.count(self.READY) < len(phase):
             self._refuse(rows, "RESET" if reset else "STEP", bool(reset))
         self.phase[rows] = self.BUSY
         self.request[rows] = sequence

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import raynforce
-from raynforce.envs.faults import CUT, RECYCLED
+from raynforce.envs import simulators
+from raynforce.envs.faults import CUT, KEPT, RECYCLED
 from raynforce.envs.simulators import Simulators, SimulatorVector
 from raynforce.envs.vector import NEVER, Recycle, Step, make_vector
 from raynforce.memory import tree_bytes
@@ -297,6 +298,19 @@ def test_one_that_can_be_saved_is_replaced_without_a_trace(
     assert seen(found) == seen([acted(plain, rng) for _ in range(len(found))])
 
 
+def test_a_step_during_which_a_process_is_replaced_counts(saving: str, vectors: Callable[..., SimulatorVector]) -> None:
+    """Each step ends an episode, and there is always another process on its way."""
+    envs, plain = vectors(saving, recycle=Recycle(episodes=1), length=1), vectors(saving, length=1)
+    envs.reset(), plain.reset()
+    rng, faults, until = np.random.default_rng(0), [], time.monotonic() + 20
+    while len(faults) < 12:
+        actions = rng.uniform(-1, 1, (3, 2)).astype(np.float32)
+        assert seen([envs.step(actions)]) == seen([plain.step(actions)])
+        faults += envs.take_faults()
+        assert time.monotonic() < until
+    assert {one.kind for one in faults} == {RECYCLED}
+
+
 def test_others_are_replaced_where_their_episodes_end(odd: str, vectors: Callable[..., SimulatorVector]) -> None:
     envs = vectors(odd, recycle=Recycle(episodes=3), length=9)
     found = played(envs)
@@ -313,7 +327,10 @@ def test_others_are_replaced_where_their_episodes_end(odd: str, vectors: Callabl
     assert kinds == {RECYCLED}
 
 
-def test_episodes_that_take_too_long_are_cut(odd: str, vectors: Callable[..., SimulatorVector]) -> None:
+def test_episodes_that_take_too_long_are_cut(
+    odd: str, vectors: Callable[..., SimulatorVector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulators, "LEAVE_SECONDS", 0.1)
     envs = vectors(odd, 2, recycle=Recycle(hours=0.5 / 3600), length=10**9)
     found = played(envs)
     cut = [step.cut.tolist() for step in found if len(step.cut)]
@@ -349,7 +366,7 @@ def test_faults_while_a_process_is_replaced(odd: str, vectors: Callable[..., Sim
     cut = sum(len(step.cut) for step in steps)
     kinds = [one.kind for one in envs.take_faults()]
     assert (cut, kinds.count("died")) == ((2, 1) if which == "old" else (0, 0)), kinds
-    assert kinds.count("raised") == (which == "new")
+    assert kinds.count(KEPT) == (which == "new")
 
 
 def test_a_process_that_cannot_be_replaced_stays(
@@ -369,7 +386,7 @@ def test_a_process_that_cannot_be_replaced_stays(
         faults = envs.take_faults()
         assert time.monotonic() < until
     assert pids(envs) == first
-    assert "one licence" in faults[0].cause
+    assert (faults[0].kind, "one licence" in faults[0].cause) == (KEPT, True)
 
 
 def test_lanes_at_their_own_pace_move_one_by_one(saving: str) -> None:
