@@ -308,6 +308,7 @@ class Simulators:
                 while self._loading:
                     self.wait()
                     self.collect()
+                left = [(i, state) for i, state in left if i not in self._unloaded]  # its process may have ended
             lost = self._unloaded
         finally:
             self._unloaded = None
@@ -331,6 +332,8 @@ class Simulators:
             self._settle()
 
     def close(self) -> None:
+        if self._next is not None:
+            self._next.process.hush()  # it will say that nobody answers
         for one in (self._old, self._next, self._simulator):
             if one is not None:
                 one.close()
@@ -472,9 +475,7 @@ class Simulators:
             return
         late = lanes[self._leaving[lanes]]
         for lane in late.tolist():
-            text = (
-                "its episode was cut: its process is replaced (sims.recycle), and waited for its end for as long again"
-            )
+            text = "its episode was cut: it did not end in a process that is to be replaced (sims.recycle)"
             number, steps = self._first + lane, int(self.rows.steps[lane])
             seed = derive_seed(self._seed, self._sampler, number, int(self.episodes[lane]))
             fault = EnvFault(self._env, self._args, CUT, number, seed, steps, text)

@@ -41,13 +41,16 @@ struct Odd {
   std::string save() const {
     if (step_ == at && fault == "save") throw std::runtime_error("no disk");
     if (step_ == at && fault == "exit in save") std::exit(9);
-    return raynforce::pack(seed, step_, wheel);
+    if (step_ == at && fault == "huge") return std::string(65 << 20, 'x');
+    std::string state = raynforce::pack(seed, step_, wheel);
+    if (fault == "big") state.resize(40 << 20, 'x');
+    return state;
   }
 
   void load(const std::string& state, raynforce::Obs obs) {
     if (fault == "load") throw std::runtime_error("cannot go back");
     if (fault == "exit in load") std::exit(9);
-    raynforce::unpack(state, seed, step_, wheel);
+    raynforce::unpack(fault == "big" ? state.substr(0, sizeof seed + sizeof step_ + sizeof wheel) : state, seed, step_, wheel);
     if (fault == "forget") ++step_;
     write(obs);
   }

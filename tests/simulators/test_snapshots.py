@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -145,6 +146,54 @@ def test_a_python_simulator_can_be_saved(tmp_path: Path, vectors: Callable[..., 
     assert seen([other.step(np.array([1, 0])) for _ in range(20)]) == seen(expected)
 
 
+class Dice(gymnasium.Env[Any, Any]):
+    """Of gymnasium's interface: its random stream is saved for it."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    thrown = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.thrown = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.thrown += 1
+        return self.np_random.normal(size=1).astype(np.float32), 1.0, self.thrown == 7, False, {}
+
+    def save_state(self) -> dict[str, Any]:
+        return {"thrown": self.thrown}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self.thrown = tree["thrown"]
+
+
+def test_the_random_stream_of_gymnasium_is_saved(vectors: Callable[..., SimulatorVector]) -> None:
+    code = "import sys; sys.path[:0] = sys.argv[1:3]; import raynforce_sim, test_snapshots as t; "
+    code += "raynforce_sim.serve(t.Dice, [])"
+    paths = f"{ROOT / 'sdk' / 'python'} {Path(__file__).parent}"
+    envs = vectors(f"sim:{sys.executable} -c '{code}' {paths}", 2)
+    envs.reset()
+    for _ in range(3):
+        envs.step(np.array([0, 1]))
+    tree = envs.state()
+    expected = [envs.step(np.array([1, 0])) for _ in range(20)]
+    assert envs.load(tree) == []
+    assert seen([envs.step(np.array([1, 0])) for _ in range(20)]) == seen(expected)
+
+
+@pytest.mark.slow  # 240 MB
+def test_large_states_go_in_several_messages(saving: str, vectors: Callable[..., SimulatorVector]) -> None:
+    envs, rng = vectors(saving, fault="big"), np.random.default_rng(0)
+    envs.reset()
+    acted(envs, rng)
+    tree = envs.state()
+    assert (tree["sizes"] > 40 << 20).all()
+    assert envs.load(tree) == []
+    assert acted(envs, rng).obs["obs/speed"][:, 0].tolist() == [2, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -154,8 +203,9 @@ def test_a_python_simulator_can_be_saved(tmp_path: Path, vectors: Callable[..., 
     ],
 )
 def test_a_state_that_does_not_come_back_begins_a_new_episode(
-    saving: str, vectors: Callable[..., SimulatorVector], fault: str, words: str
+    saving: str, vectors: Callable[..., SimulatorVector], fault: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(simulators, "MOST_STATE", 1)  # so that each goes in a message of its own
     envs = vectors(saving, 2)
     envs.reset()
     rng = np.random.default_rng(0)
@@ -169,7 +219,7 @@ def test_a_state_that_does_not_come_back_begins_a_new_episode(
     assert acted(other, rng).valid.all()
 
 
-@pytest.mark.parametrize(("fault", "kind"), [("save", "raised"), ("exit in save", "died")])
+@pytest.mark.parametrize(("fault", "kind"), [("save", "raised"), ("huge", "raised"), ("exit in save", "died")])
 def test_one_that_cannot_be_saved_loses_its_episode(
     saving: str, vectors: Callable[..., SimulatorVector], fault: str, kind: str
 ) -> None:
@@ -387,6 +437,16 @@ def test_a_process_that_cannot_be_replaced_stays(
         assert time.monotonic() < until
     assert pids(envs) == first
     assert (faults[0].kind, "one licence" in faults[0].cause) == (KEPT, True)
+
+
+def test_one_that_is_on_its_way_is_not_left_behind(saving: str) -> None:
+    lanes = Simulators(saving, {}, 2, seed=1, recycle=Recycle(hours=1e-9))
+    lanes.overdue(time.monotonic())
+    assert lanes._next is not None
+    pid = lanes._next.process.pid
+    lanes.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_lanes_at_their_own_pace_move_one_by_one(saving: str) -> None:
