@@ -67,7 +67,7 @@ def test_a_new_project_builds_and_passes(tmp_path: Path, capsys: pytest.CaptureF
     build = next(line for line in capsys.readouterr().out.splitlines() if "g++" in line)
     subprocess.run(build, shell=True, check=True)
     program = build.split()[-1]
-    assert not any(why for *_, why in check(program, ["hello", "step", "equal-seeds", "close"]))
+    assert not any(why for *_, why in check(program, ["hello", "step", "equal-seeds", "close", "restored"]))
     assert main(["sim", "new", str(folder)]) == 2
     assert "is there already" in capsys.readouterr().err
     assert main(["sim", "check", "CartPole-v1"]) == 2

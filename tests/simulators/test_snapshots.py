@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 
 import raynforce
+from raynforce.cli.commands import _summary
 from raynforce.envs import simulators
 from raynforce.envs.faults import CUT, KEPT, RECYCLED
 from raynforce.envs.simulators import Simulators, SimulatorVector
 from raynforce.envs.vector import NEVER, Recycle, Step, make_vector
+from raynforce.errors import UsageError
 from raynforce.memory import tree_bytes
 
 SMALL: dict[str, Any] = {
@@ -473,9 +475,22 @@ def test_lanes_at_their_own_pace_move_one_by_one(saving: str) -> None:
 def test_a_run_whose_processes_are_replaced(
     cartpole: str, whole: raynforce.Result, tmp_path: Path, topology: str
 ) -> None:
-    settings = SMALL | {"sims.recycle_episodes": 10}
-    run = trained(cartpole, tmp_path / "run", runtime="inline", topology=topology, settings=settings).result
-    assert run.recycled >= 1
-    assert (run.env_restarts, run.restarts, run.recycle_cuts) == (0, 0, 0)
+    settings = SMALL | {"sims.recycle_episodes": 10, "log_every": 96}
+    run = trained(cartpole, tmp_path / "run", runtime="inline", topology=topology, settings=settings)
+    found = run.result
+    assert found.recycled >= 1
+    assert (found.env_restarts, found.restarts, found.recycle_cuts) == (0, 0, 0)
+    assert f"recycled: {found.recycled} simulator process" in "\n".join(_summary(run.config, found, "", 80))
+    assert '"health/recycled"' in (run.path / "metrics.jsonl").read_text()
     if topology == "sync":
-        assert run.weights_sha256 == whole.weights_sha256
+        assert found.weights_sha256 == whole.weights_sha256
+        resumed = raynforce.resume(run.path, steps=STEPS + 96, progress="quiet").result
+        assert resumed.recycled >= found.recycled, "the count goes on"
+
+
+def test_only_simulators_are_recycled(tmp_path: Path) -> None:
+    settings = {"sims.recycle_hours": 2}
+    with pytest.raises(
+        UsageError, match=r"sims\.recycle_hours = 2\.0 is for simulators, and env 'CartPole-v1' is none"
+    ):
+        raynforce.train("CartPole-v1", settings=settings, out=tmp_path / "run", progress="quiet")
