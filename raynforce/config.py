@@ -159,6 +159,19 @@ class CentralConfig:
 
 
 @dataclass(frozen=True)
+class SimsConfig:
+    """Simulators as environments: how long a process lasts."""
+
+    recycle_episodes: Annotated[int, Range(0, 1e12)] = 0
+    """A simulator process that has played so many episodes is replaced by a new one, for those that leak. Envs move to
+    it as they are if the simulator can save them, else when their episodes end; 0 is never."""
+    recycle_hours: Annotated[float, Range(0, 1e6)] = 0.0
+    """The same after so many hours."""
+    recycle_bytes: Annotated[int, Range(0, 1e15)] = 0
+    """The same once the process and its children have so many bytes in memory."""
+
+
+@dataclass(frozen=True)
 class ReplayConfig:
     """Where the replay buffer is, for algorithms that have one."""
 
@@ -265,6 +278,8 @@ class Config:
     """How batches are put together, and how old they may be."""
     central: CentralConfig = field(default_factory=CentralConfig)
     """One policy for all environments that are ready."""
+    sims: SimsConfig = field(default_factory=SimsConfig)
+    """Simulators as environments."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Where the replay buffer is."""
     faults: FaultsConfig = field(default_factory=FaultsConfig)

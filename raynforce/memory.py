@@ -17,6 +17,19 @@ def resident_bytes() -> int:
         return 0
 
 
+def tree_bytes(pid: int) -> int:
+    """What a process and all that it has started have in memory; 0 where that cannot be read."""
+    total, left = 0, [pid]
+    while left:
+        process = Path(f"/proc/{left.pop()}")
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            total += int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            for thread in (process / "task").iterdir():
+                with contextlib.suppress(OSError):  # it has ended
+                    left += map(int, (thread / "children").read_text().split())
+    return total
+
+
 def available_bytes() -> int | None:
     """Memory this process may still take: of the machine and of its container; None where neither can be read."""
     limits, group = [], Path("/sys/fs/cgroup")

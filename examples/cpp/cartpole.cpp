@@ -30,6 +30,13 @@ struct CartPole {
     return {1.0, fell, ++steps >= limit};
   }
 
+  std::string save() const { return raynforce::pack(x, speed, angle, spin, steps); }
+
+  void load(const std::string& state, raynforce::Obs obs) {
+    raynforce::unpack(state, x, speed, angle, spin, steps);
+    write(obs);
+  }
+
   void write(raynforce::Obs obs) const {
     obs[0] = static_cast<float>(x), obs[1] = static_cast<float>(speed);
     obs[2] = static_cast<float>(angle), obs[3] = static_cast<float>(spin);

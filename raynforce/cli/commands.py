@@ -192,6 +192,9 @@ def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterato
         late = "evaluating took longer than training on, or failed (--set eval.every=N spreads them)"
         told += f"environments failed in each, `{_me()} doctor` tells how" if failed else late
         yield from folded(told, most, further="  ")
+    if result.recycled:
+        cut = f", {result.recycle_cuts:,} episodes cut" if result.recycle_cuts else ""
+        yield f"recycled: {result.recycled:,} simulator process{'es' * (result.recycled != 1)}{cut}"
     if faulty:
         yield _faults(result)
     if time_block:

@@ -36,7 +36,7 @@ examples:
 SIM_EXAMPLES = """\
 examples:
   raynforce sim new my_sim                 a small project: it builds, passes the check and trains
-  raynforce sim check ./my_sim/my_sim      about 40 cases of the protocol, and its speed
+  raynforce sim check ./my_sim/my_sim      about 50 cases of the protocol, and its speed
   raynforce sim check "sim:python3 my_sim.py"
   raynforce sim keys keys                  a key for trainers, one for simulators: for ZMQ between machines
 """

@@ -375,6 +375,8 @@ class Driver:
             solved_at=status.solved_at and round(status.solved_at, 3),
             restarts=self._engine.pool.restarts,
             env_restarts=self._supervision.env_restarts,
+            recycled=self._supervision.recycled,
+            recycle_cuts=self._supervision.recycle_cuts,
             abandoned_episodes=self._tally.abandoned_episodes,
             redone_updates=self._supervision.redone_updates,
             dropped_steps=totals.dropped_steps,
@@ -424,6 +426,8 @@ class Driver:
             "redone_updates": self._supervision.redone_updates,
             "restarts": self._engine.pool.restarts,
             "env_restarts": self._supervision.env_restarts,
+            "recycled": self._supervision.recycled,
+            "recycle_cuts": self._supervision.recycle_cuts,
             "schedule": self._schedule.state(),
             "sinks": self._record.position(),
         }

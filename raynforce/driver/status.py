@@ -149,6 +149,8 @@ class Result:
     weights_sha256: str
     stopped: str
     env_restarts: int = 0  # environments that broke and were replaced
+    recycled: int = 0  # simulator processes that were replaced as `sims` says
+    recycle_cuts: int = 0  # episodes that were cut for that
     redone_updates: int = 0  # optimiser steps taken again because the learner had died; `updates` counts them once
     lost_steps: int = 0  # steps at most of fragments that were lost with a sampler and not redone
     abandoned_episodes: int = 0  # episodes in flight that resuming could not go on with

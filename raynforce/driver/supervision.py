@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from raynforce.envs.faults import CUT, KEPT, RECYCLED
 from raynforce.errors import EnvError
 from raynforce.runs.faults import FaultHistory, same_cause
 from raynforce.runs.repeats import Repeats
@@ -21,6 +22,8 @@ class Supervision:
         """`say` is for faults and their consequences, `note` for what else a user should know."""
         self.redone_updates = 0  # optimiser steps that were taken again because the learner had died
         self.env_restarts = 0  # environments that broke and were restarted
+        self.recycled = 0  # simulator processes that were replaced as `sims` says
+        self.recycle_cuts = 0  # episodes that were cut for that
         self.history: FaultHistory | None = None  # where faults are written, once the run has a directory
         self.steps = 0  # where the run is
         self.lost = 0  # steps that were lost with the fault that will be told next
@@ -30,8 +33,11 @@ class Supervision:
 
     def env_faults(self, role: str, faults: Sequence[Mapping[str, Any]]) -> None:
         for facts in faults:
-            self.env_restarts += 1
             role = f"host {facts['host']}" if "host" in facts else role
+            if facts["kind"] in (RECYCLED, KEPT, CUT):
+                self._recycled(role, facts)
+                continue
+            self.env_restarts += 1
             if self.env_restarts in MILESTONES:
                 so_far = f" ({self.env_restarts:,} so far)" if self.env_restarts > 1 else ""
                 cause = "the same again" if facts["cause"] == self._last_cause else facts["cause"]
@@ -39,6 +45,19 @@ class Supervision:
                 self.say(f"{role}: {cause}; environment restarted{so_far}")
             if self.history is not None:
                 self.history.env_fault(role, facts, self.steps)
+
+    def _recycled(self, role: str, facts: Mapping[str, Any]) -> None:
+        """As the settings say, and no fault: it is counted, and told now and then."""
+        if facts["kind"] == CUT:
+            self.recycle_cuts += 1
+            return
+        if facts["kind"] == KEPT:
+            self._say_if_due(f"{role}: {facts['cause']}; it stays", KEPT, role)
+            return
+        self.recycled += 1
+        if self.recycled in MILESTONES:
+            so_far = f" ({self.recycled:,} so far)" if self.recycled > 1 else ""
+            self.note(f"{role}: {facts['cause']}{so_far}")
 
     def fault(self, fault: Fault, member: Member) -> None:
         error, lost, self.lost = fault.error, self.lost, 0
@@ -95,7 +114,10 @@ class Supervision:
     def load(self, counts: Tree) -> None:
         self.redone_updates = counts["redone_updates"]
         self.env_restarts = counts["env_restarts"]
+        self.recycled, self.recycle_cuts = counts.get("recycled", 0), counts.get("recycle_cuts", 0)
 
     def metrics(self, pool: Pool) -> dict[str, float]:
         counts = {"restarts": pool.restarts, "env_restarts": self.env_restarts, "redone_updates": self.redone_updates}
+        if self.recycled:
+            counts |= {"recycled": self.recycled, "recycle_cuts": self.recycle_cuts}
         return {f"health/{name}": float(count) for name, count in counts.items()}

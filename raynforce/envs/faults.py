@@ -14,6 +14,9 @@ from raynforce.errors import EnvError
 BREAKS_IN_A_ROW = 3  # how often an env may be made again with no more than `STEPS_BETWEEN` steps in between
 STEPS_BETWEEN = 10
 TRACE_LENGTH = 4000
+# Kinds of what is told of simulator processes that are replaced as `sims` says, and is no fault: that one was replaced,
+# that it could not be and stays, and that an episode was cut for it.
+RECYCLED, KEPT, CUT = "recycled", "kept", "cut"
 MOST_BYTES = 1 << 20  # of an episode's actions that are kept: 131,072 steps of one integer
 
 

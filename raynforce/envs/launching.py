@@ -47,7 +47,7 @@ def command(env: str) -> list[str]:
             raise UsageError(f"env {env!r}: there is no file {program}; build the simulator, or correct the path")
         if path.is_dir() or not os.access(path, os.X_OK):
             raise UsageError(f"env {env!r}: {program} cannot be executed; give a program (chmod +x)")
-        program = str(path.resolve())
+        program = str(path.absolute())  # not resolved: a link tells a Python its virtual environment
     elif shutil.which(program) is None:
         raise UsageError(f"env {env!r}: there is no program {program} on the PATH")
     return [program, *words[1:]]
@@ -108,6 +108,10 @@ class Launched:
         """What it said last, to follow a sentence."""
         lines = [line for line in self._last if line]
         return f"; it said: {' | '.join(lines)[-2000:]}" if lines else "; it said nothing on stderr"
+
+    def hush(self) -> None:
+        """Show no more of its lines."""
+        self._echo = False
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

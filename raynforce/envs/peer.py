@@ -16,9 +16,9 @@ from raynforce.envs.addresses import LAUNCH, Where, addresses, find_key, is_remo
 from raynforce.envs.launching import Launched
 from raynforce.envs.simulators import random_actions
 from raynforce.errors import UsageError
-from raynforce.protocol.codec import ENDED, RESET, SEEDS, Codec
+from raynforce.protocol.codec import ENDED, RESET, SEEDS, Codec, join_states, split_states
 from raynforce.protocol.frame import HEADER, MOST_ENVS, Message, ProtocolError, Type
-from raynforce.protocol.handshake import Deadlines, Hello, Welcome
+from raynforce.protocol.handshake import CAPABILITIES, Deadlines, Hello, Welcome
 from raynforce.protocol.spaces import DTYPES, misfits
 
 SESSION = 0x1122334455667788
@@ -45,7 +45,7 @@ class Peer:
         else:
             self.token, self.launch = secrets.token_bytes(32), secrets.token_hex(8)
             self.socket = self._launched()
-        takes = (Type.HELLO, Type.RESULT, Type.LOG, Type.ERROR, Type.PING, Type.PONG, Type.CLOSE)
+        takes = Type.HELLO, Type.RESULT, Type.SNAPSHOT, Type.LOG, Type.ERROR, Type.PING, Type.PONG, Type.CLOSE
         self.codec = Codec(takes, envs if self.process else MOST_ENVS)
         self.sequence = 0
         self.hello: Hello | None = None
@@ -149,7 +149,7 @@ class Peer:
         """Take it in, with whatever it can do but shared memory."""
         hello = self.greeted()
         self.autoreset = autoreset or next(m for m in ("same_step", "explicit", "next_step") if m in hello.autoreset)
-        self.capabilities = tuple(c for c in hello.capabilities if c in ("episodes", "timing", "info"))
+        self.capabilities = tuple(c for c in hello.capabilities if c in CAPABILITIES)
         self.seeds = np.arange(100, 100 + hello.envs, dtype=np.uint64)
         answer = Welcome(
             SESSION,
@@ -182,6 +182,25 @@ class Peer:
         assert self.hello is not None
         given = self.actions(len(envs)) if actions is None else actions
         return self.message(Type.STEP, envs, given.astype(DTYPES[self.hello.spaces.action.dtype]), **how)
+
+    def snapshot(self, envs: Sequence[int], **how: Any) -> Message:
+        return self.message(Type.SNAPSHOT, envs, **how)
+
+    def restore(self, envs: Sequence[int], states: Sequence[bytes], **how: Any) -> Message:
+        return self.message(Type.RESTORE, envs, *join_states(states), **how)
+
+    def states(self, message: Message) -> list[bytes]:
+        """Send a SNAPSHOT, and the states that answer it, in its order."""
+        self.send(message.to_bytes())
+        envs: list[int] = message.buffers[0].tolist()
+        found: dict[int, bytes] = {}
+        while len(found) < len(envs):
+            ids, requests, sizes, states = self.next(Type.SNAPSHOT).buffers
+            for env, request, state in zip(ids.tolist(), requests.tolist(), split_states(sizes, states), strict=True):
+                if env in found or env not in envs or request != message.sequence:
+                    raise Failed(f"env {env} has told its state twice, or was not asked, or for request {request}")
+                found[env] = state
+        return [found[env] for env in envs]
 
     def actions(self, count: int) -> np.ndarray:
         assert self.hello is not None

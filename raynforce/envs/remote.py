@@ -20,7 +20,7 @@ from raynforce.envs.vector import derive_seed
 from raynforce.errors import EnvError, UsageError, summary
 from raynforce.protocol.channel import MOST_WAITING, Address, Link
 from raynforce.protocol.handshake import Offer, prove
-from raynforce.protocol.policy_session import Broken, Overdue, PolicySession, Results
+from raynforce.protocol.policy_session import Broken, Overdue, PolicySession, Results, Snapshots
 from raynforce.protocol.session import Ended
 from raynforce.protocol.spaces import Spaces
 from raynforce.protocol.wire import SocketWire
@@ -183,6 +183,33 @@ class RemoteSimulators(Simulators):
             self._begin(there)
         self._settle()
 
+    def states(self) -> list[bytes | None]:
+        self._saved, now = {}, time.monotonic()
+        asked = [i for i in range(self.count) if i not in self._making and i not in self._unreported]
+        lanes = np.array(asked, np.intp)
+        for number, peer in enumerate(self._peers):
+            mine = lanes[self._owner[lanes] == number]
+            if len(mine) and peer.session.saves and not peer.session.ended:
+                self._saving |= set(mine.tolist())
+                peer.link.send(peer.session.snapshot(self._env_of[mine], now))
+                self._watch_peer(peer)
+        while self._saving:
+            self.wait()
+            self.collect()
+        return [self._saved.pop(lane, None) for lane in range(self.count)]
+
+    def _load(self, states: Sequence[tuple[int, bytes]]) -> None:
+        for number, peer in enumerate(self._peers):
+            mine = [(lane, state) for lane, state in states if self._owner[lane] == number]
+            if mine and peer.session.saves and not peer.session.ended:
+                lanes = np.array([lane for lane, _ in mine])
+                self._loading |= set(lanes.tolist())
+                bytes_ = [state for _, state in mine]
+                peer.link.send(peer.session.restore(self._env_of[lanes], bytes_, time.monotonic()))
+                self._watch_peer(peer)
+            elif mine and self._unloaded is not None:
+                self._unloaded |= {lane: f"{peer.name} cannot load it" for lane, _ in mine}
+
     def close(self) -> None:
         for peer in (*self._peers, *([self._asking] if self._asking else [])):
             peer.close()
@@ -215,18 +242,18 @@ class RemoteSimulators(Simulators):
                 lanes = peer.lanes[event.envs]
                 info = {int(peer.lanes[env]): told for env, told in event.info.items()} if event.info else event.info
                 found.append(event._replace(envs=lanes, info=info))
-            elif isinstance(event, Broken):
+            elif isinstance(event, Broken | Snapshots):
                 found.append(event._replace(envs=peer.lanes[event.envs]))
             elif isinstance(event, Overdue | Ended):
                 lost = event
                 break
         done = self._handle(found)
         if isinstance(lost, Overdue):
-            self._drop(peer, "hung", f"it did not come back within {self.hang_seconds:g} s")
+            self._lose_peer(peer, "hung", f"it did not come back within {self.hang_seconds:g} s")
         elif lost is not None and lost.code == "lost":
             self._suspend(peer)
         elif lost is not None:
-            self._drop(peer, "died", f"it has left: {lost.reason}" if lost.reason else "it has left")
+            self._lose_peer(peer, "died", f"it has left: {lost.reason}" if lost.reason else "it has left")
         return done
 
     @property
@@ -238,11 +265,11 @@ class RemoteSimulators(Simulators):
         try:
             peer.suspend(time.monotonic())
         except EnvError as error:
-            self._drop(peer, "died", str(error))
+            self._lose_peer(peer, "died", str(error))
             return
         self._watch_peer(peer)
 
-    def _drop(self, peer: Peer, kind: str, text: str) -> None:
+    def _lose_peer(self, peer: Peer, kind: str, text: str) -> None:
         """It is gone: its lanes wait for another one."""
         text = f"{peer.name}: {text}"
         number = self._peers.index(peer)
@@ -276,10 +303,10 @@ class RemoteSimulators(Simulators):
             try:
                 back = peer.joined(now)
             except EnvError as error:
-                self._drop(peer, "died", f"its link was lost, and it did not come back: {error}")
+                self._lose_peer(peer, "died", f"its link was lost, and it did not come back: {error}")
                 continue
             if not back and now - peer.since > self.link_seconds:
-                self._drop(peer, "died", f"its link was lost for {self.link_seconds:g} s")
+                self._lose_peer(peer, "died", f"its link was lost for {self.link_seconds:g} s")
         if self._asking is not None:
             try:
                 joined = self._asking.joined(now)

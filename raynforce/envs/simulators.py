@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import select
 import time
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,16 +17,19 @@ import numpy as np
 from raynforce.doorbell import Doorbell
 from raynforce.envs.addresses import is_remote
 from raynforce.envs.cost import PASSES, STEPS, TRIAL_SECONDS, Cost
-from raynforce.envs.faults import EnvFault, count_break
+from raynforce.envs.describe import bits
+from raynforce.envs.faults import CUT, KEPT, RECYCLED, EnvFault, count_break
 from raynforce.envs.lanes import BrokenLane, Lanes, ParallelVector
 from raynforce.envs.launching import Launched, is_simulator
 from raynforce.envs.rows import Rows
-from raynforce.envs.vector import EnvArgs, derive_seed, first_of_attempt
+from raynforce.envs.vector import NEVER, NOT_AT_ALL, EnvArgs, Recycle, derive_seed, first_of_attempt
 from raynforce.errors import EnvError, UsageError
 from raynforce.infos import NOTHING, Info
+from raynforce.memory import tree_bytes
 from raynforce.protocol.channel import Link, Listener
+from raynforce.protocol.frame import MOST_STATE
 from raynforce.protocol.handshake import Deadlines, Offer
-from raynforce.protocol.policy_session import Broken, Overdue, Results
+from raynforce.protocol.policy_session import Broken, Overdue, Results, Snapshots
 from raynforce.protocol.session import Ended
 from raynforce.protocol.shared import SharedObs
 from raynforce.protocol.spaces import Spaces
@@ -34,6 +39,8 @@ from raynforce.trees import Tree
 START_SECONDS = 60.0
 LOOK = 1.0
 """Seconds between two looks at who is silent."""
+LEAVE_SECONDS = 10.0
+"""That episodes have at least to end in a process that was replaced."""
 _DAY = 86_400_000  # milliseconds
 
 
@@ -42,7 +49,9 @@ class Simulator:
 
     def __init__(self, env: str, envs: int, offer: Offer, seconds: float) -> None:
         """It has so many `seconds` to connect."""
-        self._seconds, self._until = seconds, time.monotonic() + seconds
+        self._seconds, self.born = seconds, time.monotonic()
+        self._until = self.born + seconds
+        self.played = 0  # episodes that have ended in it
         self.link: Link | None = None  # once it has connected
         self._listener = Listener("unix", offer)
         address = self._listener.address
@@ -85,10 +94,14 @@ class Simulators:
 
     An env that breaks is reset by the simulator, a process that ends or hangs is started again; both begin new
     episodes, and `collect` tells of them as `Broken`. Other lanes go on. Lane i has the number `first` + i in seeds.
+
+    A process that is due to `recycle` is replaced: once another has connected, lanes leave the old one, when they are
+    next asked to step if they can be saved, else when their episodes end; those that take too long are cut.
     """
 
     note = ""
     way_back = "as new episodes: the simulator cannot save them"
+    saves = False  # whether lanes can be saved and loaded
     _memory: SharedObs | None = None  # that observations are in, if the simulator can
 
     def __init__(
@@ -103,8 +116,9 @@ class Simulators:
         attempt: int = 0,
         hang_seconds: float = math.inf,
         start_seconds: float = START_SECONDS,
+        recycle: Recycle = NEVER,
     ) -> None:
-        self.count, self.hang_seconds = count, hang_seconds
+        self.count, self.hang_seconds, self._recycle = count, hang_seconds, recycle
         self._env, self._args = env, dict(args or {})
         self._seed, self._sampler, self._first = seed, sampler, first
         self._start_seconds = start_seconds
@@ -122,13 +136,26 @@ class Simulators:
         """`[N]` which of its episodes each lane's random stream began with."""
         self._simulator: Simulator | None = None
         self._link: Link | None = None  # to its process, once that has connected
-        self._watched = -1
+        self._watched: dict[int, int] = {}  # what the poll watches sockets for
+        self._saving: set[int] = set()  # lanes that `states` waits for
+        self._saved: dict[int, bytes] = {}  # what came
+        self._loading: set[int] = set()  # lanes that are to go on from a saved state
+        self._unloaded: dict[int, str] | None = None  # during `load_states`: why lanes could not
+        self._next: Simulator | None = None  # that is to replace the process, until it has connected
+        self._old: Simulator | None = None  # the process that was replaced, while it has lanes
+        self._leaving = np.zeros(count, np.bool_)  # lanes that it has
+        self._held: dict[int, np.ndarray] = {}  # actions of lanes that are on their way from it
+        self._states: dict[int, bytes] = {}  # of such lanes, while there is nobody to load them
+        self._moving: set[int] = set()  # lanes that have stepped in it, and wait for a first observation elsewhere
+        self._cut_at = self._put_off = 0.0  # when lanes leave it in any case; before, no other is started
         try:
             self._start()
             while (link := self._joined()) is None:
                 self.wait()
             hello = link.session.hello
             self.spec = EnvSpec(env, hello.spaces.obs, hello.spaces.action, self._args)
+            if link.session.saves:
+                self.saves, self.way_back = True, "through the simulator's own snapshots"
             rows = self.rows = Rows(self.spec, count)
             if self._memory is not None:
                 rows.obs, rows.final = self._memory.obs, self._memory.final
@@ -151,10 +178,16 @@ class Simulators:
     def step(self, lanes: np.ndarray, actions: np.ndarray) -> None:
         """Have these lanes step, `[K]`, with these actions, `[K, ...]`, ready for the environment. Returns at once."""
         now = time.monotonic()
+        if self._old is not None:
+            self._let_go(lanes, now)
         lanes, actions = self._able(lanes, actions, now)
+        if self._old is not None and (leaving := self._leaving[lanes]).any():
+            self._step_old(lanes[leaving], actions[leaving], now)
+            lanes, actions = lanes[~leaving], actions[~leaving]
         if len(lanes) and self._link is not None and self._link.session.asks:
             self._link.send(self._link.session.step(lanes, actions, now))
-            self._watch()
+            if self._link.wants_write:
+                self._watch()
 
     def _able(self, lanes: np.ndarray, actions: np.ndarray, now: float) -> tuple[np.ndarray, np.ndarray]:
         """Those of the lanes that can step; `collect` tells of the others."""
@@ -178,6 +211,8 @@ class Simulators:
             done = self._handle(link.receive(now))
             if now >= self._look:
                 self.overdue(now)
+        if self._old is not None or self._next is not None:
+            done += self._replace()
         broken = self._replacements() if self._unreported else []
         if len(done) == 1:
             return done[0], broken
@@ -188,6 +223,10 @@ class Simulators:
         self._look = now + min(LOOK, self.hang_seconds / 4)
         if (link := self._joined()) is not None:
             self._handle(link.poll(now))
+        if self._old is not None and self._old.link is not None:
+            self._handle(self._old.link.poll(now), self._old)
+        if self._recycle != NEVER and self._next is self._old is None and self._link and now >= self._put_off:
+            self._start_next(now)
         return []
 
     def wait(self, seconds: float | None = None) -> None:
@@ -240,14 +279,78 @@ class Simulators:
     def begin_at(self, episodes: np.ndarray) -> None:
         """Begin these episodes, `[N]` by lane, while all are idle."""
         self.episodes[:] = episodes
+        self._leave_old()
         if self._link is not None:
             self._begin(np.arange(self.count))
         self._settle()
 
+    def states(self) -> list[bytes | None]:
+        """What each lane goes on from, while all are idle; None where that cannot be had, or a new episode begins."""
+        self._saved, asked = {}, []
+        if self.saves:
+            asked = [i for i in range(self.count) if i not in self._making and i not in self._unreported]
+        self._saving = set(asked)
+        lanes = np.array(asked, np.intp)
+        for link, some in ((None if self._old is None else self._old.link, True), (self._link, False)):
+            part = lanes[self._leaving[lanes] == some]
+            if link is not None and link.session.asks and len(part):
+                link.send(link.session.snapshot(part, time.monotonic()))
+            else:
+                self._saving -= set(part.tolist())
+        self._watch()
+        while self._saving:
+            self.wait()
+            self.collect()
+        return [self._saved.pop(lane, None) for lane in range(self.count)]
+
+    def load_states(self, states: Sequence[bytes | None], episodes: np.ndarray, steps: np.ndarray) -> dict[int, str]:
+        """Go on from saved states, while all are idle; lanes that cannot begin new episodes, and why."""
+        self._leave_old()
+        self._settle()
+        self.episodes[:] = episodes
+        self._unloaded = {i: "it was not saved" for i, state in enumerate(states) if state is None}
+        left = [(i, state) for i, state in enumerate(states) if state is not None]
+        try:
+            while left:
+                some: list[tuple[int, bytes]] = []
+                size = 0
+                while left and (not some or size + len(left[0][1]) <= MOST_STATE):
+                    some.append(left.pop(0))
+                    size += len(some[-1][1])
+                self._load(some)
+                while self._loading:
+                    self.wait()
+                    self.collect()
+                left = [(i, state) for i, state in left if i not in self._unloaded]  # its process may have ended
+            lost = self._unloaded
+        finally:
+            self._unloaded = None
+        self._settle()
+        self.rows.steps[:] = steps
+        self.begin_anew(list(lost))
+        return lost
+
+    def breaks(self) -> dict[str, np.ndarray]:
+        """How often lanes have broken in a row, and how long ago."""
+        return {"breaks": self._breaks.copy(), "unbroken": self._stepped.copy()}
+
+    def load_breaks(self, tree: Tree) -> None:
+        self._breaks[:], self._stepped[:] = tree["breaks"], tree["unbroken"]
+
+    def begin_anew(self, lanes: Sequence[int]) -> None:
+        """The next episode in these lanes, while all are idle."""
+        if lanes:
+            self.episodes[lanes] += 1
+            self._begin(np.array(lanes))
+            self._settle()
+
     def close(self) -> None:
-        if self._simulator is not None:
-            self._simulator.close()
-            self._simulator = self._link = None
+        if self._next is not None:
+            self._next.process.hush()  # it will say that nobody answers
+        for one in (self._old, self._next, self._simulator):
+            if one is not None:
+                one.close()
+        self._simulator = self._link = self._old = self._next = None
         if self._memory is not None:
             self._memory.close()
         self._poll.close()
@@ -257,12 +360,13 @@ class Simulators:
 
     def _begin(self, lanes: np.ndarray) -> None:
         """New episodes in these lanes, whose random streams begin with seeds of their own."""
-        assert self._link is not None
+        if not len(lanes):
+            return
         keys = [(self._sampler, self._first + lane, int(self.episodes[lane])) for lane in lanes.tolist()]
         seeds = np.array([derive_seed(self._seed, *key) for key in keys], np.uint64)
         self.rows.steps[lanes] = 0
         self._making |= set(lanes.tolist())
-        if self._link.session.asks:
+        if self._link is not None and self._link.session.asks:
             self._link.send(self._link.session.reset(lanes, time.monotonic(), seeds))
 
     def _settle(self) -> None:
@@ -272,8 +376,13 @@ class Simulators:
             self.collect()
         self._unreported.clear()  # nothing was asked of them
 
-    def _take(self, results: Results) -> np.ndarray:
+    def _take(self, results: Results, simulator: Simulator | None) -> np.ndarray:
         """Write results into the rows; the lanes that have stepped."""
+        arrived: list[int] = []
+        if self._moving:
+            here = np.array([lane in self._moving for lane in results.envs.tolist()], np.bool_) & ~results.valid
+            if here.any():
+                arrived, results = self._arrive(results.some(here)), results.some(~here)
         lanes, rows = results.envs, self.rows
         for path, column in results.obs.items() if self._memory is None else ():
             rows.obs[path][lanes] = column
@@ -286,35 +395,206 @@ class Simulators:
             for path, column in results.final_obs.items() if self._memory is None else ():
                 rows.final[path][over] = column
             self._info.update(results.info)
-        if self._making:
-            self._making -= set(lanes[~results.valid].tolist())
+        if self._making or self._loading:
+            first = lanes[~results.valid].tolist()
+            self._making.difference_update(first)
+            loaded = [lane for lane in first if lane in self._loading]
+            self._loading.difference_update(loaded)
             lanes = lanes[results.valid]
+            self._go_on([lane for lane in loaded if lane in self._held])
         rows.steps[lanes] += 1
         self._stepped[lanes] += 1
-        self._since[lanes] = math.inf
         if len(results.ended):
             rows.steps[over] = 0
+            if simulator is not None:  # one that others started is not ours to replace
+                lanes = self._count_played(simulator, lanes, over)
+        self._since[lanes] = math.inf
+        return np.concatenate([lanes, np.array(arrived, lanes.dtype)]) if arrived else lanes
+
+    def _count_played(self, simulator: Simulator, lanes: np.ndarray, over: np.ndarray) -> np.ndarray:
+        """Episodes have ended in these lanes; `lanes` without those that go to another process for the next one."""
+        simulator.played += len(over)
+        if simulator is self._old and not self.saves:
+            return self._move(lanes, over)
+        if 0 < self._recycle.episodes <= simulator.played:
+            self._look = 0.0
         return lanes
+
+    # -- one process after another ------------------------------------------------------------------------
+
+    def _start_next(self, now: float) -> None:
+        """Start another process if this one is due to be replaced."""
+        assert self._simulator is not None
+        one, most = self._simulator, self._recycle
+        if (
+            0 < most.episodes <= one.played
+            or 0 < 3600 * most.hours <= now - one.born
+            or (most.bytes and tree_bytes(one.process.pid) >= most.bytes)
+        ):
+            try:
+                self._next = self._launched()
+            except UsageError as error:  # its program is not there any more
+                self._keep(f"its process is due to be replaced, and {error}")
+            self._watch()
+
+    def _replace(self) -> list[np.ndarray]:
+        """Look after the process that is to come and the one that is to go; lanes that have stepped in that."""
+        done: list[np.ndarray] = []
+        now = time.monotonic()
+        if self._next is not None and self._simulator is not None:
+            try:
+                link = self._next.connect()
+            except EnvError as error:
+                self._keep(f"its process is due to be replaced, and {error}")
+                return done
+            if link is None:
+                return done
+            self._require_same(link)
+            self._old, self._simulator, self._link, self._next = self._simulator, self._next, link, None
+            self._leaving[:] = True
+            self._cut_at = now + max(LEAVE_SECONDS, now - self._old.born)
+            self._watch()
+        if self._old is not None and (link := self._old.link) is not None:
+            if link.wants_write:
+                link.flush()
+                self._watch()
+            done = self._handle(link.receive(now), self._old)
+        if self._old is not None and not self._leaving.any():
+            self._leave_old()
+        return done
+
+    def _keep(self, cause: str) -> None:
+        """The process that was to replace another is no good: it is tried again after a while."""
+        for one in (self._next, self._simulator if self._old is not None else None):
+            if one is not None:
+                self._drop(one)
+        if self._old is not None:
+            self._simulator, self._link, self._old = self._old, self._old.link, None
+            self._leaving[:] = False
+        self._next = None
+        assert self._simulator is not None
+        now = time.monotonic()
+        self._put_off = now + max(LOOK, now - self._simulator.born)
+        self._faults.append(EnvFault(self._env, self._args, KEPT, None, None, 0, cause))
+        self._watch()
+
+    def _leave_old(self) -> None:
+        """Nothing more is asked of the process that was replaced."""
+        if self._old is not None:
+            old, self._old = self._old, None
+            self._leaving[:] = False
+            told = f"its process was replaced after {old.played:,} episodes and {time.monotonic() - old.born:.0f} s"
+            self._faults.append(EnvFault(self._env, self._args, RECYCLED, None, None, 0, told))
+            self._drop(old)
+            self._watch()
+
+    def _let_go(self, lanes: np.ndarray, now: float) -> None:
+        """Cut the episodes that keep lanes in the process that was replaced for too long."""
+        if self.saves or now < self._cut_at:
+            return
+        late = lanes[self._leaving[lanes]]
+        for lane in late.tolist():
+            text = "its episode was cut: it did not end in a process that is to be replaced (sims.recycle)"
+            number, steps = self._first + lane, int(self.rows.steps[lane])
+            seed = derive_seed(self._seed, self._sampler, number, int(self.episodes[lane]))
+            fault = EnvFault(self._env, self._args, CUT, number, seed, steps, text)
+            self._faults.append(fault)
+            self._unreported.setdefault(lane, BrokenLane(lane, CUT, text, fault.facts()))
+        self._leaving[late] = False
+        self.episodes[late] += 1
+        self._begin(late)
+
+    def _step_old(self, lanes: np.ndarray, actions: np.ndarray, now: float) -> None:
+        """Step lanes of the process that was replaced; if they can be saved, they leave it first."""
+        assert self._old is not None
+        link = self._old.link
+        if link is None or not link.session.asks:
+            return  # it has ended, which `collect` will see
+        if self.saves:
+            self._held.update(zip(lanes.tolist(), actions.copy(), strict=True))
+            link.send(link.session.snapshot(lanes, now))
+        else:
+            link.send(link.session.step(lanes, actions, now))
+        if link.wants_write:
+            self._watch()
+
+    def _move(self, lanes: np.ndarray, over: np.ndarray) -> np.ndarray:
+        """Lanes whose episodes have ended begin the next one in the new process; those that are done already."""
+        self._leaving[over] = False
+        self._moving.update(over.tolist())
+        self.episodes[over] += 1
+        self._begin(over)
+        return lanes[~np.isin(lanes, over)]
+
+    def _arrive(self, results: Results) -> list[int]:
+        """First observations after `_move`: these lanes are done with the step that ended their last episodes."""
+        lanes = results.envs
+        for path, column in results.obs.items() if self._memory is None else ():
+            self.rows.obs[path][lanes] = column
+        self._since[lanes] = math.inf
+        arrived: list[int] = lanes.tolist()
+        self._making.difference_update(arrived)
+        self._moving.difference_update(arrived)
+        return arrived
+
+    def _states_came(self, event: Snapshots) -> None:
+        found = dict(zip(event.envs.tolist(), event.states, strict=True))
+        for lane in self._saving & found.keys():
+            self._saved[lane] = found.pop(lane)
+            self._saving.discard(lane)
+        if moving := [(lane, state) for lane, state in found.items() if lane in self._held]:
+            self._leaving[[lane for lane, _ in moving]] = False
+            self._load(moving)
+
+    def _load(self, states: Sequence[tuple[int, bytes]]) -> None:
+        """Have lanes go on from these states, as soon as there is a process."""
+        self._loading |= {lane for lane, _ in states}
+        if self._link is None or not self._link.session.asks:
+            self._states.update(states)
+            return
+        lanes = np.array([lane for lane, _ in states])
+        self._link.send(self._link.session.restore(lanes, [state for _, state in states], time.monotonic()))
+        self._watch()
+
+    def _go_on(self, lanes: Sequence[int]) -> None:
+        """Step lanes that have moved."""
+        if lanes and self._link is not None and self._link.session.asks:
+            actions = np.stack([self._held.pop(lane) for lane in lanes])
+            self._link.send(self._link.session.step(np.array(lanes), actions, time.monotonic()))
+            self._watch()
 
     # -- faults -------------------------------------------------------------------------------------------
 
-    def _handle(self, events: Sequence[Any]) -> list[np.ndarray]:
-        """Act on what the simulator says; the lanes that have stepped."""
+    def _handle(self, events: Sequence[Any], simulator: Simulator | None = None) -> list[np.ndarray]:
+        """Act on what a simulator says, the present one if none is named; the lanes that have stepped."""
         done = []
+        simulator = simulator or self._simulator
         for event in events:
             if isinstance(event, Results):
-                done.append(self._take(event))
+                done.append(self._take(event, simulator))
+            elif isinstance(event, Snapshots):
+                self._states_came(event)
             elif isinstance(event, Broken):
-                for lane in event.envs.tolist():
-                    self._lose(lane, "garbage" if event.code == "value" else "raised", event.text)
-                self._begin(event.envs)
+                self._broke(event)
             elif isinstance(event, Overdue):
-                self._restart("hung", f"it did not come back within {self.hang_seconds:g} s", kill=True)
+                text = f"it did not come back within {self.hang_seconds:g} s"
+                self._restart("hung", text, kill=True, simulator=simulator)
                 break
             elif isinstance(event, Ended):
-                self._restart("died", event.reason)
+                self._restart("died", event.reason, simulator=simulator)
                 break
         return done
+
+    def _broke(self, event: Broken) -> None:
+        lanes: list[int] = event.envs.tolist()
+        if self._unloaded is not None and self._loading.issuperset(lanes):  # a state that cannot be loaded is no fault
+            self._unloaded.update(dict.fromkeys(lanes, f"the simulator could not load it ({event.text})"))
+            self._loading.difference_update(lanes)
+            return
+        for lane in lanes:
+            self._lose(lane, "garbage" if event.code == "value" else "raised", event.text)
+        self._leaving[event.envs] = False
+        self._begin(event.envs)
 
     def _replacements(self) -> list[BrokenLane]:
         """Lanes that are in new episodes, and were asked to step."""
@@ -323,17 +603,33 @@ class Simulators:
         self._since[back] = math.inf
         return [self._unreported.pop(lane) for lane in back]
 
-    def _restart(self, kind: str, text: str, kill: bool = False) -> None:
-        """The process is gone or hangs: another takes its place, and begins new episodes once it has connected."""
-        assert self._simulator is not None
+    def _restart(self, kind: str, text: str, kill: bool = False, simulator: Simulator | None = None) -> None:
+        """A process is gone or hangs: another takes its place, and begins new episodes once it has connected."""
+        simulator = simulator or self._simulator
+        assert simulator is not None
         if kill:
-            self._simulator.process.kill()
-        ending = f"the simulator {self._simulator.process.ending()}"
+            simulator.process.kill()
+        ending = f"the simulator {simulator.process.ending()}"
         text = f"{text}; {ending}" if kill else ending
-        for lane in range(self.count):
-            self._lose(lane, kind, text, alone=lane == 0)
-        self._simulator.close()
-        self._start()
+        old = simulator is self._old
+        lanes = np.flatnonzero(self._leaving == old)
+        if not len(lanes):
+            self._keep(f"its process is due to be replaced, and the next one did not last: {text}")
+            return
+        for lane in lanes.tolist():
+            self._lose(lane, kind, text, alone=lane == lanes[0])
+        if old:
+            self._leave_old()
+            self._begin(lanes)
+        else:
+            self._drop(simulator)
+            self._start()
+
+    def _drop(self, simulator: Simulator) -> None:
+        if self._watched.pop(fd := simulator.fileno(), None) is not None:
+            with contextlib.suppress(OSError):
+                self._poll.unregister(fd)
+        simulator.close()
 
     def _lose(self, lane: int, kind: str, text: str, alone: bool = True) -> None:
         number, steps = self._first + lane, int(self.rows.steps[lane])
@@ -341,7 +637,14 @@ class Simulators:
         fault = EnvFault(self._env, self._args, kind, number, seed, steps, text)
         if alone:  # a process that ends is one fault, however many envs it has
             self._faults.append(fault)
-        self._unreported.setdefault(lane, BrokenLane(lane, kind, text, fault.facts()))
+        if self._unloaded is not None:
+            self._unloaded[lane] = text
+        if lane not in self._moving:  # its last episode has ended well
+            self._unreported.setdefault(lane, BrokenLane(lane, kind, text, fault.facts()))
+        self._held.pop(lane, None)
+        self._states.pop(lane, None)
+        self._saving.discard(lane)
+        self._loading.discard(lane)
         self._making.add(lane)
         self._breaks[lane] = count_break(fault, int(self._breaks[lane]), int(self._stepped[lane]))
         self._stepped[lane] = 0
@@ -350,11 +653,13 @@ class Simulators:
     # -- the process --------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        offer = patient_offer(self.hang_seconds, self._start_seconds, self._args)
-        offer = replace(offer, memory=self._shared)
-        self._simulator = Simulator(self._env, self.count, offer, self._start_seconds)
+        self._simulator = self._launched()
         self._link = None
         self._watch()
+
+    def _launched(self) -> Simulator:
+        offer = patient_offer(self.hang_seconds, self._start_seconds, self._args)
+        return Simulator(self._env, self.count, replace(offer, memory=self._shared), self._start_seconds)
 
     def _shared(self, spaces: Spaces, envs: int) -> SharedObs:
         """The memory for observations: the same for a process and the one that takes its place."""
@@ -375,6 +680,18 @@ class Simulators:
             return None
         if link is None:
             return None
+        self._require_same(link)
+        self._link = link
+        self._watch()
+        if hasattr(self, "spec"):
+            self._begin(np.array(sorted(self._making), np.intp))
+            states, self._states = self._states, {}
+            if states:
+                self._load(list(states.items()))
+        return link
+
+    def _require_same(self, link: Link) -> None:
+        """The envs and spaces that are expected."""
         hello = link.session.hello
         if hello.envs != self.count:
             raise UsageError(
@@ -383,54 +700,83 @@ class Simulators:
             )
         if hasattr(self, "spec") and Spaces.of(self.spec) != hello.spaces:
             raise EnvError(f"env {self._env!r} has other spaces than before it was started again")
-        self._link = link
-        self._watch()
-        if hasattr(self, "spec"):
-            self._begin(np.arange(self.count))
-        return link
 
     def _watch(self) -> None:
-        """Have the poll watch the right socket for the right things."""
-        assert self._simulator is not None
-        fd, writing = self._simulator.fileno(), self._link is not None and self._link.wants_write
-        wanted = select.EPOLLIN | (select.EPOLLOUT if writing else 0)
-        if fd != self._watched:  # a socket that is closed is not watched any more
-            self._watched, self._wanted = fd, wanted
-            self._poll.register(fd, wanted)
-        elif wanted != self._wanted:
-            self._wanted = wanted
-            self._poll.modify(fd, wanted)
+        """Have the poll watch the right sockets for the right things."""
+        found = [one for one in (self._simulator, self._old, self._next) if one is not None]
+        writes = [one.link is not None and one.link.wants_write for one in found]
+        wanted = {
+            one.fileno(): select.EPOLLIN | (select.EPOLLOUT if writing else 0)
+            for one, writing in zip(found, writes, strict=True)
+        }
+        for fd in self._watched.keys() - wanted.keys():
+            with contextlib.suppress(OSError):  # a socket that is closed is not watched any more
+                self._poll.unregister(fd)
+        for fd, mask in wanted.items():
+            if fd not in self._watched:
+                self._poll.register(fd, mask)
+            elif mask != self._watched[fd]:
+                self._poll.modify(fd, mask)
+        self._watched = wanted
 
 
 class SimulatorVector(ParallelVector):
-    """The envs of a simulator as one vector environment. Episodes in flight cannot be saved: they start over."""
+    """The envs of a simulator as one vector environment. Episodes in flight start over if it cannot save them."""
 
     _lanes: Simulators  # type: ignore[assignment]
 
-    def __init__(self, lanes: Simulators) -> None:
+    def __init__(self, lanes: Simulators, record: bool = True) -> None:
         super().__init__(lanes)  # type: ignore[arg-type]
+        self._record = record and lanes.saves
+        if not record:
+            self.way_back = NOT_AT_ALL
 
     def state(self) -> Tree:
         obs = {str(i): column.copy() for i, column in enumerate(self.current().values())}
-        return {"kind": "simulator", "obs": obs, "episodes": self._lanes.episodes.copy()}
+        lanes = self._lanes
+        tree = {"kind": "simulator", "obs": obs, "episodes": lanes.episodes.copy()}
+        if self._record:
+            states = lanes.states()
+            tree["sizes"] = np.array([-1 if state is None else len(state) for state in states], np.int64)
+            tree["states"] = np.frombuffer(b"".join(filter(None, states)), np.uint8)
+            tree |= {"steps": lanes.rows.steps.copy(), **lanes.breaks()}
+        return tree
 
     def load(self, tree: Tree) -> list[str]:
-        self._saved_obs(tree, "simulator")
+        saved = self._saved_obs(tree, "simulator")
         self.take_faults()
-        self._lanes.begin_at(np.asarray(tree["episodes"]) + 1)
-        self.restarted = list(range(self.num_envs))
+        lanes, episodes = self._lanes, np.asarray(tree["episodes"])
+        if "sizes" in tree and lanes.saves:
+            reasons = lanes.load_states(_split(tree), episodes, np.asarray(tree["steps"]))
+            lanes.load_breaks(tree)
+            columns = list(zip(lanes.rows.obs.values(), saved, strict=True))
+            whole = [lane for lane in range(self.num_envs) if lane not in reasons]
+            others = [i for i in whole if any(bits(now[i]) != bits(before[i]) for now, before in columns)]
+            reasons |= dict.fromkeys(others, "the simulator gave another observation for it than before")
+            lanes.begin_anew(others)
+        else:
+            lanes.begin_at(episodes + 1)
+            cannot = "they were not saved" if lanes.saves else "the simulator cannot save them"
+            reasons = dict.fromkeys(range(self.num_envs), cannot)
+        self.restarted = sorted(reasons)
         self._show()
-        return [
-            f"{self.num_envs} of {self.num_envs} running episodes of env {self.spec.env!r} start over: "
-            "the simulator cannot save them"
-        ]
+        counts = Counter(reasons.values())
+        start_over = f"of {self.num_envs} running episodes of env {self.spec.env!r} start over"
+        return [f"{count} {start_over}: {reason}" for reason, count in counts.items()]
+
+
+def _split(tree: Tree) -> list[bytes | None]:
+    sizes, states = np.asarray(tree["sizes"]).tolist(), np.asarray(tree["states"], np.uint8)
+    ends = np.cumsum([max(0, size) for size in sizes]).tolist()
+    return [None if size < 0 else states[end - size : end].tobytes() for size, end in zip(sizes, ends, strict=True)]
 
 
 def patient_offer(hang_seconds: float, start_seconds: float, config: Mapping[str, Any]) -> Offer:
     """What a simulator is offered. Neither side sends PING: who ends hangs up, and a trainer may be busy for long."""
     step_ms, reset_ms = (int(min(_DAY, 1000 * seconds)) for seconds in (hang_seconds, start_seconds))
     deadlines = Deadlines(step_ms=step_ms, reset_ms=reset_ms, ping_ms=_DAY, silence_ms=_DAY)
-    return Offer(autoreset=("same_step",), capabilities=("timing", "info"), deadlines=deadlines, config=config)
+    can = "timing", "info", "snapshot"
+    return Offer(autoreset=("same_step",), capabilities=can, deadlines=deadlines, config=config)
 
 
 def random_actions(action: ActionSpec, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -475,6 +821,7 @@ def make_lanes(args: EnvArgs, host: int, attempt: int, hang_seconds: float) -> L
         return remote_lanes(args.env, args.args, args.num_envs, seed=args.seed, gateway=args.gateway, **how)
     if is_simulator(args.env):
         where: dict[str, Any] = {"first": first, "attempt": attempt, "hang_seconds": hang_seconds}
+        where["recycle"] = args.recycle
         return Simulators(args.env, args.args, args.num_envs, seed=args.seed, **where)
     return Lanes(
         args.env,

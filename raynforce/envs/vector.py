@@ -106,6 +106,17 @@ class VectorEnv(ABC):
         return saved
 
 
+class Recycle(NamedTuple):
+    """When a simulator's process is replaced by another; 0 is never."""
+
+    episodes: int = 0
+    hours: float = 0.0
+    bytes: int = 0
+
+
+NEVER = Recycle()
+
+
 @dataclass(frozen=True)
 class EnvArgs:
     env: str
@@ -114,10 +125,12 @@ class EnvArgs:
     args: dict[str, Any] = field(default_factory=dict)
     exact_resume: bool = True
     parallel: Parallel = "no"
+    recycle: Recycle = NEVER
     gateway: Any = None  # the `Address` where simulators that others started are asked for
 
     def vector(self, sampler: int, **more: Any) -> VectorEnv:
-        how = {"exact_resume": self.exact_resume, "parallel": self.parallel, "gateway": self.gateway, **more}
+        how: dict[str, Any] = {"exact_resume": self.exact_resume, "parallel": self.parallel, "recycle": self.recycle}
+        how |= {"gateway": self.gateway, **more}
         return make_vector(self.env, self.args, self.num_envs, seed=self.seed, sampler=sampler, **how)
 
 
@@ -132,6 +145,7 @@ def make_vector(
     record: bool = True,
     parallel: Parallel = "no",
     hang_seconds: float = math.inf,
+    recycle: Recycle = NEVER,
     gateway: Any = None,
     at_most: bool = False,
 ) -> VectorEnv:
@@ -156,9 +170,8 @@ def make_vector(
         where = {"gateway": gateway, "at_most": at_most, "hang_seconds": hang_seconds}
         return SimulatorVector(remote_lanes(env, env_args, num_envs, seed=seed, sampler=sampler, **where))
     if is_simulator(env):
-        return SimulatorVector(
-            Simulators(env, env_args, num_envs, seed=seed, sampler=sampler, hang_seconds=hang_seconds)
-        )
+        which: dict[str, Any] = {"seed": seed, "sampler": sampler, "hang_seconds": hang_seconds, "recycle": recycle}
+        return SimulatorVector(Simulators(env, env_args, num_envs, **which), record and exact_resume)
     record = record and exact_resume
     if parallel != "no":
         how: dict[str, Any] = {"parallel": parallel, "record": record, "hang_seconds": hang_seconds}

@@ -9,9 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from raynforce.errors import UsageError
 from raynforce.protocol.frame import (
     GREETINGS,
     HEADER,
+    MOST_BODY,
+    MOST_STATE,
     OTHER_META,
     TYPES,
     UNKNOWN_BODY,
@@ -42,9 +45,12 @@ class BufferColumn(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...] = ()
     ended: bool = False
+    tail: bool = False  # the last one, as long as the sizes before it say: saved states, one after the other
 
 
 class BufferPlace(NamedTuple):
+    """`nbytes` of a tail is unknown here: it takes the rest of the body."""
+
     dtype: np.dtype
     shape: tuple[int, ...]
     offset: int
@@ -56,7 +62,10 @@ _ID, _REQUEST = BufferColumn(_U32), BufferColumn(_U64)
 _ROWLESS = frozenset((Type.REJECT, Type.PING, Type.PONG, Type.LOG, Type.CLOSE))
 _CONTROL: dict[int, tuple[BufferColumn, ...]] = dict.fromkeys((Type.HELLO, *_ROWLESS), ())
 _CONTROL |= {Type.WELCOME: (BufferColumn(_U64),), Type.ERROR: (_ID, _REQUEST)}
-_FULL = frozenset((Type.HELLO, Type.WELCOME, Type.RESET, Type.STEP, Type.RESULT))  # at least one env
+_FULL = frozenset(
+    (Type.HELLO, Type.WELCOME, Type.RESET, Type.STEP, Type.RESULT, Type.SNAPSHOT, Type.RESTORE)
+)  # ≥ 1 env
+_STATES = (BufferColumn(_U64), BufferColumn(_U8, tail=True))  # sizes, and the states themselves
 
 
 class Codec:
@@ -84,6 +93,10 @@ class Codec:
             seconds = (BufferColumn(_F32),) if flags & TIMING else ()
             counts = episodes if flags & ENDED_EPISODES else ()
             self.columns[Type.RESULT, flags] = (*result, *seconds, *obs, *counts, *final)
+        if "snapshot" in capabilities:
+            asks = Type.WELCOME in self.takes
+            self.columns[Type.SNAPSHOT, 0] = (_ID,) if asks else (_ID, _REQUEST, *_STATES)
+            self.columns[Type.RESTORE, 0] = (_ID, *_STATES)
         self.minor, self.most_envs = minor, envs
         self.places.cache_clear()
 
@@ -92,7 +105,7 @@ class Codec:
         places, offset = [], 0
         for column in self.columns[type_, flags]:
             shape = (ended if column.ended else envs, *column.shape)
-            nbytes = math.prod(shape) * column.dtype.itemsize
+            nbytes = 0 if column.tail else math.prod(shape) * column.dtype.itemsize
             places.append(BufferPlace(column.dtype, shape, offset, nbytes))
             offset += padded(nbytes)
         return tuple(places), offset
@@ -123,7 +136,15 @@ class Codec:
         except KeyError:
             if (type_, 0) in self.columns:
                 raise ProtocolError("flags", f"{name}: flags {flags:#x}; unknown ones are set") from None
-            raise ProtocolError("state", f"{name} came before the handshake was done") from None
+            done = "the handshake was done" if self.minor is None else "its capability was agreed upon"
+            raise ProtocolError("state", f"{name} came before {done}") from None
+        if self._has_tail(type_):
+            most = min(MOST_BODY, body + envs * MOST_STATE)
+            if not body <= body_bytes <= most or body_bytes % 8:
+                raise ProtocolError(
+                    "limit", f"{name} of {envs} envs has {body_bytes} bytes; from {body} to {most} can be"
+                )
+            body = body_bytes
         if body_bytes != body or buffers != len(places):
             found, expected = f"{buffers} buffers of {body_bytes} bytes", f"{len(places)} of {body} bytes"
             raise ProtocolError("size", f"{name} of {envs} envs has {found}; its spaces make it {expected}")
@@ -142,7 +163,15 @@ class Codec:
         meta = read_meta(data[HEADER.size : start]) if header.meta_bytes else {}
         view = data if type(data) is bytes else memoryview(data).toreadonly()
         places, _ = self.places(header.type, header.flags, header.envs, header.ended)
+        if self._has_tail(header.type):
+            tail = places[-1]
+            places = *places[:-1], tail._replace(shape=(header.body_bytes - tail.offset,))
+            buffers = [np.ndarray(p.shape, p.dtype, view, start + p.offset) for p in places]
+            return _message(header, meta, _trimmed(buffers))
         return _message(header, meta, [np.ndarray(p.shape, p.dtype, view, start + p.offset) for p in places])
+
+    def _has_tail(self, type_: int) -> bool:
+        return type_ >= Type.SNAPSHOT and self.columns[type_, 0][-1].tail
 
     def decode_frames(self, frames: Sequence[Data]) -> Message:
         """Read a message that came as one frame, or as a head and one frame for each buffer (unpadded)."""
@@ -157,16 +186,45 @@ class Codec:
         places, _ = self.places(header.type, header.flags, header.envs, header.ended)
         sizes = [memoryview(f).nbytes for f in frames]
         expected = [HEADER.size + header.meta_bytes, *(p.nbytes for p in places)]
-        if sizes != expected:
+        tailed = self._has_tail(header.type)
+        if tailed and len(sizes) == len(expected) and padded(sizes[-1]) == header.body_bytes - places[-1].offset:
+            expected[-1] = sizes[-1]
+            places = *places[:-1], places[-1]._replace(shape=(sizes[-1],))
+        if sizes != expected or (tailed and padded(sizes[-1]) != header.body_bytes - places[-1].offset):
             name = TYPES[header.type].name
             raise ProtocolError("size", f"{name} has frames of {sizes[:8]} bytes; its spaces make them {expected[:8]}")
         meta = read_meta(head[HEADER.size :]) if header.meta_bytes else {}
         pairs = zip(places, frames[1:], strict=True)
-        return _message(header, meta, [np.ndarray(p.shape, p.dtype, memoryview(f).toreadonly()) for p, f in pairs])
+        buffers = [np.ndarray(p.shape, p.dtype, memoryview(f).toreadonly()) for p, f in pairs]
+        return _message(header, meta, _trimmed(buffers) if tailed else buffers)
 
 
 def result_flags(capabilities: Sequence[str]) -> int:
     return (ENDED_EPISODES if "episodes" in capabilities else 0) | (TIMING if "timing" in capabilities else 0)
+
+
+def _trimmed(buffers: list[np.ndarray]) -> list[np.ndarray]:
+    """The same with the tail as long as the sizes before it say."""
+    *_, sizes, tail = buffers
+    if int(sizes.max()) > MOST_STATE:
+        raise ProtocolError("limit", f"a state of {sizes.max()} bytes; at most {MOST_STATE} are allowed")
+    total = int(sizes.sum())
+    if padded(total) != padded(tail.nbytes) or total > tail.nbytes:
+        raise ProtocolError("size", f"the states have {tail.nbytes} bytes; their sizes make them {total}")
+    return [*buffers[:-1], tail[:total]]
+
+
+def split_states(sizes: np.ndarray, states: np.ndarray) -> list[bytes]:
+    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    return [states[end - size : end].tobytes() for end, size in zip(ends, sizes.tolist(), strict=True)]
+
+
+def join_states(states: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """`sizes` and `states` of a message."""
+    sizes = [len(state) for state in states]
+    if max(sizes) > MOST_STATE:
+        raise UsageError(f"a state has {max(sizes):,} bytes; at most {MOST_STATE:,} are allowed")
+    return np.array(sizes, np.uint64), np.frombuffer(b"".join(states), np.uint8)
 
 
 def _message(header: Header, meta: dict[str, object], buffers: Sequence[np.ndarray]) -> Message:

@@ -21,6 +21,7 @@ ALIGN = 8  # header, meta and every buffer begin at a multiple of this, so that 
 MOST_ENVS = 65_536
 MOST_LEAVES = 256
 MOST_BODY = 1 << 30
+MOST_STATE = 1 << 26  # bytes of one env's saved state
 GREETING_META = 1 << 18  # of HELLO, WELCOME and REJECT, which carry spaces and settings
 OTHER_META = 1 << 14
 ROOM = OTHER_META - ALIGN  # bytes of JSON that fit for certain
@@ -48,11 +49,11 @@ class Type(IntEnum):
     PONG = 9
     LOG = 10
     CLOSE = 11
-    SNAPSHOT = 12  # reserved, as the next one: no layout yet
+    SNAPSHOT = 12
     RESTORE = 13
 
 
-TYPES = {int(t): t for t in Type if t not in (Type.SNAPSHOT, Type.RESTORE)}
+TYPES = {int(t): t for t in Type}
 GREETINGS = frozenset((Type.HELLO, Type.WELCOME, Type.REJECT))
 
 

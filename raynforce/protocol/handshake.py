@@ -18,8 +18,8 @@ from raynforce.protocol.frame import MAJOR, MINORS, MOST_BODY, MOST_ENVS, Messag
 from raynforce.protocol.shared import SharedObs
 from raynforce.protocol.spaces import Spaces, differences, row_bytes
 
-# The host's own count of returns and lengths; what each env itself took; numbers of episodes that ended.
-CAPABILITIES = ("episodes", "timing", "info")
+# The host's own count of returns and lengths; what each env itself took; numbers of episodes that ended; saved states.
+CAPABILITIES = ("episodes", "timing", "info", "snapshot")
 _DAY = 86_400_000  # milliseconds
 
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from raynforce.errors import UsageError
 from raynforce.infos import Info
-from raynforce.protocol.codec import ENDED, ENDED_EPISODES, RESET, SEEDS, TIMING, result_flags
+from raynforce.protocol.codec import (
+    ENDED,
+    ENDED_EPISODES,
+    RESET,
+    SEEDS,
+    TIMING,
+    join_states,
+    result_flags,
+    split_states,
+)
 from raynforce.protocol.frame import ROOM, Message, ProtocolError, Type, clean, sendable
 from raynforce.protocol.handshake import Deadlines, Hello, Welcome
 from raynforce.protocol.session import LEVELS, Envs, Meta, Outcome, Session
@@ -27,6 +36,15 @@ class ResetRequest(NamedTuple):
 class StepRequest(NamedTuple):
     envs: np.ndarray  # [K] env ids, as an index
     actions: np.ndarray  # [K, ...] ready for the environment: start added, clipped to its bounds; read-only
+
+
+class SnapshotRequest(NamedTuple):
+    envs: np.ndarray  # [K] env ids, as an index; `snapshots` answers
+
+
+class RestoreRequest(NamedTuple):
+    envs: np.ndarray  # [K] env ids, as an index; `results` answers with their observations
+    states: list[bytes]
 
 
 class Rejected(NamedTuple):
@@ -51,14 +69,17 @@ class Slots:
 
 
 class HostSession(Session):
-    """Takes WELCOME, RESET and STEP; `results` and `broken` answer for each env exactly once."""
+    """Takes WELCOME and requests; `results`, `snapshots` and `broken` answer for each env exactly once."""
 
     def __init__(self, hello: Hello, now: float, deadlines: Deadlines | None = None) -> None:
-        super().__init__((Type.WELCOME, Type.REJECT, Type.RESET, Type.STEP), hello.envs, deadlines or Deadlines(), now)
+        requests = Type.RESET, Type.STEP, Type.SNAPSHOT, Type.RESTORE
+        super().__init__((Type.WELCOME, Type.REJECT, *requests), hello.envs, deadlines or Deadlines(), now)
         self.hello = hello
         self.welcome: Welcome | None = None
         self._handlers |= {Type.RESET: self._reset, Type.STEP: self._step}
+        self._handlers |= {Type.SNAPSHOT: self._snapshot, Type.RESTORE: self._restore}
         self._failures: dict[int, Message] = {}  # of envs that broke, until they are reset
+        self._saved: dict[int, bytes] = {}  # states that were the last answers
 
     def start(self) -> Message:
         return self.hello.message()
@@ -115,6 +136,22 @@ class HostSession(Session):
             self.slots.info.pop(env, None)
         return Outcome([StepRequest(rows, actions)], again)
 
+    def _snapshot(self, message: Message, now: float) -> Outcome:
+        rows, fresh, again = self._asked_of(message)
+        if not len(fresh):
+            return Outcome(send=again)
+        self.envs.begin_saving(rows[fresh], message.sequence)
+        return Outcome([SnapshotRequest(rows[fresh])], again)
+
+    def _restore(self, message: Message, now: float) -> Outcome:
+        rows, fresh, again = self._asked_of(message)
+        if not len(fresh):
+            return Outcome(send=again)
+        states = split_states(*message.buffers[1:])
+        self.envs.begin(rows[fresh], message.sequence, reset=True)
+        self._unseeded[rows[fresh]] = False
+        return Outcome([RestoreRequest(rows[fresh], [states[row] for row in fresh.tolist()])], again)
+
     def _asked_of(self, message: Message) -> tuple[np.ndarray, np.ndarray, list[Message]]:
         """The rows of a request, which of them are asked for the first time, and the answers to the others."""
         rows = self.envs.rows(message.buffers[0])
@@ -124,16 +161,20 @@ class HostSession(Session):
         order = np.arange(len(rows))
         last = self.envs.request[rows]
         fresh = last < message.sequence
+        for env in rows[fresh].tolist() if self._saved else ():
+            self._saved.pop(env, None)
         if fresh.tobytes().count(1) == len(rows):
             return rows, order, []
         same = last == message.sequence
-        owed = same & (self.envs.phase[rows] == Envs.BUSY)
+        owed = same & ((self.envs.phase[rows] == Envs.BUSY) | (self.envs.phase[rows] == Envs.SAVING))
         self._dropped("stale", ~fresh & ~same)
         self._dropped("duplicate", same)
         answered = rows[same & ~owed]
         broken = [env for env in answered.tolist() if env in self._failures]
-        whole = answered[~np.isin(answered, broken)]
+        saved = [env for env in answered.tolist() if env in self._saved]
+        whole = answered[~np.isin(answered, broken + saved)]
         again = [self._rows(whole)] if len(whole) else []
+        again += [self._states(np.array(saved))] if saved else []
         return rows, order[fresh], again + [self._failures[env] for env in broken]
 
     def results(self, envs: np.ndarray, now: float) -> Message:
@@ -154,6 +195,20 @@ class HostSession(Session):
             self._failures.pop(env, None)
         self._progressed = now
         return self._rows(rows)
+
+    def snapshots(self, envs: np.ndarray, states: Sequence[bytes], now: float) -> Message:
+        """Send the states of these envs, each of which must owe one."""
+        self._speaking()
+        rows = self._owing(envs, Envs.SAVING)
+        self._saved |= zip(rows.tolist(), states, strict=True)
+        self.envs.phase[rows] = Envs.READY
+        self._progressed = now
+        return self._states(rows)
+
+    def _states(self, rows: np.ndarray) -> Message:
+        columns = join_states([self._saved[env] for env in rows.tolist()])
+        ids, requests = rows.astype(np.uint32), self.envs.request[rows]
+        return self._message(Type.SNAPSHOT, None, [ids, requests, *columns], len(rows))
 
     def _rows(self, rows: np.ndarray) -> Message:
         slots = self.slots
@@ -185,7 +240,7 @@ class HostSession(Session):
     ) -> Message:
         """Report an env that broke, and may be reset if `recoverable`; `facts` are left out if too many or not JSON."""
         self._speaking()
-        rows = self._owing(np.array([env]))
+        rows = self._owing(np.array([env]), Envs.BUSY, Envs.SAVING)
         meta: Meta = {"scope": "env", "recoverable": recoverable, "code": clean(code, 40), "text": clean(text)}
         if facts and sendable(meta | {"facts": facts}, Type.ERROR):
             meta["facts"] = facts
@@ -201,12 +256,13 @@ class HostSession(Session):
             raise UsageError(f"level is {level!r}; it must be one of {', '.join(LEVELS)}")
         return self._message(Type.LOG, {"level": level, "text": clean(text)})
 
-    def _owing(self, envs: np.ndarray) -> np.ndarray:
+    def _owing(self, envs: np.ndarray, *phases: int) -> np.ndarray:
         try:
             rows = self.envs.rows(np.asarray(envs))
         except ProtocolError as error:
             raise UsageError(str(error)) from error
-        if not len(rows) or self.envs.phase[rows].tobytes().count(Envs.BUSY) < len(rows):
-            idle = self.envs.phase[rows] != Envs.BUSY
+        phase = self.envs.phase[rows].tobytes()
+        if not len(rows) or sum(map(phase.count, phases or (Envs.BUSY,))) < len(rows):
+            idle = ~np.isin(self.envs.phase[rows], phases or (Envs.BUSY,))
             raise UsageError(f"env {rows[idle][0]} owes no result" if len(rows) else "there are no envs to answer for")
         return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,17 @@ import numpy as np
 from raynforce.errors import UsageError
 from raynforce.infos import NOTHING as NO_INFO
 from raynforce.infos import Info, numbers
-from raynforce.protocol.codec import ENDED, ENDED_EPISODES, RESET, SEEDS, TERMINATED, TIMING, TRUNCATED
+from raynforce.protocol.codec import (
+    ENDED,
+    ENDED_EPISODES,
+    RESET,
+    SEEDS,
+    TERMINATED,
+    TIMING,
+    TRUNCATED,
+    join_states,
+    split_states,
+)
 from raynforce.protocol.fields import flag, mapping, one_of, take
 from raynforce.protocol.frame import Message, ProtocolError, Type, clean
 from raynforce.protocol.handshake import Hello, Offer, Welcome, reject
@@ -63,18 +73,25 @@ class Broken(NamedTuple):
     facts: Mapping[str, Any] = {}  # more details, as the host gave them: any JSON, of any text
 
 
+class Snapshots(NamedTuple):
+    """Saved states of some envs; what is in them is between host and user."""
+
+    envs: np.ndarray
+    states: list[bytes]
+
+
 class Overdue(NamedTuple):
     envs: np.ndarray
 
 
 class PolicySession(Session):
-    """Takes HELLO, RESULT, ERROR and LOG; `reset` and `step` ask each env for one thing at a time."""
+    """Takes what hosts say; `reset`, `step`, `snapshot` and `restore` ask each env for one thing at a time."""
 
     def __init__(self, offer: Offer, now: float) -> None:
-        super().__init__((Type.HELLO, Type.RESULT, Type.LOG), offer.most_envs, offer.deadlines, now)
+        super().__init__((Type.HELLO, Type.RESULT, Type.SNAPSHOT, Type.LOG), offer.most_envs, offer.deadlines, now)
         self.offer = offer
         self._requests: dict[int, Message] | None = None  # by number, if they may have to be sent again
-        self._handlers |= {Type.RESULT: self._result, Type.LOG: self._log}
+        self._handlers |= {Type.RESULT: self._result, Type.SNAPSHOT: self._snapshot, Type.LOG: self._log}
 
     def _greet(self, message: Message, now: float) -> Outcome:
         if message.type != Type.HELLO:
@@ -145,11 +162,30 @@ class PolicySession(Session):
         columns = rows.astype(np.uint32), np.array(actions, self._action_dtype, order="C")
         return self._kept(self._message(Type.STEP, None, columns, len(rows)))
 
+    def snapshot(self, envs: np.ndarray, now: float) -> Message:
+        """Ask for the states of these envs, which owe nothing and are in an episode."""
+        rows = self._begin(envs, None, now, self.deadlines.reset_ms)
+        return self._kept(self._message(Type.SNAPSHOT, None, [rows.astype(np.uint32)], len(rows)))
+
+    def restore(self, envs: np.ndarray, states: Sequence[bytes], now: float) -> Message:
+        """Have these envs go on from saved states; first rows with their observations answer it."""
+        self._speaking()
+        if len(states) != len(envs):
+            raise UsageError(f"{len(states)} states for {len(envs)} envs")
+        columns = join_states(states)
+        rows = self._begin(envs, True, now, self.deadlines.reset_ms)
+        return self._kept(self._message(Type.RESTORE, None, [rows.astype(np.uint32), *columns], len(rows)))
+
+    @property
+    def saves(self) -> bool:
+        return "snapshot" in self.welcome.capabilities
+
     @property
     def asks(self) -> bool:
         return self.open and not (self.ended or self._closing_here or self._closing_there)
 
-    def _begin(self, envs: np.ndarray, reset: bool, now: float, deadline_ms: int) -> np.ndarray:
+    def _begin(self, envs: np.ndarray, reset: bool | None, now: float, deadline_ms: int) -> np.ndarray:
+        """`reset` is None for SNAPSHOT."""
         self._speaking()
         if self._closing_there:
             raise UsageError("the host is closing; its envs take no more requests")
@@ -157,7 +193,10 @@ class PolicySession(Session):
             rows = self.envs.rows(np.asarray(envs))
             if not len(rows):
                 raise ProtocolError("env", "there are no envs to ask")
-            self.envs.begin(rows, self._sequence + 1, reset)
+            if reset is None:
+                self.envs.begin_saving(rows, self._sequence + 1)
+            else:
+                self.envs.begin(rows, self._sequence + 1, reset)
         except ProtocolError as error:
             raise UsageError(str(error)) from error
         self._due[rows] = now + deadline_ms / 1000
@@ -201,6 +240,17 @@ class PolicySession(Session):
         fault = Broken(broken, True, "value", f"{where} has a value that its space does not have")
         kept = results.some(~bad)
         return Outcome([kept, fault] if len(kept.envs) else [fault])
+
+    def _snapshot(self, message: Message, now: float) -> Outcome:
+        ids, request, sizes, states = message.buffers
+        rows = self.envs.rows(ids)
+        owed = self.envs.owed_states(rows, request)
+        self._dropped("late", ~owed)
+        found = [state for state, keep in zip(split_states(sizes, states), owed, strict=True) if keep]
+        rows = rows[owed]
+        self.envs.phase[rows] = Envs.READY
+        self._due[rows] = np.inf
+        return Outcome([Snapshots(rows, found)]) if len(rows) else NOTHING
 
     def _results(self, message: Message, rows: np.ndarray, ended: np.ndarray) -> Results:
         _, _, reward, status, *rest = message.buffers
@@ -267,6 +317,7 @@ class PolicySession(Session):
         ids, request = message.buffers
         rows = self.envs.rows(ids)
         if (owed := self.envs.owed(rows, request)) is not None:
+            owed |= self.envs.owed_states(rows, request)
             self._dropped("late", ~owed)
             rows = rows[owed]
         self.envs.fail(rows, recoverable)

@@ -56,8 +56,9 @@ Handler = Callable[[Message, float], Outcome]
 class Envs:
     """What each env is at. Both sides keep this table, and notice when the other goes astray."""
 
-    # May be stepped; owes a result; must be reset first; broken for good. The odd ones cannot be reset.
-    READY, BUSY, NEW, GONE = range(4)
+    # May be stepped; owes a result; must be reset first; broken for good; owes a snapshot. Odd ones cannot be reset.
+    READY, BUSY, NEW, GONE, SAVING = 0, 1, 2, 3, 5
+    _STUCK = (BUSY, GONE, SAVING)
 
     def __init__(self, count: int, autoreset: str) -> None:
         self.autoreset = autoreset
@@ -88,14 +89,28 @@ class Envs:
 
     def begin(self, rows: np.ndarray, sequence: int, reset: bool) -> None:
         phase = self.phase[rows].tobytes()  # in bytes, such questions are answered at once
-        if phase.count(self.BUSY) + phase.count(self.GONE) if reset else phase.count(self.READY) < len(phase):
-            now = self.phase[rows]
-            row = int(np.flatnonzero(now & 1 if reset else now)[0])
-            why = ("", "still owes a result", "must be reset first", "is gone")[now[row]]
-            raise ProtocolError("env", f"{'RESET' if reset else 'STEP'}: env {rows[row]} {why}")
+        if sum(map(phase.count, self._STUCK)) if reset else phase.count(self.READY) < len(phase):
+            self._refuse(rows, "RESET" if reset else "STEP", bool(reset))
         self.phase[rows] = self.BUSY
         self.request[rows] = sequence
         self.first[rows] = reset or (self._over[rows] if self.autoreset == "next_step" else False)
+
+    def begin_saving(self, rows: np.ndarray, sequence: int) -> None:
+        over = self._over[rows] & (self.autoreset == "next_step")
+        if self.phase[rows].any() or over.any():
+            self._refuse(rows[over] if over.any() else rows, "SNAPSHOT", False)
+        self.phase[rows] = self.SAVING
+        self.request[rows] = sequence
+
+    def _refuse(self, rows: np.ndarray, what: str, reset: bool) -> None:
+        now = self.phase[rows]
+        row = int(np.argmax((now & 1 if reset else now) != 0))
+        why = ("is between two episodes", "still owes a result", "must be reset first", "is gone", "", "is being saved")
+        raise ProtocolError("env", f"{what}: env {rows[row]} {why[now[row]]}")
+
+    def owed_states(self, rows: np.ndarray, request: np.ndarray) -> np.ndarray:
+        """`[N]` bool, which of these snapshots are waited for."""
+        return (self.phase[rows] == self.SAVING) & (self.request[rows] == request)
 
     def owed(self, rows: np.ndarray, request: np.ndarray) -> np.ndarray | None:
         """`[N]` bool, which of these answers are waited for; None, most often, if all are."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from raynforce.envs.faults import KEPT, RECYCLED
 from raynforce.envs.lanes import Lanes
 from raynforce.envs.simulators import Simulators, make_lanes
 from raynforce.envs.vector import EnvArgs
@@ -215,6 +216,8 @@ class EnvHost:
         for fault in lanes.take_faults():  # also between two episodes, where no step is lost
             if fault.kind in ("raised", "garbage") and fault.facts() not in told:
                 link.send(link.session.log("error", fault.cause))
+            elif fault.kind in (RECYCLED, KEPT):
+                link.send(link.session.log("info", f"{fault.kind}: {fault.cause}"))
 
     def _show(self, link: HostLink, lanes: Lanes | Simulators, rows: np.ndarray, now: float) -> None:
         slots = link.session.slots

@@ -16,6 +16,7 @@ import numpy as np
 
 from raynforce.config import Config
 from raynforce.doorbell import Doorbell
+from raynforce.envs.faults import KEPT, RECYCLED
 from raynforce.envs.vector import derive_seed
 from raynforce.errors import RaynforceError
 from raynforce.experience.counts import Receipt, Record
@@ -253,6 +254,8 @@ class PolicyServer:
                 self._broken(link, event, now)
             elif isinstance(event, Note) and event.level == "error":
                 self._fault(link, {"kind": "raised", "cause": event.text})
+            elif isinstance(event, Note) and (kind := event.text.partition(": ")[0]) in (RECYCLED, KEPT):
+                self._fault(link, {"kind": kind, "cause": event.text.removeprefix(f"{kind}: ")})
             elif isinstance(event, Overdue):
                 self._gone(link, f"{len(event.envs)} environments are overdue", silent=True)
             elif isinstance(event, Closing):

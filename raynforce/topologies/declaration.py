@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from raynforce.algos import BUILT_IN, algorithm_class
 from raynforce.algos.base import Algorithm
-from raynforce.config import Config
+from raynforce.config import Config, SimsConfig
 from raynforce.envs.addresses import is_remote
 from raynforce.envs.launching import is_simulator
-from raynforce.envs.vector import EnvArgs
+from raynforce.envs.vector import EnvArgs, Recycle
 from raynforce.errors import EnvError, UsageError
 from raynforce.policies.acting import ActingSpec
 from raynforce.runtimes.base import RoleDied, RoleError, Runtime
@@ -88,6 +88,9 @@ class Topology:
         if config.replay.shards and not self.shards:
             problem = f"replay.shards = {config.replay.shards} divides the buffer of topology replay"
             raise UsageError(f"{problem}, and this is {config.topology!r}: use --topology replay, or leave it out")
+        if config.sims != SimsConfig() and not is_simulator(config.env):
+            name, value = next((k, v) for k, v in config.to_dict()["sims"].items() if v)
+            raise UsageError(f"sims.{name} = {value} is for simulators, and env {config.env!r} is none: leave it out")
         if self.lags and algorithm.max_lag == 0:
             needs = f"{config.algo} from the newest alone (its max_lag is 0): use --topology sync"
             raise UsageError(f"topology = {config.topology!r} learns from older policy versions, and {needs}")
@@ -116,7 +119,8 @@ def stepping(config: Config) -> Literal["no", "threads", "processes"]:
 
 
 def env_args(config: Config, count: int) -> EnvArgs:
-    how = config.sampling.exact_resume, stepping(config)
+    recycle = Recycle(config.sims.recycle_episodes, config.sims.recycle_hours, config.sims.recycle_bytes)
+    how = config.sampling.exact_resume, stepping(config), recycle
     return EnvArgs(config.env, count, config.seed, config.env_args, *how, _gateway(config))
 
 

@@ -634,14 +634,33 @@ struct Step {
   std::vector<std::pair<std::string, double>> info = {};  // numbers of an episode that ends, such as {"is_success", 1}
 };
 
-/// What the policy asks of one env.
+/// What the policy asks of one env. `save` is answered by `submit_state`; `load`, as the others, by `submit`, with the observation in place.
 struct Request {
-  enum class Kind { reset, step };
+  enum class Kind { reset, step, save, load };
   Kind kind;
   std::uint32_t env;
   std::uint64_t seed;  // of the episode that begins
   Action action;
+  std::string state = {};  // load: the bytes that were saved
 };
+
+/// Values as bytes, for `save`: numbers, enums and plain structs.
+template <class... Values>
+std::string pack(const Values&... values) {
+  static_assert((std::is_trivially_copyable_v<Values> && ...), "only values that may be copied as bytes");
+  std::string bytes;
+  (bytes.append(reinterpret_cast<const char*>(&values), sizeof values), ...);
+  return bytes;
+}
+
+/// The same values again, for `load`; throws if there are more or fewer bytes.
+template <class... Values>
+void unpack(const std::string& bytes, Values&... values) {
+  static_assert((std::is_trivially_copyable_v<Values> && ...), "only values that may be copied as bytes");
+  if (bytes.size() != (sizeof(Values) + ... + 0)) throw Error("a state of " + std::to_string(bytes.size()) + " bytes is not one of this simulator's");
+  const char* from = bytes.data();
+  ((std::memcpy(&values, from, sizeof values), from += sizeof values), ...);
+}
 
 // -- the host's session, without I/O ------------------------------------------------------------------------------------
 
@@ -652,6 +671,7 @@ struct Identity {
   int host = -1;              // which of its simulators, if it said so
   bool shares_memory = false; // whether the transport can pass a file descriptor: a Unix socket
   bool waits = false;         // for a trainer that wants it, without limit
+  bool saves = false;         // whether envs can be saved and loaded; `serve` sees it by their class
 };
 
 /// How a session ended.
@@ -667,7 +687,7 @@ static_assert(sizeof(float) == 4 && sizeof(double) == 8, "the wire has IEEE floa
 #error "the wire is little-endian, and this header copies arrays as they are"
 #endif
 
-enum Type : std::uint8_t { HELLO = 1, WELCOME, REJECT, RESET, STEP, RESULT, ERROR, PING, PONG, LOG, CLOSE };
+enum Type : std::uint8_t { HELLO = 1, WELCOME, REJECT, RESET, STEP, RESULT, ERROR, PING, PONG, LOG, CLOSE, SNAPSHOT, RESTORE };
 
 /// The fixed part of a message, as it lies on the wire.
 struct Header {
@@ -689,6 +709,7 @@ struct Violation : Error {
 inline constexpr std::uint8_t TERMINATED = 1, TRUNCATED = 2, FIRST = 4;
 inline constexpr std::uint8_t EPISODES = 1, TIMING = 2, SEEDS = 1;  // flags of RESULT and RESET
 inline constexpr std::size_t GREETING_META = 1 << 18, OTHER_META = 1 << 14, UNKNOWN_BODY = 1 << 16, MOST_ENVS = 65536;
+inline constexpr std::size_t MOST_STATE = 1 << 26, MOST_BODY = 1 << 30;
 
 inline std::string one_line(std::string text, std::size_t most = 4000) {
   for (char& c : text)
@@ -710,6 +731,31 @@ inline std::uint64_t mixed(std::uint64_t x) {  // splitmix64
   return x ^ x >> 31;
 }
 
+/// What goes before an env's own bytes in its saved state: where its random stream and its episode are.
+struct StateHead {
+  char tag[4] = {'R', 'S', 'I', 'M'};
+  std::uint32_t length = 0;
+  std::uint64_t stream = 0;
+  double total = 0;
+  std::uint64_t check = 0;  // of all other bytes
+};
+static_assert(sizeof(StateHead) == 32, "no padding");
+
+inline std::uint64_t checksum(StateHead head, const char* bytes, std::size_t count) {
+  head.check = count;
+  std::uint64_t found = 0;
+  const auto take = [&](const char* from, std::size_t many) {
+    for (std::size_t at = 0; at < many; at += 8) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, from + at, std::min<std::size_t>(8, many - at));
+      found = mixed(found ^ word);
+    }
+  };
+  take(reinterpret_cast<const char*>(&head), sizeof head);
+  take(bytes, count);
+  return found;
+}
+
 /// Takes bytes and gives bytes. Milliseconds of any clock that never goes back are `now`.
 class HostSession {
  public:
@@ -720,7 +766,7 @@ class HostSession {
   HostSession(const HostSession&) = delete;
   HostSession& operator=(const HostSession&) = delete;
   HostSession(Spaces spaces, std::size_t envs, const Identity& who, std::int64_t now)
-      : spaces_(std::move(spaces)), count_(envs), who_(who), heard_(now), pinged_(now) {
+      : spaces_(std::move(spaces)), count_(envs), who_(who), heard_(now), pinged_(now), can_save_(who.saves) {
     spaces_.check();
     if (envs == 0 || envs > MOST_ENVS) throw Error("a simulator has 1 to 65536 envs, not " + std::to_string(envs));
     if (who.waits) handshake_ms_ = std::numeric_limits<std::int64_t>::max();
@@ -746,7 +792,7 @@ class HostSession {
                               {"pid", static_cast<double>(::getpid())},
                               {"spaces", spaces_.json()},
                               {"autoreset", std::vector<Json>{"same_step", "explicit"}},
-                              {"capabilities", capabilities(who.shares_memory)}});
+                              {"capabilities", capabilities(who)}});
     if (who.host >= 0) meta.set("host", who.host);
     if (session_ != 0) {
       char text[17];
@@ -810,6 +856,7 @@ class HostSession {
   /// An env has done what it was asked; its observation is in place. An episode that has ended is followed by a reset request.
   void submit(std::size_t env, const Step& step, float seconds = 0) {
     Lane& lane = owing(env);
+    if (lane.saving) throw Error("env " + std::to_string(env) + " was asked for its state: submit_state answers that");
     seconds_[env] += seconds;
     if (lane.resetting) {  // by RESET, or after the end of an episode
       if (lane.after_end)
@@ -841,10 +888,23 @@ class HostSession {
     ready_.push_back(static_cast<std::uint32_t>(env));
   }
 
+  /// The state of an env that was asked for it.
+  void submit_state(std::size_t env, const std::string& bytes) {
+    Lane& lane = owing(env);
+    if (!lane.saving) throw Error("env " + std::to_string(env) + " was not asked for its state");
+    if (bytes.size() > MOST_STATE - sizeof(StateHead)) return broken(env, "its state has " + std::to_string(bytes.size()) + " bytes; at most 64 MiB can be saved");
+    StateHead head;
+    head.length = lane.episode_length, head.stream = lane.stream, head.total = lane.episode_return;
+    head.check = checksum(head, bytes.data(), bytes.size());
+    lane.state.assign(reinterpret_cast<const char*>(&head), sizeof head).append(bytes);
+    lane.saving = lane.busy = false, lane.saved = true;
+    saved_.push_back(static_cast<std::uint32_t>(env));
+  }
+
   /// An env has failed: its episode is cut, and the trainer resets it.
   void broken(std::size_t env, const std::string& why) {
     Lane& lane = owing(env);
-    lane.busy = lane.resetting = lane.after_end = false;
+    lane.busy = lane.resetting = lane.after_end = lane.saving = false;
     lane.needs_reset = true, lane.failure = one_line(why.empty() ? "it gave no reason" : why);
     lane.episode_return = 0, lane.episode_length = 0;
     if (welcomed_) say_broken(env);
@@ -854,6 +914,8 @@ class HostSession {
   void flush() {
     if (!ready_.empty() && open()) say_result(ready_);  // else they are asked for again
     ready_.clear();
+    if (!saved_.empty() && open()) say_states(saved_);
+    saved_.clear();
   }
 
   /// Time passes.
@@ -894,8 +956,10 @@ class HostSession {
     std::uint64_t request = 0;  // the newest that was taken
     std::uint64_t stream = 0;   // where the next episode's seed comes from
     bool seeded = false, busy = false, resetting = false, after_end = false, needs_reset = true;
+    bool saving = false, saved = false;  // is asked for its state; has told it last
     double episode_return = 0;
     std::uint32_t episode_length = 0;
+    std::string state;    // if it was told last
     std::string failure;  // why it broke, until it is reset
     std::vector<std::pair<std::string, double>> info;
   };
@@ -941,6 +1005,12 @@ class HostSession {
       case RESET: body = ids + ((header.flags & SEEDS) != 0 ? envs * 8 : 0), buffers = (header.flags & SEEDS) != 0 ? 2 : 1; break;
       case STEP: body = ids + padded(envs * spaces_.action.bytes()), buffers = 2; break;
       case ERROR: body = ids + envs * 8, buffers = 2; break;
+      case SNAPSHOT: body = ids, buffers = 1; break;
+      case RESTORE:  // its states are as long as it says, within limits
+        body = ids + envs * 8, buffers = 3;
+        if (header.body_bytes > MOST_BODY || (header.body_bytes > body && header.body_bytes - body > envs * MOST_STATE)) throw Violation("limit", "states of " + std::to_string(header.body_bytes) + " bytes");
+        if (header.body_bytes > body && header.body_bytes % 8 == 0) body = header.body_bytes;
+        break;
       case REJECT: case PING: case PONG: case CLOSE: break;
       default:
         if (header.body_bytes > UNKNOWN_BODY) throw Violation("limit", "an unknown message of " + std::to_string(header.body_bytes) + " bytes");
@@ -952,13 +1022,14 @@ class HostSession {
     const unsigned flags = header.type == RESET ? SEEDS : 0;
     if ((header.flags & ~flags) != 0) throw Violation("flags", "unknown flags");
     if (header.ended != 0 || header.reserved != 0) throw Violation("field", "a reserved field is not 0");
+    if (header.type >= SNAPSHOT && welcomed_ && !saves_) throw Violation("state", "a capability that was not agreed upon: snapshot");
   }
 
   void handle(const Header& header, std::string_view text, const std::uint8_t* body, std::int64_t progress_ms) {
     if (!welcomed_) return greet(header, text, body);
     if (header.session != session_) return;  // of another session
     switch (header.type) {
-      case RESET: case STEP: return ask(header, body);
+      case RESET: case STEP: case SNAPSHOT: case RESTORE: return ask(header, body);
       case PING: return say(PONG, Json::object({{"progress_ms", static_cast<double>(progress_ms)}}), header.sequence);
       case PONG: return;
       case CLOSE: return close("the trainer is done");
@@ -1004,6 +1075,7 @@ class HostSession {
       if (capability.text() == "timing") flags_ |= TIMING;
       if (capability.text() == "info") tells_info_ = true;
       if (capability.text() == "memory") shares_ = true;
+      if (capability.text() == "snapshot") saves_ = can_save_;
     }
     const Json& deadlines = meta["deadlines"];
     ping_ms_ = milliseconds(deadlines["ping_ms"], 1000), silence_ms_ = milliseconds(deadlines["silence_ms"], 10000);
@@ -1019,9 +1091,10 @@ class HostSession {
     welcomed_ = true;
   }
 
-  static std::vector<Json> capabilities(bool memory) {
+  static std::vector<Json> capabilities(const Identity& who) {
     std::vector<Json> names{"episodes", "timing", "info"};
-    if (memory) names.emplace_back("memory");
+    if (who.shares_memory) names.emplace_back("memory");
+    if (who.saves) names.emplace_back("snapshot");
     return names;
   }
 
@@ -1052,12 +1125,14 @@ class HostSession {
     return static_cast<std::int64_t>(found);
   }
 
-  /// RESET or STEP: what is new is done, what comes again is answered again, what is old is ignored.
+  /// A request: what is new is done, what comes again is answered again, what is old is ignored.
   void ask(const Header& header, const std::uint8_t* body) {
     if (header.envs == 0) throw Violation("env", "a request for no env");
     const std::size_t action_bytes = spaces_.action.bytes();
     const std::uint8_t* more = body + padded(std::size_t{header.envs} * 4);
-    std::vector<std::uint32_t> again;
+    std::vector<std::uint32_t> again, told;
+    std::uint64_t at = 0;  // of a state in RESTORE
+    if (header.type == RESTORE) check_sizes(header, more);
     asked_.assign(count_, false);
     for (std::size_t row = 0; row < header.envs; ++row) {
       std::uint32_t env;
@@ -1065,17 +1140,30 @@ class HostSession {
       if (env >= count_ || asked_[env]) throw Violation("env", "env " + std::to_string(env) + " does not exist, or comes twice");
       asked_[env] = true;
       Lane& lane = lanes_[env];
+      std::uint64_t size = 0, begin = at;
+      if (header.type == RESTORE) std::memcpy(&size, more + 8 * row, 8), at += size;
       if (header.sequence <= lane.request) {
         if (header.sequence == lane.request && !lane.busy) {
-          if (lane.failure.empty()) again.push_back(env);
-          else say_broken(env);
+          if (!lane.failure.empty()) say_broken(env);
+          else (lane.saved ? told : again).push_back(env);
         }
         continue;
       }
       if (lane.busy) throw Violation("env", "env " + std::to_string(env) + " was asked before it had answered");
-      if (header.type == STEP && lane.needs_reset) throw Violation("env", "env " + std::to_string(env) + " must be reset before it is stepped");
-      lane.request = header.sequence, lane.busy = true, seconds_[env] = 0;
-      lane.info.clear();
+      if ((header.type == STEP || header.type == SNAPSHOT) && lane.needs_reset)
+        throw Violation("env", "env " + std::to_string(env) + " must be reset before it is stepped or saved");
+      lane.request = header.sequence, lane.busy = true, lane.saved = false;
+      lane.state = std::string();
+      if (header.type == SNAPSHOT) {
+        lane.saving = true;
+        requests.push_back({Request::Kind::save, env, 0, action(env)});
+        continue;
+      }
+      seconds_[env] = 0, lane.info.clear();
+      if (header.type == RESTORE) {
+        ask_load(env, reinterpret_cast<const char*>(more) + 8 * header.envs + begin, static_cast<std::size_t>(size));
+        continue;
+      }
       if (header.type == RESET) {
         lane.needs_reset = false, lane.resetting = true, lane.after_end = false, lane.failure.clear();
         lane.episode_return = 0, lane.episode_length = 0;
@@ -1087,10 +1175,35 @@ class HostSession {
         requests.push_back({Request::Kind::step, env, 0, action(env)});
       }
     }
-    if (!again.empty()) {
-      flush();
-      say_result(again);
+    if (!again.empty() || !told.empty()) flush();
+    if (!again.empty()) say_result(again);
+    if (!told.empty()) say_states(told);
+  }
+
+  /// That the states of a RESTORE are as long as they are said to be.
+  static void check_sizes(const Header& header, const std::uint8_t* sizes) {
+    std::uint64_t total = 0;
+    for (std::size_t row = 0; row < header.envs; ++row) {
+      std::uint64_t size;
+      std::memcpy(&size, sizes + 8 * row, 8);
+      if (size > MOST_STATE) throw Violation("limit", "a state of " + std::to_string(size) + " bytes");
+      total += size;
     }
+    const std::uint64_t there = header.body_bytes - padded(std::size_t{header.envs} * 4) - 8 * std::uint64_t{header.envs};
+    if (padded(static_cast<std::size_t>(total)) != there) throw Violation("size", "states of " + std::to_string(there) + " bytes; their sizes make them " + std::to_string(total));
+  }
+
+  /// The env goes on where it was saved.
+  void ask_load(std::uint32_t env, const char* bytes, std::size_t count) {
+    Lane& lane = lanes_[env];
+    StateHead head;
+    const StateHead sample;
+    if (count >= sizeof head) std::memcpy(&head, bytes, sizeof head);
+    if (count < sizeof head || std::memcmp(head.tag, sample.tag, 4) != 0 || head.check != checksum(head, bytes + sizeof head, count - sizeof head))
+      return broken(env, "a state that was not saved by such a simulator, or is damaged");
+    lane.needs_reset = false, lane.resetting = true, lane.after_end = false, lane.failure.clear();
+    lane.stream = head.stream, lane.seeded = true, lane.episode_return = head.total, lane.episode_length = head.length;
+    requests.push_back({Request::Kind::load, env, lane.stream, action(env), std::string(bytes + sizeof head, count - sizeof head)});
   }
 
   Action action(std::size_t env) const { return Action(&spaces_.action, actions_.data() + env * spaces_.action.bytes()); }
@@ -1157,6 +1270,21 @@ class HostSession {
   }
 
   void say_broken(std::size_t env) { say_error("env", true, "raised", lanes_[env].failure, {static_cast<std::uint32_t>(env)}); }
+
+  /// In messages of no more than one state's most bytes, or of one state.
+  void say_states(const std::vector<std::uint32_t>& envs) {
+    for (std::size_t row = 0, end = 0; row < envs.size(); row = end) {
+      std::vector<std::uint64_t> asked, sizes;
+      std::string states;
+      for (end = row; end < envs.size() && (end == row || states.size() + lanes_[envs[end]].state.size() <= MOST_STATE); ++end) {
+        const Lane& lane = lanes_[envs[end]];
+        asked.push_back(lane.request), sizes.push_back(lane.state.size()), states += lane.state;
+      }
+      Header header;
+      header.type = SNAPSHOT, header.sequence = ++sequence_, header.envs = static_cast<std::uint32_t>(asked.size());
+      put(header, Json(), {{envs.data() + row, 4 * asked.size()}, {asked.data(), 8 * asked.size()}, {sizes.data(), 8 * sizes.size()}, {states.data(), states.size()}});
+    }
+  }
 
   Json info(const std::vector<std::uint32_t>& envs) const {
     Json all = Json::object();
@@ -1231,7 +1359,7 @@ class HostSession {
   std::size_t count_;
   Identity who_;
   std::int64_t heard_, pinged_, ping_ms_ = 1000, silence_ms_ = 10000, handshake_ms_ = 30000;
-  bool welcomed_ = false, down_ = false, same_step_ = false, tells_info_ = false;
+  bool welcomed_ = false, down_ = false, same_step_ = false, tells_info_ = false, can_save_, saves_ = false;
   std::uint8_t flags_ = 0, minor_ = 0;
   std::uint64_t session_ = 0, sequence_ = 0;
   Ended ended_;
@@ -1240,7 +1368,7 @@ class HostSession {
   std::vector<Lane> lanes_;
   std::vector<std::uint8_t> in_;
   std::vector<bool> asked_;
-  std::vector<std::uint32_t> ready_, ends_;
+  std::vector<std::uint32_t> ready_, ends_, saved_;
   // The last answer of each env, which is sent again if it is asked for again.
   std::vector<std::uint8_t*> rows_, finals_;
   std::vector<std::uint8_t> storage_;
@@ -2098,6 +2226,11 @@ class Server {
     const std::lock_guard lock(mutex_);
     if (!session_.over()) session_.submit(env, step, seconds);
   }
+  /// The state of an env that was asked to `save`: any bytes that `load` understands. The random stream of its episodes is saved beside.
+  void submit_state(std::size_t env, const std::string& bytes) {
+    const std::lock_guard lock(mutex_);
+    if (!session_.over()) session_.submit_state(env, bytes);
+  }
   /// An env has failed: its episode is cut, and the next request for it is a reset.
   void broken(std::size_t env, const std::string& text) {
     const std::lock_guard lock(mutex_);
@@ -2312,6 +2445,13 @@ inline Options Options::parse(int argc, char** argv) {
 
 namespace detail {
 
+/// Whether a class has `std::string save() const` and `void load(const std::string& state, Obs obs)`.
+template <class Env, class = void>
+inline constexpr bool saves = false;
+template <class Env>
+inline constexpr bool saves<Env, std::void_t<decltype(std::string(std::declval<const Env&>().save())),
+                                             decltype(std::declval<Env&>().load(std::declval<const std::string&>(), std::declval<Obs>()))>> = true;
+
 /// The envs of a simulator, made when they are first reset.
 template <class Env>
 class Envs {
@@ -2324,6 +2464,13 @@ class Envs {
     try {
       std::unique_ptr<Env>& env = envs_[request.env];
       if (env == nullptr) env = make(request.env);
+      if constexpr (saves<Env>) {
+        if (request.kind == Request::Kind::save) return server_.submit_state(request.env, env->save());
+        if (request.kind == Request::Kind::load) {
+          env->load(request.state, server_.obs(request.env));
+          return server_.submit(request.env);
+        }
+      }
       if (request.kind == Request::Kind::reset)
         env->reset(request.seed, server_.obs(request.env));
       else
@@ -2397,7 +2544,8 @@ class Workers {
 
 /// Serves one session to its end.
 template <class Env>
-Ended serve_one(const Spaces& spaces, const Options& options, std::unique_ptr<Wire> wire) {
+Ended serve_one(const Spaces& spaces, Options options, std::unique_ptr<Wire> wire) {
+  options.who.saves = saves<Env>;
   Server server(spaces, options, std::move(wire));
   server.exit_when_lost = options.launched;
   Envs<Env> envs(server);
@@ -2469,7 +2617,8 @@ int serve_all(const Spaces& spaces, const Options& options) {
 }  // namespace detail
 
 /// Serve envs of the class `Env`, which has `static Spaces spaces()`, `reset(std::uint64_t seed, Obs)`, `Step step(Action, Obs)`, and a
-/// constructor that takes nothing or the settings (`const Json&`). Returns the exit code of `main`.
+/// constructor that takes nothing or the settings (`const Json&`). With `std::string save() const` and `void load(const std::string& state,
+/// Obs)` its episodes come back exactly after a resume; `load` may be called on a new object. Returns the exit code of `main`.
 template <class Env>
 int serve(const Options& options) {
   const Spaces spaces = Env::spaces();

@@ -16,7 +16,9 @@ Then: raynforce train ppo "sim:/path/to/other/python pendulum.py" --envs 16
 An observation is an array, or a dictionary of arrays with `observation_space` a dictionary of the same keys. The
 class gets the settings (`--set env_args.NAME=…`) as keyword arguments. `step` may return a fifth value, numbers of an
 episode that ends. Environments with gymnasium's interface (`reset(*, seed)` that returns a pair) are served as well.
-The wire is docs/protocol.md.
+With `save_state()` and `load_state(state)`, as Raynforce's own environments have them, episodes come back exactly after
+a resume: `save_state` returns bytes, or dicts and lists of numpy arrays and of None, bool, int, float and str;
+`load_state` gets the same after a reset, and `np_random` is saved beside. The wire is docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -35,13 +37,15 @@ import struct
 import sys
 import threading
 import time
+import zlib
 
 import numpy as np
 
 HEADER = struct.Struct("<4sBBBBQQIIHHIQ")
-HELLO, WELCOME, REJECT, RESET, STEP, RESULT, ERROR, PING, PONG, LOG, CLOSE = range(1, 12)
+HELLO, WELCOME, REJECT, RESET, STEP, RESULT, ERROR, PING, PONG, LOG, CLOSE, SNAPSHOT, RESTORE = range(1, 14)
 TERMINATED, TRUNCATED, FIRST = 1, 2, 4
 EPISODES, TIMING, SEEDS = 1, 2, 1
+MOST_STATE, MOST_BODY = 1 << 26, 1 << 30
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
 
 
@@ -111,6 +115,75 @@ def _value(obs, path):
     return obs
 
 
+# -- saved states: JSON with the places of arrays and bytes that follow it, under a checksum ---------------
+
+
+def _dumped(value):
+    parts, at = [], 0
+
+    def placed(kind, data, *more):
+        nonlocal at
+        parts.append(data)
+        at += len(data)
+        return {kind: [at - len(data), len(data), *more]}
+
+    def walk(value):
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, (bytes, bytearray)):
+            return placed("bytes", bytes(value))
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
+            array = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+            return placed("array", array.tobytes(), array.dtype.str, list(value.shape), isinstance(value, np.generic))
+        if isinstance(value, list):
+            return {"list": [walk(one) for one in value]}
+        if isinstance(value, dict) and all(type(key) is str for key in value):
+            return {"dict": {key: walk(one) for key, one in value.items()}}
+        raise TypeError(f"a state has a {type(value).__name__}; it may have bytes, dicts with text as keys, lists, "
+                        "numpy arrays of numbers, None, bool, int, float and str")  # fmt: skip
+
+    text = json.dumps(walk(value)).encode()
+    body = len(text).to_bytes(8, "little") + text + b"".join(parts)
+    return b"RPY1" + zlib.crc32(body).to_bytes(4, "little") + body
+
+
+def _loaded(data):
+    body = data[8:]
+    if data[:4] != b"RPY1" or len(data) < 16 or zlib.crc32(body) != int.from_bytes(data[4:8], "little"):
+        raise ValueError("a state that was not saved by such a simulator, or is damaged")
+    start = 8 + int.from_bytes(body[:8], "little")
+
+    def walk(value):
+        if not isinstance(value, dict):
+            return value
+        ((kind, found),) = value.items()
+        if kind == "dict":
+            return {key: walk(one) for key, one in found.items()}
+        if kind == "list":
+            return [walk(one) for one in found]
+        part = body[start + found[0] : start + found[0] + found[1]]
+        if kind == "bytes":
+            return part
+        array = np.frombuffer(part, found[2]).reshape(found[3])
+        array = array.astype(array.dtype.newbyteorder("="))  # a copy, which may be written to
+        return array[()] if found[4] else array
+
+    return walk(json.loads(body[8:start]))
+
+
+def _generator(env):
+    """gymnasium's `np_random`, if it has been made."""
+    found = getattr(getattr(env, "unwrapped", env), "_np_random", None)
+    return found if isinstance(found, np.random.Generator) else None
+
+
+def _plain(state):
+    """A generator's state without numpy's own numbers."""
+    if isinstance(state, dict):
+        return {key: _plain(one) for key, one in state.items()}
+    return int(state) if isinstance(state, np.integer) else state
+
+
 # -- one session ------------------------------------------------------------------------------------------
 
 
@@ -123,6 +196,7 @@ class _Lane:
         self.stream, self.seeded = 0, False
         self.total, self.length = 0.0, 0
         self.row = None  # reward, status, seconds, obs, final, return, length, info
+        self.state = None  # bytes, if that was its last answer
 
     def seed(self):
         """The first episode of a stream has its seed, each further one a seed of its own."""
@@ -149,13 +223,14 @@ class _Host:
         self.like_gymnasium = "seed" in (p := inspect.signature(first.reset).parameters) and (
             p["seed"].kind is inspect.Parameter.KEYWORD_ONLY
         )
+        self.can_save = all(callable(getattr(first, name, None)) for name in ("save_state", "load_state"))
         meta = {
             "protocol": {"major": 1, "minor_min": 0, "minor_max": 0},
             "software": {"name": name, "version": "0"},
             "pid": os.getpid(),
             "spaces": {"obs": self.obs, "action": self.action},
             "autoreset": ["same_step"],
-            "capabilities": ["episodes", "timing", "info"],
+            "capabilities": ["episodes", "timing", "info"] + ["snapshot"] * self.can_save,
         }
         launch, token = who
         if launch:
@@ -205,6 +280,17 @@ class _Host:
         meta = {"info": told} if told and len(json.dumps(told)) < 16_000 else None
         self._send(RESULT, meta, buffers, len(ids), len(ended), self.flags)
 
+    def _send_states(self, ids):
+        while ids:
+            some, size = [], 0
+            while ids and (not some or size + len(self.lanes[ids[0]].state) <= MOST_STATE):
+                size += len(self.lanes[ids[0]].state)
+                some.append(ids.pop(0))
+            states = [self.lanes[i].state for i in some]
+            columns = [np.array(some, "<u4"), np.array([self.lanes[i].request for i in some], "<u8")]
+            columns += [np.array([len(state) for state in states], "<u8"), np.frombuffer(b"".join(states), "u1")]
+            self._send(SNAPSHOT, None, columns, len(some))
+
     def _say_error(self, recoverable, code, text):
         meta = {"scope": "session", "recoverable": recoverable, "code": code, "text": text}
         self._send(ERROR, meta, [np.empty(0, "<u4"), np.empty(0, "<u8")])
@@ -230,7 +316,9 @@ class _Host:
         magic, major, minor, kind, flags, session, sequence, envs, _, _, _, meta, body = HEADER.unpack(self._read(48))
         if magic != b"RAYN" or (major != 1 and kind != REJECT):
             raise Violation("this is another protocol")
-        if meta > 1 << 18 or body > 1 << 30 or envs > len(self.lanes):
+        if meta > 1 << 18 or body > MOST_BODY or envs > len(self.lanes):
+            raise Violation("a message that is too large")
+        if kind == RESTORE and body > 4 * envs + 4 + envs * (8 + MOST_STATE):
             raise Violation("a message that is too large")
         text, data = self._read(meta), self._read(body)
         try:
@@ -252,7 +340,7 @@ class _Host:
         self.session, self.minor, self.config = session, minor, meta.get("config") or {}
         agreed = meta.get("capabilities", [])
         self.flags = (EPISODES if "episodes" in agreed else 0) | (TIMING if "timing" in agreed else 0)
-        self.info = "info" in agreed
+        self.info, self.saves = "info" in agreed, "snapshot" in agreed
         self.env_config = meta.get("env_config") or [{}] * len(self.lanes)
         deadlines = meta.get("deadlines", {})
         self.ping, self.silence = deadlines.get("ping_ms", 1000) / 1000, deadlines.get("silence_ms", 10000) / 1000
@@ -301,7 +389,7 @@ class _Host:
                     self._send(PONG, {"progress_ms": int(1000 * (time.monotonic() - self.progress))}, sequence=sequence)
                 elif kind == CLOSE or (kind == ERROR and not meta.get("recoverable", True)):
                     return self.requests.put(None if kind == CLOSE else Violation(str(meta.get("text"))))
-                elif kind in (RESET, STEP):
+                elif kind in (RESET, STEP) or (kind in (SNAPSHOT, RESTORE) and self.saves):
                     if flags & ~(SEEDS if kind == RESET else 0):
                         raise Violation("unknown flags")
                     self.requests.put((kind, flags, sequence, envs, data))
@@ -353,6 +441,8 @@ class _Host:
                 self._do(i, action)
                 if self.lanes[i].failure is not None:
                     self._send_broken(i)
+                elif self.lanes[i].state is not None:
+                    self._send_states([i])
                 else:
                     ready.append(i)
                 self.progress = time.monotonic()
@@ -364,6 +454,8 @@ class _Host:
     def _taken(self, kind, flags, sequence, envs, data):
         """The envs of a request that is new, with their actions; what comes again is answered again."""
         at = 4 * envs + (-4 * envs % 8)
+        if kind in (SNAPSHOT, RESTORE):
+            return self._taken_state(kind, sequence, envs, data, at)
         each = np.dtype(self.action["dtype"]).itemsize * int(np.prod(self.action["shape"])) if kind == STEP else 8
         more = envs * each if kind == STEP or flags & SEEDS else 0
         if len(data) != at + more + (-more % 8):
@@ -378,31 +470,63 @@ class _Host:
             ).reshape(shape)
         else:
             rest = np.frombuffer(data, "<u8", envs, at) if flags & SEEDS else [None] * envs
-        found, again = [], []
+        return self._fresh(kind, sequence, ids, rest)
+
+    def _taken_state(self, kind, sequence, envs, data, at):
+        ids, rest = np.frombuffer(data, "<u4", envs).tolist() if len(data) >= at else [], [None] * envs
+        if not ids or len(set(ids)) < len(ids) or max(ids) >= len(self.lanes):
+            raise Violation("an env that does not exist, or comes twice")
+        if kind == RESTORE:
+            if len(data) < at + 8 * envs:
+                raise Violation("a request of a wrong length")
+            sizes = np.frombuffer(data, "<u8", envs, at).tolist()
+            at += 8 * envs
+            if max(sizes) > MOST_STATE:
+                raise Violation("a state that is too large")
+            rest = []
+            for size in sizes:
+                rest.append(data[at : at + size])
+                at += size
+        if len(data) != at + -at % 8:
+            raise Violation("a request of a wrong length")
+        return self._fresh(kind, sequence, ids, rest)
+
+    def _fresh(self, kind, sequence, ids, rest):
+        found, again, told = [], [], []
         for i, more in zip(ids, rest):
             lane = self.lanes[i]
             if sequence < lane.request:
                 continue
             if sequence == lane.request:
-                self._send_broken(i) if lane.failure is not None else again.append(i)
+                if lane.failure is not None:
+                    self._send_broken(i)
+                else:
+                    (again if lane.state is None else told).append(i)
                 continue
-            if kind == STEP and (lane.row is None or lane.failure is not None):
+            if kind in (STEP, SNAPSHOT) and (lane.row is None or lane.failure is not None):
                 raise Violation(f"env {i} must be reset before it is stepped")
-            lane.request, lane.failure = sequence, None
+            lane.request, lane.failure, lane.state = sequence, None, None
             if kind == RESET and more is not None:
                 lane.stream, lane.seeded = int(more), False
-            found.append((i, more if kind == STEP else None))
+            found.append((i, SNAPSHOT if kind == SNAPSHOT else more if kind != RESET else None))
         if again:
             self._send_rows(again)
+        self._send_states(told)
         return found
 
     def _do(self, i, action):
+        """Reset (None), step (an action), save (SNAPSHOT) or load (bytes) an env."""
         lane, began = self.lanes[i], time.perf_counter()
         row = {"reward": 0.0, "status": FIRST, "final": None, "return": 0.0, "length": 0, "info": None}
         try:
             if lane.env is None:
                 lane.env = self.make({**self.config, **self.env_config[i]})
-            if action is None:
+            if action is SNAPSHOT:
+                lane.state = self._saved(lane)
+                return
+            if isinstance(action, bytes):
+                row["obs"] = self._load(lane, action)
+            elif action is None:
                 lane.total, lane.length = 0.0, 0
                 row["obs"] = self._reset(lane)
             else:
@@ -423,6 +547,27 @@ class _Host:
             return
         row["seconds"] = time.perf_counter() - began
         lane.row = row
+
+    def _saved(self, lane):
+        generator = _generator(lane.env)
+        kept = {"stream": lane.stream, "total": lane.total, "length": lane.length, "obs": lane.row["obs"]}
+        rng = None if generator is None else _plain(generator.bit_generator.state)
+        state = _dumped({**kept, "rng": rng, "env": lane.env.save_state()})
+        if len(state) > MOST_STATE:
+            raise ValueError(f"its state has {len(state):,} bytes; at most {MOST_STATE:,} can be saved")
+        return state
+
+    def _load(self, lane, data):
+        """Go on where an env was saved, after a reset; its observation."""
+        kept = _loaded(data)
+        lane.stream, lane.seeded = kept["stream"], False
+        self._reset(lane)
+        lane.env.load_state(kept["env"])
+        generator = _generator(lane.env)
+        if generator is not None and kept["rng"] is not None:
+            generator.bit_generator.state = kept["rng"]  # last, because loading may have drawn from it
+        lane.total, lane.length = kept["total"], kept["length"]
+        return {path: kept["obs"][path].astype(dtype).reshape(self.shapes[path]) for path, dtype in self.dtypes.items()}
 
     def _reset(self, lane):
         seed = lane.seed()

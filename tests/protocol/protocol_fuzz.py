@@ -17,8 +17,8 @@ import numpy as np
 from raynforce.protocol.codec import RESET
 from raynforce.protocol.frame import HEADER, MAGIC, MAJOR, Message, ProtocolError, Type
 from raynforce.protocol.handshake import CAPABILITIES, Hello, Offer
-from raynforce.protocol.host_session import HostSession, ResetRequest, StepRequest
-from raynforce.protocol.policy_session import Broken, PolicySession, Results
+from raynforce.protocol.host_session import HostSession, ResetRequest, RestoreRequest, SnapshotRequest, StepRequest
+from raynforce.protocol.policy_session import Broken, PolicySession, Results, Snapshots
 from raynforce.protocol.session import Envs, Outcome, Session
 from raynforce.protocol.spaces import Spaces
 from raynforce.protocol.wire import Reader
@@ -56,6 +56,9 @@ _PLACES = (4, 5, 6, 7, 8, 16, 24, 28, 32, 34, 36, 40)  # of the header's numbers
 _SIZES = (1, 1, 1, 1, 8, 8, 4, 4, 2, 2, 4, 8)
 
 
+ACTED = ResetRequest | StepRequest | SnapshotRequest | RestoreRequest | Results | Snapshots | Broken
+
+
 class Crack(AssertionError):
     """Something that must not be."""
 
@@ -69,7 +72,7 @@ class Side:
 
     def see(self, outcome: Outcome) -> Outcome:
         for event in outcome.events:
-            if isinstance(event, ResetRequest | StepRequest | Results | Broken):
+            if isinstance(event, ACTED):
                 self._once(event.envs)
             if isinstance(event, Results):
                 self._in_range(event)
@@ -98,6 +101,11 @@ def ask(policy: PolicySession) -> list[Message]:
     phase, shape = policy.envs.phase, policy.hello.spaces.action.shape
     new, ready = np.flatnonzero(phase == Envs.NEW), np.flatnonzero(phase == Envs.READY)
     asked = [policy.reset(new, 0.0, new.astype(np.uint64))] if len(new) else []
+    if policy.saves and len(ready) > 2:
+        save, load, ready = ready[:1], ready[1:2], ready[2:]
+        if policy.envs.autoreset != "next_step":
+            asked.append(policy.snapshot(save, 0.0))
+        asked.append(policy.restore(load, [b"some state"], 0.0))
     return asked + ([policy.step(ready, np.zeros((len(ready), *shape)), 0.0)] if len(ready) else [])
 
 
@@ -106,7 +114,9 @@ def answer(host: HostSession, message: Message, rng: np.random.Generator) -> lis
     outcome = host.take(message.to_bytes(), 0.0)
     said = list(outcome.send)
     for event in outcome.events:
-        if isinstance(event, ResetRequest | StepRequest):
+        if isinstance(event, SnapshotRequest):
+            said.append(host.snapshots(event.envs, [b"some state"] * len(event.envs), 0.0))
+        elif isinstance(event, ResetRequest | StepRequest | RestoreRequest):
             host.slots.status[event.envs] = rng.integers(0, 4, len(event.envs))
             host.slots.info |= {env: {"is_success": 1.0, "laps": 2.5} for env in event.envs.tolist()}
             if len(event.envs) > 2 and rng.random() < 0.3:
@@ -192,7 +202,14 @@ class Fuzzer:
                     new = session.envs.phase[env] == Envs.NEW
                     shape = session.hello.spaces.action.shape
                     asked = np.array([env])
-                    session.reset(asked, 0.0) if new else session.step(asked, np.zeros((1, *shape)), 0.0)
+                    if message.type == Type.SNAPSHOT:
+                        session.snapshot(asked, 0.0)
+                    elif new or (
+                        message.type == Type.RESULT and message.buffers[3][message.buffers[0] == env] == RESET
+                    ):
+                        session.reset(asked, 0.0)
+                    else:
+                        session.step(asked, np.zeros((1, *shape)), 0.0)
 
     def _hostile(self, side: Side, script: list[Message]) -> None:
         message = self.random.choice(script)
@@ -252,6 +269,9 @@ class Fuzzer:
             request = Message(Type.RESET, session.session, (1 << 64) - 1, len(envs), buffers=[envs.astype("<u4")])
         else:
             ask(session)
+            saving = np.flatnonzero(session.envs.phase == Envs.SAVING)
+            session.envs.phase[saving] = Envs.BUSY  # what follows is about results
+            session.envs.first[saving] = False
             envs = np.flatnonzero(session.envs.phase == Envs.BUSY)
             request = self._honest(session, envs)
         if not len(envs):
@@ -358,3 +378,5 @@ def _results(host: HostSession, most: int = ENVS) -> None:
     if host.open and not host.ended and len(busy := np.flatnonzero(host.envs.phase == Envs.BUSY)[:most]):
         host.slots.status[busy] = 0
         host.results(busy, 0.0)
+    if host.open and not host.ended and len(saving := np.flatnonzero(host.envs.phase == Envs.SAVING)[:most]):
+        host.snapshots(saving, [b"some state"] * len(saving), 0.0)

@@ -13,8 +13,8 @@ from raynforce.errors import UsageError
 from raynforce.protocol.codec import RESET, TERMINATED, TRUNCATED
 from raynforce.protocol.frame import Message, ProtocolError, Type
 from raynforce.protocol.handshake import Deadlines, Hello, Offer, Welcome, signed
-from raynforce.protocol.host_session import HostSession, Rejected, StepRequest
-from raynforce.protocol.policy_session import Broken, Joined, Overdue, PolicySession, Results
+from raynforce.protocol.host_session import HostSession, Rejected, RestoreRequest, SnapshotRequest, StepRequest
+from raynforce.protocol.policy_session import Broken, Joined, Overdue, PolicySession, Results, Snapshots
 from raynforce.protocol.session import Closing, Ended, Note, Outcome
 from raynforce.protocol.spaces import Spaces
 
@@ -564,3 +564,120 @@ def test_an_offer_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
         Offer(**{"session": 1, **wrong})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="step_ms is 0; it must be from 1 to 86400000 milliseconds"):
         Deadlines(step_ms=0)
+
+
+# Saved states
+
+
+def saved(host: HostSession, policy: PolicySession, envs: np.ndarray, *states: bytes) -> Snapshots:
+    asked = one(host.take(policy.snapshot(envs, 0.0).to_bytes(), 0.0))
+    assert isinstance(asked, SnapshotRequest)
+    assert asked.envs.tolist() == envs.tolist()
+    found = one(policy.take(host.snapshots(envs, states, 0.0).to_bytes(), 0.0))
+    assert isinstance(found, Snapshots)
+    return found
+
+
+def test_states_are_saved_and_restored() -> None:
+    host, policy = begun(capabilities=("snapshot",))
+    assert policy.saves
+    found = saved(host, policy, ids(2, 0), b"two", b"")
+    assert (found.envs.tolist(), found.states) == ([2, 0], [b"two", b""])
+    asked = one(host.take(policy.restore(found.envs, found.states, 0.0).to_bytes(), 0.0))
+    assert isinstance(asked, RestoreRequest)
+    assert asked.states == [b"two", b""]
+    host.slots.obs["obs"][ids(2, 0)] = [[2], [0]]
+    rows = one(policy.take(host.results(ids(2, 0), 0.0).to_bytes(), 0.0))
+    assert not rows.valid.any()
+    assert rows.obs["obs"][:, 0].tolist() == [2, 0]
+    stepped(host, policy, 0, 1, 2)
+
+
+def test_a_snapshot_that_is_asked_for_again_is_sent_again() -> None:
+    host, policy = begun(capabilities=("snapshot",))
+    request = policy.snapshot(ids(1), 0.0)
+    host.take(request.to_bytes(), 0.0)
+    assert host.take(request.to_bytes(), 0.0) == Outcome(send=[])  # it is under way
+    host.snapshots(ids(1), [b"x" * 9], 0.0)  # which is lost
+    (again,) = host.take(request.to_bytes(), 0.0).send
+    assert one(policy.take(again.to_bytes(), 0.0)).states == [b"x" * 9]
+    assert policy.take(again.to_bytes(), 0.0) == Outcome()
+    assert policy.refused["late"] == 1
+    stepped(host, policy, 1)
+    assert host.take(request.to_bytes(), 0.0) == Outcome(send=[])  # an old one
+    restore = policy.restore(ids(0), [b"y"], 0.0)
+    host.take(restore.to_bytes(), 0.0)
+    host.results(ids(0), 0.0)
+    (row,) = host.take(restore.to_bytes(), 0.0).send
+    assert not one(policy.take(row.to_bytes(), 0.0)).valid.any()
+
+
+def test_an_env_that_cannot_be_saved_has_broken() -> None:
+    host, policy = begun(capabilities=("snapshot",))
+    host.take(policy.snapshot(ids(1), 0.0).to_bytes(), 0.0)
+    fault = one(policy.take(host.broken(1, "raised", "no disk", 0.0).to_bytes(), 0.0))
+    assert (fault.envs.tolist(), fault.text) == ([1], "no disk")
+    with pytest.raises(UsageError, match="env 1 must be reset first"):
+        policy.snapshot(ids(1), 0.0)
+
+
+def test_what_owes_something_is_not_saved() -> None:
+    host, policy = begun(capabilities=("snapshot",))
+    stepped(host, policy, 0)
+    with pytest.raises(UsageError, match="SNAPSHOT: env 0 still owes a result"):
+        policy.snapshot(ids(0), 0.0)
+    policy.snapshot(ids(1), 0.0)
+    with pytest.raises(UsageError, match="STEP: env 1 is being saved"):
+        policy.step(ids(1), np.zeros(1), 0.0)
+    with pytest.raises(UsageError, match="RESET: env 1 is being saved"):
+        policy.restore(ids(1), [b""], 0.0)
+    assert policy.take(host.log("info", "x").to_bytes(), 0.0).events
+
+
+def test_without_the_capability_nobody_saves() -> None:
+    host, policy = begun()
+    assert not policy.saves
+    message = Message(Type.SNAPSHOT, 7, 99, 1, buffers=[np.zeros(1, "<u4")])
+    assert one(host.take(message.to_bytes(), 0.0)).code == "state"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "total", "code"),
+    [
+        ([3, 4], 8, ""),
+        ([3, 4], 16, "size"),
+        ([9, 0], 8, "size"),
+        ([1 << 27, 0], 8, "limit"),
+        ([1 << 63, 1 << 63], 0, "limit"),
+    ],
+)
+def test_sizes_of_states_must_fit(sizes: list[int], total: int, code: str) -> None:
+    host, _ = begun(capabilities=("snapshot",))
+    buffers = [np.arange(2, dtype="<u4"), np.array(sizes, "<u8"), np.zeros(total, "u1")]
+    outcome = host.take(Message(Type.RESTORE, 7, 99, 2, buffers=buffers).to_bytes(), 0.0)
+    assert getattr(one(outcome), "code", "") == code
+
+
+def test_a_state_that_is_too_large_is_refused_by_its_header() -> None:
+    host, policy = begun(capabilities=("snapshot",))
+    for session, columns in ((host, 2), (policy, 3)):
+        rows = [np.zeros(1, "<u4"), *[np.zeros(1, "<u8")] * (columns - 1)]
+        type_ = Type.RESTORE if session is host else Type.SNAPSHOT
+        head = bytearray(Message(type_, 7, 99, 1, buffers=[*rows, np.zeros(0, "u1")]).head())
+        for size, code in (((1 << 26) + 8 * columns, ""), ((1 << 26) + 8 * columns + 8, "limit"), (8, "limit")):
+            head[40:48] = size.to_bytes(8, "little")
+            found = ""
+            try:
+                session.codec.measure(bytes(head))
+            except ProtocolError as error:
+                found = error.code
+            assert found == code
+
+
+def test_states_in_frames() -> None:
+    host, policy = begun(capabilities=("snapshot",))
+    message = policy.restore(ids(0, 1), [b"abc", b"de"], 0.0)
+    frames = [bytes(frame) for frame in message.frames()]
+    assert host.receive(host.codec.decode_frames(frames), 0.0).events[0].states == [b"abc", b"de"]
+    with pytest.raises(ProtocolError, match="frames of"):
+        host.codec.decode_frames([*frames[:-1], frames[-1] + bytes(8)])

@@ -35,6 +35,25 @@ class Env:
         reward = float("nan") if DEFECT == "step" and self.steps == 3 else 1.0
         return (self.place, self.steps), reward, False, self.steps == 8
 
+    if DEFECT not in ("none without snapshot",):
+        kept = []  # which no other process has
+
+        def save_state(self):
+            if DEFECT == "saving-changes-nothing":
+                self.place += 0.5
+            if DEFECT == "restored-elsewhere":
+                Env.kept.append((self.place, self.steps))
+                return {"number": len(Env.kept) - 1}
+            return {"place": self.place, "steps": self.steps}
+
+        def load_state(self, tree):
+            if DEFECT == "restored-elsewhere":
+                self.place, self.steps = Env.kept[tree["number"]]
+                return
+            self.place, self.steps = float(tree["place"]), tree["steps"]
+            if DEFECT == "restored":
+                self.steps = 0
+
 
 def patch(*names):
     """Decorates a function that takes the method it replaces, for some defects."""
@@ -181,12 +200,27 @@ elif DEFECT in ("reset-some", "step-some"):
             held.clear()
 
     sim._Host._send_rows = once_all_are_there
-elif DEFECT in ("step-again", "reset-again", "part-again", "old-request"):
+elif DEFECT == "restored-observation":
+    real_load = sim._Host._load
+    sim._Host._load = lambda self, *args: {k: 0 * v for k, v in real_load(self, *args).items()}
+elif DEFECT == "bad-state":
+    real_load = sim._Host._load
+
+    def fragile(self, *args):
+        try:
+            return real_load(self, *args)
+        except ValueError:
+            os._exit(139)
+
+    sim._Host._load = fragile
+elif DEFECT in ("step-again", "reset-again", "part-again", "old-request", "snapshot-again", "restore-again"):
     real_taken = sim._Host._taken
 
     def forgetful(self, *request):
         for lane in self.lanes:
-            lane.request = 0
+            lane.request, lane.state = 0, None
+            if DEFECT == "snapshot-again" and request[0] == sim.SNAPSHOT:
+                lane.total += 1
         return real_taken(self, *request)
 
     sim._Host._taken = forgetful
@@ -240,7 +274,7 @@ elif DEFECT == "several-at-once":
 
     sim._Host._read = wasteful
 elif DEFECT in ("bad-magic", "bad-length", "bad-meta", "no-such-env", "env-twice", "too-many-envs", "unknown-flags",
-                "step-before-reset"):  # fmt: skip
+                "step-before-reset", "states-and-sizes", "large-state", "large-body", "save-before-reset"):  # fmt: skip
 
     class Lenient(Exception):
         pass

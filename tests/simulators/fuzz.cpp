@@ -75,22 +75,24 @@ int main(int argc, char** argv) {
   const long rounds = std::atol(argv[1]);
   std::mt19937_64 random(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
   const auto below = [&](std::uint64_t n) { return random() % n; };
-  long messages = 0, answered = 0, refused = 0;
+  long messages = 0, answered = 0, refused = 0, saves = 0, loaded = 0;
   while (messages < rounds) {
     const raynforce::Spaces spaces{{raynforce::box<std::uint8_t>({3, 3}).named("a"), raynforce::discrete(4).named("b")}, raynforce::multidiscrete({2, 3})};
-    raynforce::detail::HostSession session(spaces, 3, {}, 0);
+    raynforce::Identity who;
+    who.saves = below(8) != 0;
+    raynforce::detail::HostSession session(spaces, 3, who, 0);
     std::uint64_t sequence = 0;
-    Bytes stream;
+    std::string state;  // that an env was saved in
     for (int i = 0; i < 40 && !session.over(); ++i, ++messages) {
       Header header;
       header.session = below(20) == 0 ? below(9) : 7, header.sequence = below(8) == 0 ? below(sequence + 2) : ++sequence;
       Bytes body, next;
-      const std::uint64_t kind = i == 0 ? 0 : i == 1 ? 1 : 1 + below(8);
+      const std::uint64_t kind = i == 0 ? 0 : i == 1 ? 1 : 1 + below(10);
       if (kind == 0) {
         header.type = 2, header.envs = 3;
         const std::uint64_t seeds[3] = {1, 2, 3};
         append(body, seeds, sizeof seeds);
-        next = message(header, below(2) == 0 ? R"({"autoreset":"same_step","capabilities":["episodes","timing","info"],"config":{"x":[1,{"y":null}]}})" : R"({"autoreset":"explicit"})", body, 1);
+        next = message(header, below(2) == 0 ? R"({"autoreset":"same_step","capabilities":["episodes","timing","info","snapshot"],"config":{"x":[1,{"y":null}]}})" : R"({"autoreset":"explicit","capabilities":["snapshot"]})", body, 1);
       } else if (kind <= 5) {
         header.type = kind <= 2 ? 4 : 5, header.envs = i == 1 ? 3 : static_cast<std::uint32_t>(1 + below(3));
         std::vector<std::uint32_t> ids;
@@ -103,6 +105,19 @@ int main(int argc, char** argv) {
           append(body, actions.data(), 8 * actions.size());
         }
         next = message(header, "", body, header.type == 5 ? 2 : 1);
+      } else if (kind >= 9) {
+        header.type = kind == 9 ? 12 : 13, header.envs = static_cast<std::uint32_t>(1 + below(3));
+        std::vector<std::uint32_t> ids;
+        std::vector<std::uint64_t> sizes;
+        std::string states;
+        for (std::uint32_t env = 0; env < header.envs; ++env) {
+          ids.push_back(env);
+          const std::string one = below(4) == 0 ? std::string(below(60), 'x') : state;
+          sizes.push_back(below(60) == 0 ? random() : one.size()), states += one;
+        }
+        append(body, ids.data(), 4 * ids.size());
+        if (kind == 10) append(body, sizes.data(), 8 * sizes.size()), append(body, states.data(), states.size());
+        next = message(header, "", body, kind == 9 ? 1 : 3);
       } else {
         header.type = static_cast<std::uint8_t>(below(4) == 0 ? below(256) : below(2) == 0 ? 8 : 9);
         next = message(header, below(3) == 0 ? R"({"recoverable":true,"text":"\u00e9\ud83d\ude00"})" : "", {}, 0);
@@ -123,17 +138,30 @@ int main(int argc, char** argv) {
         for (const raynforce::Request& request : asked) {
           for (int cell = 0; cell < 9; ++cell) session.obs(request.env).data<std::uint8_t>(0)[cell] = static_cast<std::uint8_t>(random());
           session.obs(request.env).data<std::int64_t>(1)[0] = 2;
-          if (below(10) == 0) session.broken(request.env, std::string(below(3) == 0 ? 5000 : 5, '\n'));
+          if (request.kind == raynforce::Request::Kind::load) loaded += request.state == "state of an env";
+          if (request.kind == raynforce::Request::Kind::save && below(10) != 0) session.submit_state(request.env, "state of an env"), ++saves;
+          else if (below(10) == 0) session.broken(request.env, std::string(below(3) == 0 ? 5000 : 5, '\n'));
+          else if (request.kind == raynforce::Request::Kind::save) session.broken(request.env, "cannot be saved");
           else session.submit(request.env, {1.0, below(9) == 0, below(9) == 0, {{"x", 1.0}}}, 0.1f), ++answered;
         }
         if (below(30) == 0) break;  // still at it when the next message comes
       }
       session.flush();
       session.tick(i);
+      for (std::size_t at = 0; at + sizeof header <= session.out.size();) {
+        std::memcpy(&header, session.out.data() + at, sizeof header);
+        if (header.type == 12) {
+          const std::size_t before = sizeof header + header.envs * 4 + header.envs % 2 * 4 + header.envs * 8;
+          std::uint64_t size;
+          std::memcpy(&size, session.out.data() + at + before, 8);
+          state.assign(reinterpret_cast<const char*>(session.out.data()) + at + before + 8 * header.envs, static_cast<std::size_t>(size));
+        }
+        at += sizeof header + header.meta_bytes + static_cast<std::size_t>(header.body_bytes);
+      }
       session.out.clear();
     }
     refused += session.over();
   }
-  std::printf("%ld messages, %ld answered, %ld sessions refused\n", messages, answered, refused);
-  return answered == 0 || refused == 0;
+  std::printf("%ld messages, %ld answered, %ld saved, %ld loaded, %ld sessions refused\n", messages, answered, saves, loaded, refused);
+  return answered == 0 || refused == 0 || saves == 0 || loaded == 0;
 }

@@ -26,6 +26,7 @@ struct Odd {
     if (step_ == at && fault == "exit") std::fprintf(stderr, "out of fuel\n"), std::exit(7);
     if (step_ == at && fault == "abort") std::raise(SIGSEGV);
     if (step_ == at && fault == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
+    if (fault == "leak") leaked.resize(leaked.size() + (1 << 20), 'x');
     if (step_ == at && fault == "slow") std::this_thread::sleep_for(std::chrono::milliseconds(300));
     write(obs);
     if (step_ == at && fault == "nan") obs.data<float>(2)[0] = NAN;
@@ -36,13 +37,32 @@ struct Odd {
     return result;
   }
 
+#ifdef SAVES
+  std::string save() const {
+    if (step_ == at && fault == "save") throw std::runtime_error("no disk");
+    if (step_ == at && fault == "exit in save") std::exit(9);
+    if (step_ == at && fault == "huge") return std::string(65 << 20, 'x');
+    std::string state = raynforce::pack(seed, step_, wheel);
+    if (fault == "big") state.resize(40 << 20, 'x');
+    return state;
+  }
+
+  void load(const std::string& state, raynforce::Obs obs) {
+    if (fault == "load") throw std::runtime_error("cannot go back");
+    if (fault == "exit in load") std::exit(9);
+    raynforce::unpack(fault == "big" ? state.substr(0, sizeof seed + sizeof step_ + sizeof wheel) : state, seed, step_, wheel);
+    if (fault == "forget") ++step_;
+    write(obs);
+  }
+#endif
+
   void write(raynforce::Obs obs) const {
     for (int i = 0; i < 48; ++i) obs.data<std::uint8_t>(0)[i] = static_cast<std::uint8_t>(seed + static_cast<std::uint64_t>(i + step_));
     obs.data<std::int64_t>(1)[0] = step_ % 6 - 1;
     obs.data<float>(2)[0] = static_cast<float>(step_), obs.data<float>(2)[1] = wheel;
   }
 
-  std::string fault;
+  std::string fault, leaked;
   int at, length, step_ = 0;
   float wheel = 0;
   std::uint64_t seed = 0;

@@ -15,7 +15,8 @@ from raynforce.envs import conformance
 from raynforce.envs.conformance import CASES, check
 
 BROKEN = Path(__file__).parent / "broken_sim.py"
-QUICK = ("hello", "reset", "step-again", "equal-seeds", "ping", "close", "unknown-type", "env-twice", "timing")
+QUICK = ("hello", "reset", "step-again", "equal-seeds", "ping", "close", "unknown-type", "env-twice", "timing",
+         "restored", "bad-state")  # fmt: skip
 
 
 def test_the_header_passes(cartpole: str) -> None:
@@ -33,6 +34,13 @@ def test_an_engines_own_loop_passes(compiled: Callable[[str], str]) -> None:
 def test_the_python_sdk_passes() -> None:
     found = {name: why for name, _, why in check(f"sim:{sys.executable} {BROKEN} none")}
     assert not any(found.values()), found
+
+
+@pytest.mark.slow
+def test_one_that_cannot_save_is_not_blamed() -> None:
+    found = {name: why for name, _, why in check(f"sim:{sys.executable} {BROKEN} 'none without snapshot'")}
+    assert set(found.values()) == {"", "skipped: it does not offer `snapshot`"}
+    assert len([why for why in found.values() if why]) == 11
 
 
 @pytest.mark.parametrize(
@@ -59,7 +67,7 @@ def test_a_new_project_builds_and_passes(tmp_path: Path, capsys: pytest.CaptureF
     build = next(line for line in capsys.readouterr().out.splitlines() if "g++" in line)
     subprocess.run(build, shell=True, check=True)
     program = build.split()[-1]
-    assert not any(why for *_, why in check(program, ["hello", "step", "equal-seeds", "close"]))
+    assert not any(why for *_, why in check(program, ["hello", "step", "equal-seeds", "close", "restored"]))
     assert main(["sim", "new", str(folder)]) == 2
     assert "is there already" in capsys.readouterr().err
     assert main(["sim", "check", "CartPole-v1"]) == 2
