@@ -2640,8 +2640,18 @@ int serve(const Options& options) {
     return *std::max_element(codes.begin(), codes.end());
   }
   std::fprintf(stderr, "%s: listening on %s\n", options.who.name.c_str(), options.listen.c_str());
-  if (options.listen.rfind("zmq:", 0) == 0)
-    while (true) detail::serve_one<Env>(spaces, options, detail::accept(options));
+  if (options.listen.rfind("zmq:", 0) == 0) {
+    std::unique_ptr<detail::Wire> wire = detail::accept(options);
+    while (true) {
+      detail::serve_one<Env>(spaces, options, std::move(wire));
+      for (wire = nullptr; wire == nullptr;) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));  // ZMQ lets go of an address after a while
+        try {
+          wire = detail::accept(options);
+        } catch (const Error&) {}
+      }
+    }
+  }
   const detail::Socket listener = detail::Address(options.listen).listen();
   while (true) {
     detail::Socket socket(::accept(listener.fd(), nullptr, nullptr));

