@@ -29,11 +29,12 @@ from raynforce.protocol.spaces import DTYPES, Spaces
 AUTORESET = ("same_step", "next_step", "explicit")  # the next episode begins in the same RESULT, a STEP, or a RESET
 TERMINATED, TRUNCATED, RESET = 1, 2, 4  # of a RESULT's status; RESET is alone: a first observation, and no env step
 ENDED = TERMINATED | TRUNCATED
+FIRST, BROKE = 4, 8  # of a FRAGMENT's status: an episode's first step; the env broke or was only reset, alone
 ENDED_EPISODES, TIMING = 1, 2  # flags of RESULT: each ended episode's own return and length; what each env itself took
 SEEDS = 1  # flag of RESET: a seed for each env is there
 
 Data = bytes | bytearray | memoryview
-_U32, _U64, _F32, _F64, _U8 = (np.dtype(d) for d in ("<u4", "<u8", "<f4", "<f8", "u1"))
+_U32, _U64, _I64, _F32, _F64, _U8 = (np.dtype(d) for d in ("<u4", "<u8", "<i8", "<f4", "<f8", "u1"))
 
 
 class BufferColumn(NamedTuple):
@@ -42,6 +43,7 @@ class BufferColumn(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...] = ()
     ended: bool = False
+    steps: int = 0  # if there are several of each env: `[steps, envs, ...]`
 
 
 class BufferPlace(NamedTuple):
@@ -51,12 +53,13 @@ class BufferPlace(NamedTuple):
     nbytes: int
 
 
+_ENDING = frozenset((Type.RESULT, Type.FRAGMENT))
 _NAMES = {number: type_.name for number, type_ in TYPES.items()}
 _ID, _REQUEST = BufferColumn(_U32), BufferColumn(_U64)
 _ROWLESS = frozenset((Type.REJECT, Type.PING, Type.PONG, Type.LOG, Type.CLOSE))
 _CONTROL: dict[int, tuple[BufferColumn, ...]] = dict.fromkeys((Type.HELLO, *_ROWLESS), ())
 _CONTROL |= {Type.WELCOME: (BufferColumn(_U64),), Type.ERROR: (_ID, _REQUEST)}
-_FULL = frozenset((Type.HELLO, Type.WELCOME, Type.RESET, Type.STEP, Type.RESULT))  # at least one env
+_FULL = frozenset((Type.HELLO, Type.WELCOME, Type.RESET, Type.STEP, Type.RESULT, Type.FRAGMENT))  # at least one env
 
 
 class Codec:
@@ -66,10 +69,19 @@ class Codec:
         self.takes = frozenset(takes)
         self.most_envs = most_envs
         self.minor: int | None = None
+        self.fragment = 0  # steps of each env in a FRAGMENT, if there are any
         self.columns: dict[tuple[int, int], tuple[BufferColumn, ...]] = {(t, 0): c for t, c in _CONTROL.items()}
         self.places = lru_cache(maxsize=1024)(self._places)  # a peer chooses the keys, so it is bounded
 
-    def agree(self, spaces: Spaces, autoreset: str, envs: int, minor: int, capabilities: Sequence[str] = ()) -> None:
+    def agree(
+        self,
+        spaces: Spaces,
+        autoreset: str,
+        envs: int,
+        minor: int,
+        capabilities: Sequence[str] = (),
+        fragment: int = 0,
+    ) -> None:
         obs = tuple(BufferColumn(DTYPES[leaf.dtype], leaf.shape) for leaf in spaces.obs)
         action = BufferColumn(DTYPES[spaces.action.dtype], spaces.action.shape)
         if "memory" in capabilities:  # they lie elsewhere
@@ -84,6 +96,12 @@ class Codec:
             seconds = (BufferColumn(_F32),) if flags & TIMING else ()
             counts = episodes if flags & ENDED_EPISODES else ()
             self.columns[Type.RESULT, flags] = (*result, *seconds, *obs, *counts, *final)
+        if fragment:
+            self.fragment = fragment
+            seen = tuple(column._replace(steps=fragment + 1) for column in obs)
+            recorded = BufferColumn(_F32 if spaces.action.kind == "box" else _I64, spaces.action.shape, steps=fragment)
+            each = tuple(BufferColumn(dtype, steps=fragment) for dtype in (_F32, _F32, _U8, _U32))
+            self.columns[Type.FRAGMENT, 0] = (*seen, recorded, *each, *episodes, *final)
         self.minor, self.most_envs = minor, envs
         self.places.cache_clear()
 
@@ -92,6 +110,8 @@ class Codec:
         places, offset = [], 0
         for column in self.columns[type_, flags]:
             shape = (ended if column.ended else envs, *column.shape)
+            if column.steps:
+                shape = (column.steps, *shape)
             nbytes = math.prod(shape) * column.dtype.itemsize
             places.append(BufferPlace(column.dtype, shape, offset, nbytes))
             offset += padded(nbytes)
@@ -116,7 +136,9 @@ class Codec:
             raise ProtocolError("env", f"{name}: envs {envs}; at most {self.most_envs} are possible")
         if (envs and type_ in _ROWLESS) or (not envs and type_ in _FULL):
             raise ProtocolError("env", f"{name}: envs {envs}; expected {'0' if envs else '1 or more'}")
-        if ended and (type_ != Type.RESULT or ended > envs):
+        if type_ == Type.FRAGMENT and envs != self.most_envs:
+            raise ProtocolError("env", f"{name}: envs {envs}; it is of all {self.most_envs}")
+        if ended and (type_ not in _ENDING or ended > envs * (self.fragment if type_ == Type.FRAGMENT else 1)):
             raise ProtocolError("env", f"{name}: ended {ended} of {envs} envs")
         try:
             places, body = self.places(type_, flags, envs, ended)

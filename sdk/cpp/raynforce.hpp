@@ -650,6 +650,7 @@ struct Identity {
   std::string launch, token;  // of the trainer that started it: a nonce, and a key that never crosses the wire
   int host = -1;              // which of its simulators, if it said so
   bool shares_memory = false; // whether the transport can pass a file descriptor: a Unix socket
+  bool realtime = false;      // whether envs go on while the trainer asks for nothing: such steps are counted, not recorded
 };
 
 /// How a session ended.
@@ -665,7 +666,7 @@ static_assert(sizeof(float) == 4 && sizeof(double) == 8, "the wire has IEEE floa
 #error "the wire is little-endian, and this header copies arrays as they are"
 #endif
 
-enum Type : std::uint8_t { HELLO = 1, WELCOME, REJECT, RESET, STEP, RESULT, ERROR, PING, PONG, LOG, CLOSE };
+enum Type : std::uint8_t { HELLO = 1, WELCOME, REJECT, RESET, STEP, RESULT, ERROR, PING, PONG, LOG, CLOSE, SNAPSHOT, RESTORE, POLICY, SAMPLE, FRAGMENT };
 
 /// The fixed part of a message, as it lies on the wire.
 struct Header {
@@ -684,7 +685,7 @@ struct Violation : Error {
   std::string code;
 };
 
-inline constexpr std::uint8_t TERMINATED = 1, TRUNCATED = 2, FIRST = 4;
+inline constexpr std::uint8_t TERMINATED = 1, TRUNCATED = 2, FIRST = 4, BROKE = 8;  // in a FRAGMENT, FIRST is an episode's first step
 inline constexpr std::uint8_t EPISODES = 1, TIMING = 2, SEEDS = 1;  // flags of RESULT and RESET
 inline constexpr std::size_t GREETING_META = 1 << 18, OTHER_META = 1 << 14, UNKNOWN_BODY = 1 << 16, MOST_ENVS = 65536;
 
@@ -708,6 +709,40 @@ inline std::uint64_t mixed(std::uint64_t x) {  // splitmix64
   return x ^ x >> 31;
 }
 
+/// Chooses actions in the trainer's place and gathers fragments, with the capability `inference`. `Policy` is defined further down.
+struct Gatherer {
+  struct Part {
+    const void* data;
+    std::size_t bytes;
+  };
+  virtual ~Gatherer() = default;
+  virtual std::size_t policy_bytes() const = 0;
+  virtual std::size_t policy_buffers() const = 0;
+  virtual void set(const Json& meta, const std::uint8_t* body) = 0;
+  virtual void ask(const Json& meta, std::uint64_t sequence) = 0;
+  /// The first observation of the first episode is there.
+  virtual void begin(std::size_t env) = 0;
+  /// Whether the env may take a step now.
+  virtual bool wants(std::size_t env, bool realtime) = 0;
+  /// Choose for what the env shows, or with `reset` note that it only resets.
+  virtual void choose(std::size_t env, bool reset, std::uint8_t* action) = 0;
+  /// Why what the env shows or gives cannot be; empty if it can.
+  virtual std::string wrong(std::size_t env, double reward) const = 0;
+  /// The step is done.
+  virtual void record(std::size_t env, float reward, std::uint8_t status) = 0;
+  /// The episode has ended: what is shown is its last observation.
+  virtual void end(std::size_t env, double total, std::uint32_t length, const std::vector<std::pair<std::string, double>>& info) = 0;
+  /// The env has broken; with `blind` it shows nothing of use.
+  virtual void broke(std::size_t env, const std::string& why, bool blind) = 0;
+  /// Whether a fragment is complete; then its parts, and `next`.
+  virtual bool full() const = 0;
+  virtual std::size_t ended() const = 0;
+  virtual Json meta() = 0;
+  virtual std::vector<Part> parts() = 0;
+  virtual void next() = 0;
+};
+inline std::unique_ptr<Gatherer> make_gatherer(const Json& welcome, const Spaces& spaces, std::size_t envs, std::uint8_t* const* rows);
+
 /// Takes bytes and gives bytes. Milliseconds of any clock that never goes back are `now`.
 class HostSession {
  public:
@@ -718,7 +753,7 @@ class HostSession {
   HostSession(const HostSession&) = delete;
   HostSession& operator=(const HostSession&) = delete;
   HostSession(Spaces spaces, std::size_t envs, const Identity& who, std::int64_t now)
-      : spaces_(std::move(spaces)), count_(envs), heard_(now), pinged_(now) {
+      : spaces_(std::move(spaces)), count_(envs), realtime_(who.realtime), heard_(now), pinged_(now) {
     spaces_.check();
     if (envs == 0 || envs > MOST_ENVS) throw Error("a simulator has 1 to 65536 envs, not " + std::to_string(envs));
     Json meta = Json::object({{"protocol", Json::object({{"major", 1}, {"minor_min", 0}, {"minor_max", 0}})},
@@ -784,6 +819,7 @@ class HostSession {
   void submit(std::size_t env, const Step& step, float seconds = 0) {
     Lane& lane = owing(env);
     seconds_[env] += seconds;
+    if (lane.own) return gather(env, step);
     if (lane.resetting) {  // by RESET, or after the end of an episode
       if (lane.after_end)
         lane.after_end = false;
@@ -812,11 +848,17 @@ class HostSession {
     }
     lane.busy = false;
     ready_.push_back(static_cast<std::uint32_t>(env));
+    if (gatherer_ != nullptr) {
+      flush();  // before what it shows is written over
+      gatherer_->begin(env);
+      go_on(env);
+    }
   }
 
   /// An env has failed: its episode is cut, and the trainer resets it.
   void broken(std::size_t env, const std::string& why) {
     Lane& lane = owing(env);
+    if (lane.own) return gather_broken(env, why.empty() ? "it gave no reason" : why);
     lane.busy = lane.resetting = lane.after_end = false;
     lane.needs_reset = true, lane.failure = one_line(why.empty() ? "it gave no reason" : why);
     lane.episode_return = 0, lane.episode_length = 0;
@@ -863,6 +905,8 @@ class HostSession {
     std::uint64_t request = 0;  // the newest that was taken
     std::uint64_t stream = 0;   // where the next episode's seed comes from
     bool seeded = false, busy = false, resetting = false, after_end = false, needs_reset = true;
+    bool own = false;  // what it does was asked by the policy on this side
+    std::uint8_t status = 0;  // of a step that is not yet recorded
     double episode_return = 0;
     std::uint32_t episode_length = 0;
     std::string failure;  // why it broke, until it is reset
@@ -910,7 +954,11 @@ class HostSession {
       case RESET: body = ids + ((header.flags & SEEDS) != 0 ? envs * 8 : 0), buffers = (header.flags & SEEDS) != 0 ? 2 : 1; break;
       case STEP: body = ids + padded(envs * spaces_.action.bytes()), buffers = 2; break;
       case ERROR: body = ids + envs * 8, buffers = 2; break;
-      case REJECT: case PING: case PONG: case CLOSE: break;
+      case POLICY:
+        if (gatherer_ == nullptr) throw Violation("state", "POLICY, and inference was not agreed upon");
+        body = gatherer_->policy_bytes(), buffers = static_cast<unsigned>(gatherer_->policy_buffers());
+        break;
+      case REJECT: case PING: case PONG: case CLOSE: case SAMPLE: break;
       default:
         if (header.body_bytes > UNKNOWN_BODY) throw Violation("limit", "an unknown message of " + std::to_string(header.body_bytes) + " bytes");
         return;
@@ -928,6 +976,15 @@ class HostSession {
     if (header.session != session_) return;  // of another session
     switch (header.type) {
       case RESET: case STEP: return ask(header, body);
+      case POLICY: case SAMPLE: {
+        if (gatherer_ == nullptr) throw Violation("state", "SAMPLE, and inference was not agreed upon");
+        if (header.sequence <= sampled_) return;  // it has come before
+        sampled_ = header.sequence;
+        const Json meta = text.empty() ? Json() : Json::parse(text);
+        header.type == POLICY ? gatherer_->set(meta, body) : gatherer_->ask(meta, header.sequence);
+        for (std::size_t env = 0; env < count_; ++env) go_on(env);
+        return;
+      }
       case PING: return say(PONG, Json::object({{"progress_ms", static_cast<double>(progress_ms)}}), header.sequence);
       case PONG: return;
       case CLOSE: return close("the trainer is done");
@@ -936,7 +993,7 @@ class HostSession {
         if (!meta["recoverable"].boolean(true)) end("violation", "the trainer says (" + one_line(meta["code"].text(), 40) + "): " + one_line(meta["text"].text()));
         return;
       }
-      case WELCOME: case REJECT: case HELLO: case RESULT: case LOG: throw Violation("type", "type " + std::to_string(header.type) + " is not for a simulator");
+      case WELCOME: case REJECT: case HELLO: case RESULT: case LOG: case FRAGMENT: throw Violation("type", "type " + std::to_string(header.type) + " is not for a simulator");
       default: return say_error("session", true, "type", "type " + std::to_string(header.type) + " is unknown", {});
     }
   }
@@ -957,12 +1014,14 @@ class HostSession {
     const std::string& hash = meta["spec_hash"].text();
     if (!hash.empty() && hash != hex(sha256(spaces_.canonical()))) throw Violation("field", "spec_hash: the spaces were not understood");
     session_ = header.session, minor_ = header.minor;
+    bool gathers = false;
     same_step_ = autoreset == "same_step";
     for (const Json& capability : meta["capabilities"].items()) {
       if (capability.text() == "episodes") flags_ |= EPISODES;
       if (capability.text() == "timing") flags_ |= TIMING;
       if (capability.text() == "info") tells_info_ = true;
       if (capability.text() == "memory") shares_ = true;
+      if (capability.text() == "inference") gathers = true;
     }
     const Json& deadlines = meta["deadlines"];
     ping_ms_ = milliseconds(deadlines["ping_ms"], 1000), silence_ms_ = milliseconds(deadlines["silence_ms"], 10000);
@@ -975,11 +1034,21 @@ class HostSession {
     reward_.resize(count_), status_.resize(count_), seconds_.resize(count_), returns_.resize(count_), lengths_.resize(count_);
     lay_out();
     actions_.resize(count_ * spaces_.action.bytes());
+    if (gathers) {
+      if (!same_step_) throw Violation("field", "inference needs same_step");
+      try {
+        gatherer_ = make_gatherer(meta, spaces_, count_, rows_.data());
+      } catch (const Violation&) {
+        throw;
+      } catch (const Error& wrong) {
+        throw Violation("policy", wrong.what());
+      }
+    }
     welcomed_ = true;
   }
 
   static std::vector<Json> capabilities(bool memory) {
-    std::vector<Json> names{"episodes", "timing", "info"};
+    std::vector<Json> names{"episodes", "timing", "info", "inference"};
     if (memory) names.emplace_back("memory");
     return names;
   }
@@ -1014,6 +1083,7 @@ class HostSession {
   /// RESET or STEP: what is new is done, what comes again is answered again, what is old is ignored.
   void ask(const Header& header, const std::uint8_t* body) {
     if (header.envs == 0) throw Violation("env", "a request for no env");
+    if (gatherer_ != nullptr && (header.type == STEP || sampled_ != 0)) throw Violation("state", "with inference, envs are reset once and never stepped by the trainer");
     const std::size_t action_bytes = spaces_.action.bytes();
     const std::uint8_t* more = body + padded(std::size_t{header.envs} * 4);
     std::vector<std::uint32_t> again;
@@ -1063,6 +1133,65 @@ class HostSession {
     }
   }
 
+  // -- the policy on this side
+
+  /// Have an idle env take its next step, if fragments are asked for.
+  void go_on(std::size_t env) {
+    Lane& lane = lanes_[env];
+    if (lane.busy || lane.request == 0 || (lane.needs_reset && !lane.own) || !gatherer_->wants(env, realtime_)) return;
+    const bool reset = lane.needs_reset;
+    gatherer_->choose(env, reset, actions_.data() + env * spaces_.action.bytes());
+    lane.busy = lane.own = true, lane.needs_reset = false, lane.status = reset ? BROKE : 0;
+    if (reset) {
+      lane.resetting = true;
+      ask_reset(env);
+    } else {
+      requests.push_back({Request::Kind::step, static_cast<std::uint32_t>(env), 0, action(env)});
+    }
+  }
+
+  void gather(std::size_t env, const Step& step) {
+    Lane& lane = lanes_[env];
+    if (const std::string wrong = gatherer_->wrong(env, lane.resetting ? 0 : step.reward); !wrong.empty()) return gather_broken(env, wrong);
+    if (!lane.resetting) {
+      reward_[env] = static_cast<float>(step.reward);
+      lane.status = static_cast<std::uint8_t>((step.terminated ? TERMINATED : 0) | (step.truncated ? TRUNCATED : 0) | (lane.episode_length == 0 ? FIRST : 0));
+      lane.episode_return += step.reward, ++lane.episode_length;
+      if ((lane.status & (TERMINATED | TRUNCATED)) != 0) {
+        gatherer_->end(env, lane.episode_return, lane.episode_length, step.info);
+        lane.episode_return = 0, lane.episode_length = 0, lane.resetting = true;
+        return ask_reset(env);
+      }
+    }
+    gathered(env);
+  }
+
+  void gather_broken(std::size_t env, const std::string& why) {
+    Lane& lane = lanes_[env];
+    const bool blind = lane.resetting;
+    gatherer_->broke(env, one_line(why, 500), blind);
+    lane.episode_return = 0, lane.episode_length = 0;
+    if (blind) {  // each further attempt is a row of its own
+      lane.needs_reset = true;
+      return gathered(env);
+    }
+    lane.status = BROKE, lane.resetting = true;
+    ask_reset(env);
+  }
+
+  void gathered(std::size_t env) {
+    Lane& lane = lanes_[env];
+    gatherer_->record(env, lane.status == BROKE ? 0 : reward_[env], lane.status);
+    lane.busy = lane.resetting = false;
+    if (!gatherer_->full()) return go_on(env);
+    Header header;
+    header.type = FRAGMENT, header.sequence = ++sequence_, header.envs = static_cast<std::uint32_t>(count_);
+    header.ended = static_cast<std::uint32_t>(gatherer_->ended());
+    put(header, gatherer_->meta(), gatherer_->parts());
+    gatherer_->next();
+    for (std::size_t other = 0; other < count_; ++other) go_on(other);
+  }
+
   /// The first episode of a stream has its seed; each further one a seed of its own.
   void ask_reset(std::size_t env) {
     Lane& lane = lanes_[env];
@@ -1073,10 +1202,7 @@ class HostSession {
 
   // -- what goes
 
-  struct Part {
-    const void* data;
-    std::size_t bytes;
-  };
+  using Part = Gatherer::Part;
 
   std::uint8_t* grow(std::size_t bytes) {
     const std::size_t at = out.size();
@@ -1188,6 +1314,9 @@ class HostSession {
 
   Spaces spaces_;
   std::size_t count_;
+  std::unique_ptr<Gatherer> gatherer_;
+  bool realtime_ = false;
+  std::uint64_t sampled_ = 0;  // the newest POLICY or SAMPLE
   std::int64_t heard_, pinged_, ping_ms_ = 1000, silence_ms_ = 10000, handshake_ms_ = 30000;
   bool welcomed_ = false, same_step_ = false, tells_info_ = false;
   std::uint8_t flags_ = 0, minor_ = 0;
@@ -1569,6 +1698,60 @@ class Policy {
     }
   }
 
+  /// Samples as in training: writes the action that the environment takes and the one that is learned from, before start and bounds;
+  /// the log-probability of that one.
+  template <class Random>
+  float sample(const std::vector<const void*>& obs, void* action, void* recorded, Random& random) {
+    const std::vector<float>& out = outputs(obs);
+    const Leaf& leaf = spaces_.action;
+    const std::size_t count = leaf.elements();
+    double logp = 0;
+    if (leaf.kind == "box") {
+      for (std::size_t i = 0; i < count; ++i) {
+        const double log_std = params_[log_std_ + i];
+        const auto value = static_cast<float>(out[i] + std::exp(log_std) * normal(random));
+        const double z = (static_cast<double>(value) - out[i]) * std::exp(-log_std);
+        logp -= 0.5 * z * z + log_std + 0.9189385332046727;  // half of log 2 pi
+        static_cast<float*>(recorded)[i] = value, static_cast<float*>(action)[i] = bounded(i, value);
+      }
+      return static_cast<float>(logp);
+    }
+    const float* logits = out.data();
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto choices = static_cast<std::size_t>(leaf.sizes[i]);
+      const std::size_t highest = static_cast<std::size_t>(std::max_element(logits, logits + choices) - logits);
+      std::size_t chosen = highest;
+      if (greedy_only_) {
+        if (uniform(random) < epsilon_) chosen = std::min(choices - 1, static_cast<std::size_t>(uniform(random) * static_cast<double>(choices)));
+      } else {
+        double total = 0;
+        for (std::size_t choice = 0; choice < choices; ++choice) total += std::exp(static_cast<double>(logits[choice]) - logits[highest]);
+        double left = uniform(random) * total;
+        for (chosen = 0; chosen + 1 < choices; ++chosen)
+          if ((left -= std::exp(static_cast<double>(logits[chosen]) - logits[highest])) < 0) break;
+        logp += static_cast<double>(logits[chosen]) - logits[highest] - std::log(total);
+      }
+      static_cast<std::int64_t*>(recorded)[i] = static_cast<std::int64_t>(chosen);
+      static_cast<std::int64_t*>(action)[i] = static_cast<std::int64_t>(chosen) + (i < leaf.start.size() ? leaf.start[i] : 0);
+      logits += choices;
+    }
+    return static_cast<float>(logp);
+  }
+
+  /// How many numbers a version has: parameters, and of the normaliser shift and scale each (0 if there is none).
+  std::size_t size() const { return size_; }
+  std::size_t normalizer_size() const { return normalize_ ? width_ : 0; }
+
+  /// Take the parameters of a policy version as they lie in memory.
+  void set(const std::uint8_t* params, const std::uint8_t* shift, const std::uint8_t* scale, std::uint64_t version, double epsilon) {
+    const auto copy = [](std::vector<float>& to, const std::uint8_t* from, std::size_t count) {
+      to.resize(count);
+      if (count != 0) std::memcpy(to.data(), from, 4 * count);
+    };
+    copy(params_, params, size_), copy(shift_, shift, normalizer_size()), copy(scale_, scale, normalizer_size());
+    version_ = version, epsilon_ = epsilon;
+  }
+
   /// The choice of a discrete action, for an observation that is one array.
   std::int64_t choose(const void* obs) {
     if (spaces_.action.kind != "discrete") throw Error("the action is no single choice: use act");
@@ -1667,12 +1850,14 @@ class Policy {
       if (type == "Linear") {
         layer.kind = NetLayer::Kind::linear;
         layer.in = {detail::product(shape)}, layer.out = {detail::whole(json["size"], "size")};
+        require_room({layer.in[0], layer.out[0]});
         layer.weight = size_, layer.bias = size_ + layer.in[0] * layer.out[0], size_ = layer.bias + layer.out[0];
       } else if (type == "Conv") {
         layer.kind = NetLayer::Kind::conv;
         layer.kernel = detail::whole(json["kernel"], "kernel"), layer.stride = detail::whole(json["stride"], "stride");
         const std::size_t channels = detail::whole(json["channels"], "channels");
         if (shape.size() != 3 || layer.kernel == 0 || layer.stride == 0 || shape[1] < layer.kernel || shape[2] < layer.kernel) throw Error("a convolution of tower " + tower.name + " does not fit");
+        require_room({channels, shape[0], layer.kernel, layer.kernel}), require_room({channels, shape[1], shape[2]});
         layer.out = {channels, (shape[1] - layer.kernel) / layer.stride + 1, (shape[2] - layer.kernel) / layer.stride + 1};
         layer.weight = size_, layer.bias = size_ + channels * shape[0] * layer.kernel * layer.kernel, size_ = layer.bias + channels;
       } else if (type == "LayerNorm") {
@@ -1691,6 +1876,12 @@ class Policy {
       tower.layers.push_back(std::move(layer));
     }
     tower.out = shape, shapes[tower.name] = shape;
+  }
+
+  static void require_room(const detail::Shape& sizes) {
+    double product = 1;
+    for (const std::size_t size : sizes) product *= static_cast<double>(size);
+    if (product > 1e9) throw Error("a layer of the network is too large");
   }
 
   /// Towers that the action does not depend on are not computed.
@@ -1776,6 +1967,249 @@ class Policy {
   double epsilon_ = 0;
 };
 
+// -- fragments, for trainers that leave the choice of actions to the simulator ----------------------------------------
+
+namespace detail {
+
+/// Random numbers of one env in one fragment.
+struct Stream {
+  std::uint64_t state = 0;
+  std::uint64_t operator()() {
+    const std::uint64_t found = mixed(state);
+    state += 0x9e3779b97f4a7c15;
+    return found;
+  }
+};
+
+class Fragments final : public Gatherer {
+ public:
+  Fragments(const Json& welcome, const Spaces& spaces, std::size_t envs, std::uint8_t* const* rows)
+      : spaces_(spaces), policy_(made(welcome["policy"], spaces)), rows_(rows, rows + spaces.obs.size()), count_(envs), finite_(welcome["finite"].boolean(true)), lanes_(envs) {
+    length_ = number(welcome["fragment"], 1, 1e6, "fragment");
+    const std::size_t cells = length_ * count_;
+    for (const Leaf& leaf : spaces_.obs) {
+      if (leaf.bytes() > (std::size_t{1} << 30) / (cells + count_)) throw Violation("limit", "a fragment would have more than 2^30 bytes");
+      obs_.emplace_back((cells + count_) * leaf.bytes()), safe_.emplace_back(count_ * leaf.bytes()), finals_.emplace_back();
+    }
+    action_bytes_ = spaces_.action.bytes();
+    actions_.resize(cells * action_bytes_);
+    logp_.resize(cells), rewards_.resize(cells), status_.resize(cells), versions_.resize(cells);
+    shown_.resize(spaces_.obs.size());
+  }
+
+  std::size_t policy_bytes() const override { return padded(4 * policy_.size()) + 2 * padded(4 * policy_.normalizer_size()); }
+  std::size_t policy_buffers() const override { return policy_.normalizer_size() == 0 ? 1 : 3; }
+  void set(const Json& meta, const std::uint8_t* body) override {
+    const std::uint8_t *shift = body + padded(4 * policy_.size()), *scale = shift + padded(4 * policy_.normalizer_size());
+    policy_.set(body, shift, scale, number(meta["version"], 0, 4294967295.0, "version"), meta["schedules"]["epsilon"].number(0));
+    ready_ = true;
+  }
+  void ask(const Json& meta, std::uint64_t sequence) override {
+    if (!ready_) throw Violation("state", "SAMPLE came before POLICY");
+    if (asked_.size() >= 64) throw Violation("limit", "more than 64 fragments are asked for");
+    asked_.push_back({sequence, static_cast<std::uint64_t>(number(meta["seed"], 0, 9007199254740992.0, "seed"))});
+    if (asked_.size() == 1) start();
+  }
+  void begin(std::size_t env) override { copy_row(safe_, env, env, true); }
+
+  bool wants(std::size_t env, bool realtime) override { return ready_ && (realtime || (!asked_.empty() && lanes_[env].row < length_)); }
+
+  void choose(std::size_t env, bool reset, std::uint8_t* action) override {
+    Lane& lane = lanes_[env];
+    lane.recorded = !asked_.empty() && lane.row < length_;
+    const std::size_t cell = lane.row * count_ + env;
+    if (lane.recorded) copy_row(obs_, cell, env, true), versions_[cell] = static_cast<std::uint32_t>(policy_.version());
+    std::uint8_t* recorded = lane.recorded ? actions_.data() + cell * action_bytes_ : spare(action_bytes_);
+    float logp = 0;
+    if (reset) {
+      std::memset(recorded, 0, action_bytes_);
+    } else {
+      for (std::size_t leaf = 0; leaf < shown_.size(); ++leaf) shown_[leaf] = rows_[leaf] + env * spaces_.obs[leaf].bytes();
+      logp = policy_.sample(shown_, action, recorded, lane.random);
+    }
+    if (lane.recorded) logp_[cell] = logp;
+  }
+
+  std::string wrong(std::size_t env, double reward) const override {
+    if (finite_ && !std::isfinite(reward)) return "reward is not finite";
+    for (std::size_t leaf = 0; leaf < spaces_.obs.size(); ++leaf)
+      if (!fits(spaces_.obs[leaf], rows_[leaf] + env * spaces_.obs[leaf].bytes())) return spaces_.obs[leaf].path + " has a value that its space does not have";
+    return "";
+  }
+
+  void end(std::size_t env, double total, std::uint32_t length, const std::vector<std::pair<std::string, double>>& info) override {
+    Lane& lane = lanes_[env];
+    if (!lane.recorded) return;
+    ends_.push_back({lane.row * count_ + env, finals_count_++, total, length, info});
+    for (std::size_t leaf = 0; leaf < finals_.size(); ++leaf) {
+      const std::size_t bytes = spaces_.obs[leaf].bytes();
+      const std::uint8_t* from = rows_[leaf] + env * bytes;
+      finals_[leaf].insert(finals_[leaf].end(), from, from + bytes);
+    }
+  }
+
+  void broke(std::size_t env, const std::string& why, bool blind) override {
+    const bool value = why.find(" has a value that its space does not have") != std::string::npos || why == "reward is not finite";
+    if (broken_.size() < 256) broken_[env] = {value ? "value" : "raised", why};
+    if (blind) copy_row(safe_, env, env, false);
+  }
+
+  void record(std::size_t env, float reward, std::uint8_t status) override {
+    Lane& lane = lanes_[env];
+    if (!lane.recorded) {
+      ++skipped_;
+      return;
+    }
+    const std::size_t cell = lane.row * count_ + env;
+    rewards_[cell] = reward, status_[cell] = status;
+    if (++lane.row == length_) copy_row(obs_, length_ * count_ + env, env, true), ++done_;
+  }
+
+  bool full() const override { return done_ == count_; }
+  std::size_t ended() const override { return ends_.size(); }
+
+  Json meta() override {
+    std::sort(ends_.begin(), ends_.end(), [](const End& a, const End& b) { return a.cell < b.cell; });
+    Json meta = Json::object({{"request", asked_.front().sequence}});
+    if (skipped_ != 0) meta.set("skipped", skipped_);
+    std::size_t room = GREETING_META - 1024;
+    const auto fits = [&](const Json& json) {
+      const std::size_t bytes = json.dump().size() + 16;
+      if (bytes > room) return false;
+      room -= bytes;
+      return true;
+    };
+    std::vector<std::pair<std::string, Json>> broken, info;
+    for (const auto& [env, what] : broken_)
+      if (Json one = Json::object({{"code", what.first}, {"text", what.second}}); fits(one)) broken.emplace_back(std::to_string(env), std::move(one));
+    if (!broken.empty()) meta.set("broken", fields(std::move(broken)));
+    for (std::size_t i = 0; i < ends_.size(); ++i) {
+      if (ends_[i].info.empty()) continue;
+      Json own = Json::object();
+      for (const auto& [name, value] : ends_[i].info) own.set(name, value);
+      if (!fits(own)) break;
+      info.emplace_back(std::to_string(i), std::move(own));
+    }
+    if (!info.empty()) meta.set("info", fields(std::move(info)));
+    return meta;
+  }
+
+  std::vector<Part> parts() override {
+    std::vector<Part> parts;
+    const auto add = [&](const auto& values) { parts.push_back({values.data(), values.size() * sizeof(values[0])}); };
+    for (const auto& leaf : obs_) add(leaf);
+    add(actions_), add(logp_), add(rewards_), add(status_), add(versions_);
+    returns_.clear(), lengths_.clear();
+    for (const End& end : ends_) returns_.push_back(end.total), lengths_.push_back(end.length);
+    add(returns_), add(lengths_);
+    ordered_.resize(finals_.size());
+    for (std::size_t leaf = 0; leaf < finals_.size(); ++leaf) {
+      const std::size_t bytes = spaces_.obs[leaf].bytes();
+      ordered_[leaf].resize(finals_[leaf].size());
+      for (std::size_t i = 0; i < ends_.size(); ++i) std::memcpy(ordered_[leaf].data() + i * bytes, finals_[leaf].data() + ends_[i].place * bytes, bytes);
+      add(ordered_[leaf]);
+    }
+    return parts;
+  }
+
+  void next() override {
+    asked_.pop_front();
+    ends_.clear(), broken_.clear();
+    finals_count_ = skipped_ = done_ = 0;
+    for (auto& leaf : finals_) leaf.clear();
+    for (Lane& lane : lanes_) lane.row = 0;
+    if (!asked_.empty()) start();
+  }
+
+ private:
+  struct Lane {
+    std::size_t row = 0;
+    bool recorded = false;  // whether the step under way is part of the fragment
+    Stream random;
+  };
+  struct End {
+    std::size_t cell, place;
+    double total;
+    std::uint32_t length;
+    std::vector<std::pair<std::string, double>> info;
+  };
+  struct Asked {
+    std::uint64_t sequence, seed;
+  };
+
+  static Policy made(const Json& acting, const Spaces& spaces) {
+    Policy policy(acting);
+    Spaces theirs = policy.spaces();
+    if (spaces.action.dtype != (spaces.action.kind == "box" ? DType::f32 : DType::i64)) throw Error("with inference, actions are float32 or int64");
+    if (theirs.canonical() != spaces.canonical()) throw Error("the policy is for other spaces");
+    return policy;
+  }
+  static std::size_t number(const Json& json, double least, double most, const char* what) {
+    const double found = json.number(-1);
+    if (!(found >= least && found <= most) || found != std::floor(found)) throw Violation("field", std::string(what) + " is no number that can be");
+    return static_cast<std::size_t>(found);
+  }
+  static Json fields(std::vector<std::pair<std::string, Json>> all) { return Json::object(std::move(all)); }
+
+  /// The next fragment begins: its random streams follow from its seed.
+  void start() {
+    for (std::size_t env = 0; env < count_; ++env) lanes_[env].random.state = mixed(asked_.front().seed) ^ mixed(~std::uint64_t{env});
+  }
+  std::uint8_t* spare(std::size_t bytes) {
+    spare_.resize(bytes);
+    return spare_.data();
+  }
+  /// Copies what an env shows to a row of these arrays, or from there.
+  void copy_row(std::vector<std::vector<std::uint8_t>>& arrays, std::size_t row, std::size_t env, bool to) {
+    for (std::size_t leaf = 0; leaf < arrays.size(); ++leaf) {
+      const std::size_t bytes = spaces_.obs[leaf].bytes();
+      std::uint8_t *there = arrays[leaf].data() + row * bytes, *here = rows_[leaf] + env * bytes;
+      std::memcpy(to ? there : here, to ? here : there, bytes);
+    }
+  }
+  bool fits(const Leaf& leaf, const std::uint8_t* data) const {
+    const std::size_t count = leaf.elements();
+    if (leaf.dtype == DType::f32 || leaf.dtype == DType::f64) {
+      if (!finite_) return true;
+      for (std::size_t i = 0; i < count; ++i)
+        if (!std::isfinite(element(leaf.dtype, data, i))) return false;
+      return true;
+    }
+    if (leaf.kind == "multibinary") {
+      for (std::size_t i = 0; i < count; ++i)
+        if (const double found = element(leaf.dtype, data, i); found != 0 && found != 1) return false;
+      return true;
+    }
+    for (std::size_t i = 0; i < leaf.sizes.size(); ++i) {
+      const double found = element(leaf.dtype, data, i) - static_cast<double>(i < leaf.start.size() ? leaf.start[i] : 0);
+      if (found < 0 || found >= static_cast<double>(leaf.sizes[i])) return false;
+    }
+    return true;
+  }
+
+  const Spaces& spaces_;
+  Policy policy_;
+  std::vector<std::uint8_t*> rows_;
+  std::size_t count_, length_ = 0, action_bytes_ = 0, done_ = 0, skipped_ = 0, finals_count_ = 0;
+  bool finite_, ready_ = false;
+  std::vector<Lane> lanes_;
+  std::deque<Asked> asked_;  // the fragment under way is of the first
+  std::vector<std::vector<std::uint8_t>> obs_, safe_, finals_, ordered_;  // by leaf; `safe_` is a row for each env that can always be shown
+  std::vector<std::uint8_t> actions_, status_, spare_;
+  std::vector<float> logp_, rewards_;
+  std::vector<std::uint32_t> versions_, lengths_;
+  std::vector<double> returns_;
+  std::vector<End> ends_;
+  std::map<std::size_t, std::pair<std::string, std::string>> broken_;
+  std::vector<const void*> shown_;
+};
+
+inline std::unique_ptr<Gatherer> make_gatherer(const Json& welcome, const Spaces& spaces, std::size_t envs, std::uint8_t* const* rows) {
+  return std::make_unique<Fragments>(welcome, spaces, envs, rows);
+}
+
+}  // namespace detail
+
 // -- engines that own their loop ----------------------------------------------------------------------------------------
 
 /// Where the trainer is, how many envs there are, and who this is. `parse` reads the command line and the environment.
@@ -1841,9 +2275,9 @@ class Server {
     while (true) {
       const std::int64_t now = detail::now_ms();
       progress_ = now;
-      if (session_.requests.empty()) {
+      if (session_.requests.empty() || now - read_ >= 2) {
         session_.flush();
-        flushed_ = now;
+        flushed_ = read_ = now;
         write();
         read(now);
       }
@@ -1995,7 +2429,7 @@ class Server {
   detail::HostSession session_;
   std::vector<Request> taken_;
   std::vector<std::uint8_t> buffer_ = std::vector<std::uint8_t>(1 << 18);
-  std::int64_t progress_ = 0, flushed_ = 0;
+  std::int64_t progress_ = 0, flushed_ = 0, read_ = 0;
   bool stopping_ = false;
   std::condition_variable wake_;
   std::thread pulse_;
@@ -2021,8 +2455,12 @@ inline Options Options::parse(int argc, char** argv) {
   if (const std::string text = given("RAYNFORCE_THREADS"); !text.empty()) options.threads = count("RAYNFORCE_THREADS", text, 0);
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
+    if (name == "--realtime") {
+      options.who.realtime = true;
+      continue;
+    }
     if (name != "--connect" && name != "--listen" && name != "--envs" && name != "--threads")
-      throw Error("unknown argument " + name + "; known are --connect, --listen, --envs, --threads");
+      throw Error("unknown argument " + name + "; known are --connect, --listen, --envs, --threads, --realtime");
     if (i + 1 == argc) throw Error(name + " needs a value");
     const std::string value = argv[++i];
     if (name == "--connect") options.connect = value, options.listen.clear();
