@@ -228,7 +228,7 @@ def _choose(group: argparse._ActionsContainer, name: str, choices: Sequence[str]
 def _how_many(parser: _Parser) -> None:
     _add(parser, "--samplers", "N", "number of samplers")
     _add(parser, "--envs", "M", "environments in each sampler")
-    _add(parser, "--inference", "WHERE", "with a simulator: server (the default), or client, which chooses actions itself")
+    _add(parser, "--inference", "WHERE", "who acts in a simulator: server (the default) or client, itself")
 
 
 ANY_SETTING = "change any setting, as often as you like; `raynforce train ... --print-config` lists them"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import select
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,27 +40,28 @@ class ActingSimulator:
         args: Mapping[str, Any] | None,
         count: int,
         inference: Inference,
-        spaces: Spaces,
         *,
+        row_bytes: int,
         seed: int,
         sampler: int = 0,
         hang_seconds: float = math.inf,
         start_seconds: float = START_SECONDS,
     ) -> None:
         self.count, self.hang_seconds = count, hang_seconds
-        self._env, self._args, self._inference, self._spaces = env, dict(args or {}), inference, spaces
+        self._env, self._args, self._inference = env, dict(args or {}), inference
         self._seed, self._sampler, self._start_seconds = seed, sampler, start_seconds
         self.episodes = np.zeros(count, np.int64)
         """`[N]` which of its episodes each lane's random stream began with."""
-        self.restarted = False  # whether episodes were lost since `fragment` last answered
+        self._lost = 0  # fragments that went with a process, at most
         self._faults: list[EnvFault] = []
         self._breaks, self._stepped = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self._arrays: tuple[int, Sequence[np.ndarray], Mapping[str, float]] | None = None
         self._sent: int | None = None  # the version that the process has
         self._seeds: list[int] = []  # of fragments that were asked for and have not come
+        self._arrived: deque[Gathered] = deque()
         self._simulator: Simulator | None = None
         self._link: Link | None = None
-        bytes_ = (2 * inference.length + 1) * count * spaces.obs_bytes
+        bytes_ = (2 * inference.length + 1) * count * row_bytes
         if bytes_ > MOST_BODY:
             raise UsageError(
                 f"a fragment of {inference.length} steps of {count} envs may have {bytes_:,} bytes; at most "
@@ -81,6 +83,7 @@ class ActingSimulator:
         else:  # envs that act are never reset from here
             self._stop()
             self._seeds.clear()
+            self._arrived.clear()
             self._start()
         while not self._settled():
             self._wait()
@@ -95,8 +98,8 @@ class ActingSimulator:
 
     @property
     def asked(self) -> int:
-        """Fragments that were asked for and have not come."""
-        return len(self._seeds)
+        """Fragments that were asked for and not handed over yet."""
+        return len(self._seeds) + len(self._arrived)
 
     def ask(self, seed: int) -> None:
         """Have it gather one more fragment; its random streams follow from `seed`."""
@@ -111,11 +114,12 @@ class ActingSimulator:
         while True:
             if self._settled():
                 self._tell()
-                for event in self._events():
-                    if isinstance(event, Gathered):
-                        self._seeds.pop(0)
-                        self._take(event)
-                        return event
+                if not self._arrived:
+                    self._events()
+            if self._arrived:
+                event = self._arrived.popleft()
+                self._take(event)
+                return event
             if time.monotonic() > until:
                 self._restart("hung", f"no fragment came within {self.hang_seconds:g} s", kill=True)
                 until = time.monotonic() + self.hang_seconds + self._start_seconds
@@ -124,6 +128,11 @@ class ActingSimulator:
     def take_faults(self) -> list[EnvFault]:
         faults, self._faults = self._faults, []
         return faults
+
+    def take_lost(self) -> int:
+        """How many fragments, at most, went with a process since this was last asked."""
+        lost, self._lost = self._lost, 0
+        return lost
 
     def close(self) -> None:
         self._stop()
@@ -170,6 +179,7 @@ class ActingSimulator:
         return self._ready()
 
     _proven = False  # whether a process has ever begun its episodes
+    _spaces: Spaces | None = None
 
     def _ready(self) -> bool:
         if self._link is None or not (self._link.session.envs.phase == Envs.READY).all():
@@ -187,8 +197,9 @@ class ActingSimulator:
                 f"env {self._env!r} has {hello.envs} envs in a process, not {self.count}: give --envs {hello.envs}, or "
                 "let it make as many as RAYNFORCE_ENVS says"
             )
-        if hello.spaces != self._spaces:
+        if self._spaces not in (None, hello.spaces):
             raise EnvError(f"env {self._env!r} has other spaces than before it was started again")
+        self._spaces = hello.spaces
 
     def _reset(self, lanes: np.ndarray) -> None:
         assert self._link is not None
@@ -225,24 +236,22 @@ class ActingSimulator:
 
     # -- what it says -------------------------------------------------------------------------------------
 
-    def _events(self) -> list[Any]:
-        """What has come; faults are handled."""
+    def _events(self) -> None:
+        """Take in what has come; faults are handled."""
         if self._link is None:
-            return []
-        now, found = time.monotonic(), []
+            return
+        now = time.monotonic()
         for event in [*self._link.receive(now), *self._link.poll(now)]:
-            if isinstance(event, Gathered | Results):
-                found.append(event)
+            if isinstance(event, Gathered):
+                self._seeds.pop(0)
+                self._arrived.append(event)
             elif isinstance(event, Broken):  # in its first reset
                 for lane in event.envs.tolist():
                     self._lose(lane, "garbage" if event.code == "value" else "raised", event.text)
                 self._reset(event.envs)
-            elif isinstance(event, Note):
-                continue
-            else:
+            elif not isinstance(event, Note | Results):
                 self._ended(event)
                 break
-        return found
 
     def _ended(self, event: Any) -> None:
         ended = isinstance(event, Ended)
@@ -262,7 +271,7 @@ class ActingSimulator:
         ending = f"the simulator {self._simulator.process.ending()}"
         for lane in range(self.count):
             self._lose(lane, kind, f"{text}; {ending}" if text else ending, alone=lane == 0)
-        self.restarted = True
+        self._lost += len(self._seeds)
         self._stop()
         self._start()
 

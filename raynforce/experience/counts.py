@@ -43,6 +43,7 @@ class Receipt(NamedTuple):
     silent: Sequence[int] = ()  # env hosts that do not answer any more
     flying: int = 0  # environment steps that are still to become part of a fragment
     skipped: int = 0  # environment steps that a simulator took while nobody asked for them
+    lost: int = 0  # environment steps, at most, of fragments that ended with a simulator's process
 
 
 class Counts:

@@ -100,7 +100,9 @@ class Inference:
     """What a host needs to choose actions itself: the size of every POLICY and FRAGMENT follows from it."""
 
     length: int  # steps of each env in a fragment
-    policy: Mapping[str, Any]  # spaces, network, exploration: the `acting` part of a checkpoint's policy.json
+    policy: Mapping[
+        str, Any
+    ]  # `network`, `exploration` and `values` of the `acting` part of a checkpoint's policy.json
 
 
 @dataclass(frozen=True)

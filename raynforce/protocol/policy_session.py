@@ -266,7 +266,8 @@ class PolicySession(Session):
         if where:
             raise ProtocolError("value", f"FRAGMENT: {where} has a value that cannot be")
         if not np.isin(version, list(self._versions)).all():
-            raise ProtocolError("value", f"FRAGMENT: versions {np.unique(version)[:8]}; sent were {[*self._versions][-8:]}")
+            sent = [*self._versions][-8:]
+            raise ProtocolError("value", f"FRAGMENT: versions {np.unique(version)[:8]}; the newest sent are {sent}")
 
     def _results(self, message: Message, rows: np.ndarray, ended: np.ndarray) -> Results:
         _, _, reward, status, *rest = message.buffers

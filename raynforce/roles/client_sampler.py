@@ -33,17 +33,16 @@ class ClientSampler:
     def __init__(
         self, acting: ActingSpec, envs: EnvArgs, length: int, index: int, hang_seconds: float, ahead: bool
     ) -> None:
-        require_readable(acting)
         self.index, self._args, self._ahead = index, envs, ahead
         self._sequence = self._asked = self._attempt = 0
         self._memory, self._measured = 0, float("-inf")
-        self._record = acting.record
+        self._record, self._leaves = acting.record, acting.env.obs
         self._simulator = ActingSimulator(
             envs.env,
             envs.args,
             envs.num_envs,
             Inference(length, described(acting)),
-            Spaces.of(acting.env),
+            row_bytes=Spaces.of(acting.env).obs_bytes,
             seed=envs.seed,
             sampler=index,
             hang_seconds=hang_seconds,
@@ -67,6 +66,9 @@ class ClientSampler:
         gathered = simulator.fragment()
         waited = time.perf_counter()
         columns, episodes = columns_of(gathered)
+        for leaf in self._leaves:
+            for path in (leaf.path, f"final/{leaf.path}"):
+                columns[path] = columns[path].astype(leaf.dtype, copy=False)
         if "logp" not in self._record:
             del columns["logp"]
         oldest = int(gathered.version.min())
@@ -78,7 +80,17 @@ class ClientSampler:
         if began > self._measured + 0.1:
             self._memory, self._measured = resident_bytes(), began
         seconds = {"env": waited - told, "policy": told - began, "other": time.perf_counter() - waited}
-        receipt = Receipt(fragment.record, seconds, faults, fragment.nbytes, self._memory, skipped=gathered.skipped)
+        each = gathered.reward.size
+        receipt = Receipt(
+            fragment.record,
+            seconds,
+            faults,
+            fragment.nbytes,
+            self._memory,
+            flying=each * simulator.asked,
+            skipped=gathered.skipped,
+            lost=each * simulator.take_lost(),
+        )
         return fragment, receipt
 
     def state(self) -> Tree:
@@ -117,19 +129,14 @@ def require_readable(acting: ActingSpec) -> None:
 
 
 def described(acting: ActingSpec) -> dict[str, Any]:
-    """The acting spec for a message: JSON knows no infinity, and what the env is made with is no part of it."""
+    """The acting spec for a message, without the env: the simulator knows its own spaces."""
     plain = acting.to_json()
-    action = dict(plain["env"]["action"])
-    for name in ("low", "high"):
-        action[name] = [bound if np.isfinite(bound) else None for bound in action[name]]
-    env = {"env": "", "args": {}, "obs": plain["env"]["obs"], "action": action}
-    return {"env": env} | {name: plain[name] for name in ("network", "factory", "exploration", "values")}
+    return {name: plain[name] for name in ("network", "exploration", "values")}
 
 
 def columns_of(gathered: Gathered) -> tuple[Arrays, list[EndedEpisode]]:
     """The columns of a fragment, and the episodes that ended in it."""
     status = gathered.status
-    steps, lanes = status.shape
     terminated, truncated = (status & TERMINATED).astype(np.bool_), (status & TRUNCATED).astype(np.bool_)
     valid = status != BROKE
     ends, finals = [np.flatnonzero(status & ENDED)], [gathered.final_obs]
@@ -142,7 +149,7 @@ def columns_of(gathered: Gathered) -> tuple[Arrays, list[EndedEpisode]]:
         truncated[0, first] = True
         ends.append(first)
         finals.append({path: column[0, first] for path, column in gathered.obs.items()})
-    columns = {
+    columns: Arrays = {
         **gathered.obs,
         "action": gathered.action,
         "reward": gathered.reward,

@@ -150,6 +150,9 @@ def learner(plan: Blueprint, work: str = "learn", *, gathers_gradients: bool = F
 def samplers(plan: Blueprint) -> Kind:
     acting, envs, how = plan.acting, plan.envs, plan.config.sampling
     if how.inference == "client":
+        from raynforce.roles.client_sampler import require_readable  # which loads the protocol
+
+        require_readable(acting)
         hang = 0.9 * plan.config.faults.sample_seconds  # before the role itself is taken to hang
         client = acting, envs, how.fragment
         ahead = not topology(plan.config.topology).exact

@@ -153,6 +153,7 @@ class Loop(ABC):
                 receipt: Receipt = job.result()
                 self._ledger.produce(receipt.record)
                 self._ledger.skip(receipt.skipped)
+                self._ledger.lose(receipt.lost)
                 self._receive(job, receipt)
                 there.append(Sample(job, number, receipt.record, receipt.size))
         return there

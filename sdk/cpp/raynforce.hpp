@@ -734,7 +734,7 @@ struct Gatherer {
   virtual void end(std::size_t env, double total, std::uint32_t length, const std::vector<std::pair<std::string, double>>& info) = 0;
   /// The env has broken; with `blind` it shows nothing of use.
   virtual void broke(std::size_t env, const std::string& why, bool blind) = 0;
-  /// Whether a fragment is complete; then its parts, and `next`.
+  /// Whether a fragment is complete; then its meta, its parts, and `next`.
   virtual bool full() const = 0;
   virtual std::size_t ended() const = 0;
   virtual Json meta() = 0;
@@ -1187,7 +1187,8 @@ class HostSession {
     Header header;
     header.type = FRAGMENT, header.sequence = ++sequence_, header.envs = static_cast<std::uint32_t>(count_);
     header.ended = static_cast<std::uint32_t>(gatherer_->ended());
-    put(header, gatherer_->meta(), gatherer_->parts());
+    const Json meta = gatherer_->meta();
+    put(header, meta, gatherer_->parts());
     gatherer_->next();
     for (std::size_t other = 0; other < count_; ++other) go_on(other);
   }
@@ -1790,6 +1791,8 @@ class Policy {
       const auto leaf = std::find_if(spaces_.obs.begin(), spaces_.obs.end(), [&](const Leaf& one) { return one.path == input.path; });
       if (leaf == spaces_.obs.end()) throw Error("the network reads " + input.path + ", which is no part of the observation");
       input.leaf = static_cast<std::size_t>(leaf - spaces_.obs.begin()), input.dtype = leaf->dtype;
+      if (detail::product(input.shape) != leaf->elements() || (input.encoding == "onehot" && input.sizes.size() != leaf->elements()))
+        throw Error("the network reads " + input.path + " in another shape");
       inputs.push_back(std::move(input));
     }
     bool convolves_input = false;
@@ -2137,12 +2140,11 @@ class Fragments final : public Gatherer {
     std::uint64_t sequence, seed;
   };
 
-  static Policy made(const Json& acting, const Spaces& spaces) {
-    Policy policy(acting);
-    Spaces theirs = policy.spaces();
+  static Policy made(Json acting, const Spaces& spaces) {
+    if (acting.type() != Json::Type::object) throw Violation("field", "policy is missing");
     if (spaces.action.dtype != (spaces.action.kind == "box" ? DType::f32 : DType::i64)) throw Error("with inference, actions are float32 or int64");
-    if (theirs.canonical() != spaces.canonical()) throw Error("the policy is for other spaces");
-    return policy;
+    acting.set("env", spaces.json());
+    return Policy(acting);
   }
   static std::size_t number(const Json& json, double least, double most, const char* what) {
     const double found = json.number(-1);
