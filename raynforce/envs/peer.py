@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from raynforce.envs.launching import Launched
 from raynforce.envs.simulators import random_actions
 from raynforce.protocol.codec import ENDED, RESET, SEEDS, Codec
 from raynforce.protocol.frame import HEADER, Message, ProtocolError, Type
-from raynforce.protocol.handshake import Deadlines, Hello, Welcome
+from raynforce.protocol.handshake import Deadlines, Hello, Inference, Welcome
 from raynforce.protocol.spaces import DTYPES, misfits
 
 SESSION = 0x1122334455667788
@@ -52,7 +52,8 @@ class Peer:
                     self.process.close()
                     how = self.process.ending() if self.process.ended() else f"has not connected within {seconds:g} s"
                     raise Failed(f"the simulator {how}")
-        self.codec = Codec((Type.HELLO, Type.RESULT, Type.LOG, Type.ERROR, Type.PING, Type.PONG, Type.CLOSE), envs)
+        kinds = Type.HELLO, Type.RESULT, Type.LOG, Type.ERROR, Type.PING, Type.PONG, Type.CLOSE, Type.FRAGMENT
+        self.codec = Codec(kinds, envs)
         self.sequence = 0
         self.hello: Hello | None = None
 
@@ -111,11 +112,20 @@ class Peer:
             raise Failed(f"its HELLO is wrong ({error.code}): {error}") from error
         return self.hello
 
-    def welcome(self, deadlines: Deadlines | None = None, autoreset: str = "", **more: Any) -> Hello:
-        """Take it in, with whatever it can do but shared memory."""
+    def welcome(
+        self,
+        deadlines: Deadlines | None = None,
+        autoreset: str = "",
+        inference: Callable[[Hello], Inference] | None = None,
+        **more: Any,
+    ) -> Hello:
+        """Take it in, with whatever it can do but shared memory; with `inference` it is to act by itself."""
         hello = self.greeted()
+        acts = None if inference is None else inference(hello)
         self.autoreset = autoreset or next(m for m in ("same_step", "explicit", "next_step") if m in hello.autoreset)
         self.capabilities = tuple(c for c in hello.capabilities if c in ("episodes", "timing", "info"))
+        if acts is not None:
+            self.capabilities = ("inference",)
         self.seeds = np.arange(100, 100 + hello.envs, dtype=np.uint64)
         answer = Welcome(
             SESSION,
@@ -124,8 +134,10 @@ class Peer:
             capabilities=self.capabilities,
             spec_hash=hello.spaces.digest(),
             deadlines=deadlines or Deadlines(),
+            inference=acts,
         ).message()
-        self.codec.agree(hello.spaces, self.autoreset, hello.envs, 0, self.capabilities)
+        length = 0 if acts is None else acts.length
+        self.codec.agree(hello.spaces, self.autoreset, hello.envs, 0, self.capabilities, length)
         self.rng = np.random.default_rng(0)
         self.send(answer._replace(meta={**answer.meta, **more}).to_bytes())
         return hello

@@ -91,6 +91,11 @@ class ActingSpec:
         names = [f.name for f in fields(self) if f.name != "factory_args" or self.factory_args]
         return {name: plain.get(name, getattr(self, name)) for name in names}
 
+    def for_host(self) -> Tree:
+        """What a simulator needs to act by itself, which knows its own spaces."""
+        plain = self.to_json()
+        return {name: plain[name] for name in ("network", "exploration", "values")}
+
     @staticmethod
     def from_json(data: Tree) -> ActingSpec:
         env, network = EnvSpec.from_json(data["env"]), NetworkSpec.from_json(data["network"])
@@ -112,6 +117,10 @@ class PolicyVersion:
         if self.shift is not None:
             tree |= {"shift": self.shift, "scale": self.scale}
         return tree
+
+    def arrays(self) -> list[np.ndarray]:
+        """What a simulator is sent of it."""
+        return [self.params] if self.shift is None or self.scale is None else [self.params, self.shift, self.scale]
 
     @staticmethod
     def from_state(tree: Tree) -> PolicyVersion:

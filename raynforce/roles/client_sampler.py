@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,7 @@ class ClientSampler:
             envs.env,
             envs.args,
             envs.num_envs,
-            Inference(length, described(acting)),
+            Inference(length, acting.for_host()),
             row_bytes=Spaces.of(acting.env).obs_bytes,
             seed=envs.seed,
             sampler=index,
@@ -57,8 +56,7 @@ class ClientSampler:
     def produce(self, version: PolicyVersion) -> tuple[Fragment, Receipt]:
         began = time.perf_counter()
         simulator = self._simulator
-        normalizer = [] if version.shift is None or version.scale is None else [version.shift, version.scale]
-        simulator.policy(version.number, [version.params, *normalizer], version.schedules)
+        simulator.policy(version.number, version.arrays(), version.schedules)
         while simulator.asked < (2 if self._ahead else 1):
             simulator.ask(derive_seed(self._args.seed, self.index, 1, self._attempt, self._asked))
             self._asked += 1
@@ -126,12 +124,6 @@ def require_readable(acting: ActingSpec) -> None:
         why = f"its actions are {acting.env.action.dtype}, not float32 or int64"
     if why:
         raise UsageError(f"sampling.inference = 'client' is not possible: {why}; use --inference server")
-
-
-def described(acting: ActingSpec) -> dict[str, Any]:
-    """The acting spec for a message, without the env: the simulator knows its own spaces."""
-    plain = acting.to_json()
-    return {name: plain[name] for name in ("network", "exploration", "values")}
 
 
 def columns_of(gathered: Gathered) -> tuple[Arrays, list[EndedEpisode]]:

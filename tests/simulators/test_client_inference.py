@@ -275,6 +275,14 @@ def test_a_process_that_ends_is_started_again(
     assert fragment.sequence == 1
 
 
+def test_a_fragment_that_cannot_be_is_not_taken(cartpole: str, samplers: list[ClientSampler]) -> None:
+    script = Path(__file__).parent / "broken_acting.py"
+    env = f"sim:{sys.executable} {script} value {cartpole}"
+    client = sampler(samplers, env, 2, 16, acting=acting_of(cartpole))
+    with pytest.raises(EnvError, match=r"4 times in a row .*: FRAGMENT: obs has a value that cannot be"):
+        client.sample(version_of(acting_of(cartpole)))
+
+
 def test_one_that_ends_again_and_again_is_given_up(odd: str, samplers: list[ClientSampler]) -> None:
     client = sampler(samplers, odd, 2, args={"fault": "exit", "at": 1})
     with pytest.raises(EnvError, match=r"4 times in a row within 10 steps .*: the simulator has exited with code 7"):
