@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -14,7 +15,7 @@ from raynforce.experience.counts import Receipt
 from raynforce.experience.fragment import Arrays, Fragment
 from raynforce.infos import NOTHING
 from raynforce.memory import resident_bytes
-from raynforce.policies.acting import ActingSpec, PolicyVersion
+from raynforce.policies.acting import ActingSpec, PolicyVersion, sampler_places
 from raynforce.protocol.codec import BROKE, ENDED, FIRST, TERMINATED, TRUNCATED
 from raynforce.protocol.handshake import Inference
 from raynforce.protocol.policy_session import Gathered
@@ -30,7 +31,14 @@ class ClientSampler:
     """
 
     def __init__(
-        self, acting: ActingSpec, envs: EnvArgs, length: int, index: int, hang_seconds: float, ahead: bool
+        self,
+        acting: ActingSpec,
+        envs: EnvArgs,
+        length: int,
+        index: int = 0,
+        samplers: int = 1,
+        hang_seconds: float = math.inf,
+        ahead: bool = False,
     ) -> None:
         self.index, self._args, self._ahead = index, envs, ahead
         self._sequence = self._asked = self._attempt = 0
@@ -40,7 +48,7 @@ class ClientSampler:
             envs.env,
             envs.args,
             envs.num_envs,
-            Inference(length, acting.for_host()),
+            Inference(length, acting.for_host(sampler_places(envs.num_envs, index, samplers))),
             row_bytes=Spaces.of(acting.env).obs_bytes,
             seed=envs.seed,
             sampler=index,
@@ -118,8 +126,6 @@ def require_readable(acting: ActingSpec) -> None:
         why = f"network.factory = {acting.factory!r} is your own torch module"
     elif "priority" in acting.record:
         why = "priorities are computed by samplers on this side"
-    elif acting.exploration == "epsilon" and acting.ladder != 1:
-        why = "every environment explores at a rate of its own"
     elif acting.env.action.dtype not in ("float32", "int64"):
         why = f"its actions are {acting.env.action.dtype}, not float32 or int64"
     if why:

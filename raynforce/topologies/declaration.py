@@ -154,10 +154,9 @@ def samplers(plan: Blueprint) -> Kind:
 
         require_readable(acting)
         hang = 0.9 * plan.config.faults.sample_seconds  # before the role itself is taken to hang
-        client = acting, envs, how.fragment
-        ahead = not topology(plan.config.topology).exact
+        client, ahead = (acting, envs, how.fragment), not topology(plan.config.topology).exact
         role = "raynforce.roles.client_sampler:ClientSampler"
-        return _sampling(plan, role, lambda index: (*client, index, hang, ahead), "produce")
+        return _sampling(plan, role, lambda index: (*client, index, how.samplers, hang, ahead), "produce")
     role = "raynforce.roles.sampler:Sampler"
     return _sampling(plan, role, lambda index: (acting, envs, how.fragment, index, how.samplers), "produce")
 

@@ -1700,9 +1700,9 @@ class Policy {
   }
 
   /// Samples as in training: writes the action that the environment takes and the one that is learned from, before start and bounds;
-  /// the log-probability of that one.
+  /// the log-probability of that one. `exponent` is that of epsilon, for action values.
   template <class Random>
-  float sample(const std::vector<const void*>& obs, void* action, void* recorded, Random& random) {
+  float sample(const std::vector<const void*>& obs, void* action, void* recorded, Random& random, double exponent = 1) {
     const std::vector<float>& out = outputs(obs);
     const Leaf& leaf = spaces_.action;
     const std::size_t count = leaf.elements();
@@ -1723,7 +1723,7 @@ class Policy {
       const std::size_t highest = static_cast<std::size_t>(std::max_element(logits, logits + choices) - logits);
       std::size_t chosen = highest;
       if (greedy_only_) {
-        if (uniform(random) < epsilon_) chosen = std::min(choices - 1, static_cast<std::size_t>(uniform(random) * static_cast<double>(choices)));
+        if (uniform(random) < std::pow(epsilon_, exponent)) chosen = std::min(choices - 1, static_cast<std::size_t>(uniform(random) * static_cast<double>(choices)));
       } else {
         double total = 0;
         for (std::size_t choice = 0; choice < choices; ++choice) total += std::exp(static_cast<double>(logits[choice]) - logits[highest]);
@@ -1998,6 +1998,9 @@ class Fragments final : public Gatherer {
     actions_.resize(cells * action_bytes_);
     logp_.resize(cells), rewards_.resize(cells), status_.resize(cells), versions_.resize(cells);
     shown_.resize(spaces_.obs.size());
+    const std::vector<Json>& exponents = welcome["policy"]["exponents"].items();
+    if (!exponents.empty() && exponents.size() != count_) throw Violation("field", "exponents are not one for each env");
+    for (std::size_t env = 0; env < exponents.size(); ++env) lanes_[env].exponent = exponents[env].number(1);
   }
 
   std::size_t policy_bytes() const override { return padded(4 * policy_.size()) + 2 * padded(4 * policy_.normalizer_size()); }
@@ -2028,7 +2031,7 @@ class Fragments final : public Gatherer {
       std::memset(recorded, 0, action_bytes_);
     } else {
       for (std::size_t leaf = 0; leaf < shown_.size(); ++leaf) shown_[leaf] = rows_[leaf] + env * spaces_.obs[leaf].bytes();
-      logp = policy_.sample(shown_, action, recorded, lane.random);
+      logp = policy_.sample(shown_, action, recorded, lane.random, lane.exponent);
     }
     if (lane.recorded) logp_[cell] = logp;
   }
@@ -2128,6 +2131,7 @@ class Fragments final : public Gatherer {
   struct Lane {
     std::size_t row = 0;
     bool recorded = false;  // whether the step under way is part of the fragment
+    double exponent = 1;
     Stream random;
   };
   struct End {

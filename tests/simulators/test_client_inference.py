@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from raynforce.envs.vector import EnvArgs, make_vector, probe
 from raynforce.errors import EnvError, UsageError
 from raynforce.experience.fragment import Fragment
 from raynforce.experiment import resolve
-from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
+from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion, sampler_places
 from raynforce.roles.client_sampler import ClientSampler
 
 SMALL: dict[str, Any] = {
@@ -61,15 +62,14 @@ def samplers() -> Iterator[list[ClientSampler]]:
 def sampler(
     made: list[ClientSampler], env: str, envs: int = 3, length: int = 32, acting: ActingSpec | None = None, **more: Any
 ) -> ClientSampler:
-    how = {"seed": 1, "index": 0, "hang_seconds": 30.0, "ahead": False} | more
+    how = {"seed": 1, "hang_seconds": 30.0, "ahead": False} | more
     args = how.pop("args", {})
     one = ClientSampler(
         acting or acting_of(env),
         EnvArgs(env, envs, how["seed"], args),
         length,
-        how["index"],
-        how["hang_seconds"],
-        how["ahead"],
+        hang_seconds=how["hang_seconds"],
+        ahead=how["ahead"],
     )
     made.append(one)
     return one
@@ -179,6 +179,18 @@ def test_dqn_explores_with_epsilon(cartpole: str, samplers: list[ClientSampler])
         greedy = (fragment["action"].reshape(-1) == best).mean()
         assert abs(greedy - (1 - epsilon / 2)) < 0.06
         assert "logp" not in fragment.columns
+
+
+def test_each_env_explores_at_its_own_rate(cartpole: str, samplers: list[ClientSampler]) -> None:
+    acting = replace(acting_of(cartpole, "dqn"), ladder=4.0)
+    client, version = sampler(samplers, cartpole, envs=4, length=800, acting=acting), version_of(acting, epsilon=0.5)
+    fragment = client.sample(version)
+    actor = Actor(acting, light=True)
+    actor.load(version)
+    best = actor.distribution.mode(actor.outputs({"obs": fragment["obs"][:-1].reshape(-1, 4)})).reshape(800, 4)
+    epsilon = 0.5 ** (4.0 ** (2 * sampler_places(4, 0, 1) - 1))
+    assert np.ptp(epsilon) > 0.4
+    np.testing.assert_allclose((fragment["action"] == best).mean(axis=0), 1 - epsilon / 2, atol=0.07)
 
 
 def test_equal_seeds_give_equal_fragments(odd: str, samplers: list[ClientSampler]) -> None:
