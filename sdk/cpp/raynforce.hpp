@@ -2249,7 +2249,7 @@ struct Options {
   std::size_t envs = 1, threads = 0;
   Identity who;
 
-  /// From `--connect`, `--listen`, `--envs`, `--threads`, and where these are missing from RAYNFORCE_CONNECT, RAYNFORCE_ENVS,
+  /// From `--connect`, `--listen`, `--envs`, `--threads`, `--realtime`, and where these are missing from RAYNFORCE_CONNECT, RAYNFORCE_ENVS,
   /// RAYNFORCE_THREADS, RAYNFORCE_LAUNCH, RAYNFORCE_TOKEN, RAYNFORCE_HOST, which `raynforce train` sets.
   static Options parse(int argc, char** argv);
 };

@@ -370,8 +370,11 @@ def test_it_trains_alike_on_every_runtime(cartpole: str, tmp_path: Path) -> None
         found[runtime] = run.result.weights_sha256
         balanced(run.path)
     assert found["inline"] == found["process"]
-    resumed = raynforce.resume(tmp_path / "process", steps=1500, progress="quiet")
-    assert resumed.result.steps >= 1500
+    for steps, inference in ((1500, "client"), (2000, "server"), (2500, "client")):
+        resumed = raynforce.resume(
+            tmp_path / "process", steps=steps, settings={"sampling.inference": inference}, progress="quiet"
+        )
+        assert resumed.result.steps >= steps
 
 
 @pytest.mark.parametrize(("algo", "topology"), [("impala", "async"), ("dqn", "sync")])
