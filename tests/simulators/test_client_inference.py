@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -222,7 +223,8 @@ def test_ahead_it_gathers_while_nobody_waits(cartpole: str, samplers: list[Clien
         assert fragment.version == each.min() >= version.number - 2
         assert each.max() <= version.number
         seen.append(fragment.version)
-        time.sleep(0.1)  # the learner learns
+        assert client._simulator._simulator is not None
+        select.select([client._simulator._simulator.fileno()], [], [], 10)  # the learner learns
         for number in np.unique(each):
             expected, _ = numpy_logp(fragment, acting, versions[number])
             np.testing.assert_allclose(fragment["logp"][each == number], expected[each == number], rtol=1e-5, atol=1e-5)
@@ -267,14 +269,14 @@ def test_an_env_that_breaks_cuts_its_episode_alone(
     [
         ("exit", "died", "has exited with code 7; it said: out of fuel"),
         ("abort", "died", "was ended by SIGSEGV"),
-        ("hang", "hung", "no fragment came within 0.5 s; the simulator was ended by SIGKILL"),
+        ("hang", "hung", "no fragment came within 1 s; the simulator was ended by SIGKILL"),
     ],
 )
 def test_a_process_that_ends_is_started_again(
     odd: str, samplers: list[ClientSampler], fault: str, kind: str, words: str
 ) -> None:
     """It breaks in the second fragment of 10 steps, after which the episodes have changed."""
-    how = {"args": {"fault": fault, "at": 14, "length": 20}, "hang_seconds": 0.5}
+    how = {"args": {"fault": fault, "at": 14, "length": 20}, "hang_seconds": 1.0}
     client, version = sampler(samplers, odd, 2, 10, **how), version_of(acting_of(odd))
     fragment, receipt = client.produce(version)
     assert not receipt.faults
@@ -332,8 +334,7 @@ def test_a_realtime_loop_goes_on_and_counts(
 ) -> None:
     env = compiled("tests/simulators/own_loop.cpp") + " --realtime"
     client, version = sampler(samplers, env, 1, 16), version_of(acting_of(env))
-    _, receipt = client.produce(version)
-    assert receipt.skipped < 5
+    client.produce(version)
     time.sleep(0.3)  # the trainer learns
     fragment, receipt = client.produce(version)
     assert receipt.skipped > 20
