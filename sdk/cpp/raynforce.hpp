@@ -2420,11 +2420,10 @@ class Server {
   }
 
   void write() {
-    std::size_t sent = 0;
-    while (sent < session_.out.size()) {
-      const auto bytes = ::send(socket_.fd(), session_.out.data() + sent, session_.out.size() - sent, MSG_NOSIGNAL);
+    while (sent_ < session_.out.size()) {
+      const auto bytes = ::send(socket_.fd(), session_.out.data() + sent_, session_.out.size() - sent_, MSG_NOSIGNAL);
       if (bytes > 0) {
-        sent += static_cast<std::size_t>(bytes);
+        sent_ += static_cast<std::size_t>(bytes);
       } else if (errno == EINTR) {
         continue;
       } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -2432,10 +2431,13 @@ class Server {
       } else {
         session_.lost(detail::why("the connection is lost"));
         session_.out.clear();
+        sent_ = 0;
         return;
       }
     }
-    session_.out.erase(session_.out.begin(), session_.out.begin() + static_cast<std::ptrdiff_t>(sent));
+    if (2 * sent_ < session_.out.size()) return;  // the rest of a long message is not moved each time
+    session_.out.erase(session_.out.begin(), session_.out.begin() + static_cast<std::ptrdiff_t>(sent_));
+    sent_ = 0;
   }
 
   /// Answers PING, and notices that the trainer is gone, while the loop is busy elsewhere.
@@ -2461,6 +2463,7 @@ class Server {
   std::vector<Request> taken_;
   std::vector<std::uint8_t> buffer_ = std::vector<std::uint8_t>(1 << 18);
   std::int64_t progress_ = 0, flushed_ = 0, read_ = 0;
+  std::size_t sent_ = 0;  // of `session_.out`
   bool stopping_ = false;
   std::condition_variable wake_;
   std::thread pulse_;
