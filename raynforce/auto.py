@@ -69,7 +69,7 @@ class Facts:
     """Of the environment."""
     policy: PolicyCost | None = None  # None: not measured
     tolerates_lag: bool = True  # whether the algorithm can learn from the version before the newest
-    streams: bool = True  # whether it learns from each step once, as it comes
+    streams: bool = True  # whether it learns from each step once, as it comes, and actions are chosen here
     obstacle: str = ""  # why roles cannot be at work side by side on this machine
     wants_ray: bool = False  # whether a setting is given that only Ray heeds
     cores: int = 1
@@ -177,7 +177,7 @@ def facts_of(config: Config, cost: Cost = KINDS[0]) -> Facts:
     return Facts(
         cost,
         tolerates_lag=algorithm.max_lag != 0,
-        streams=algorithm.consumes == "stream",
+        streams=algorithm.consumes == "stream" and config.sampling.inference == "server",
         obstacle=_obstacle(config),
         wants_ray=config.ray != RayConfig(),
         cores=cores(),

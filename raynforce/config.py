@@ -46,6 +46,9 @@ class SamplingConfig:
     """How the environments of one sampler are stepped: no, one after another; side by side in threads, for those that
     wait for something (a simulator, a network, a device); side by side in processes, for those that compute. auto is
     no, but in central threads, or processes if a trial shows that a step computes."""
+    inference: Literal["server", "client"] = "server"
+    """Who chooses the actions of a simulator: server, the sampler here, with a message for each step; client, the
+    simulator itself, which is sent policy versions and answers with whole fragments."""
     exact_resume: bool = True
     """Use an environment's own vector implementation only if its episodes in flight can be restored exactly."""
 

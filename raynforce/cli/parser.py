@@ -236,6 +236,7 @@ def _sims(parser: argparse.ArgumentParser) -> None:
 def _how_many(parser: _Parser) -> None:
     _add(parser, "--samplers", "N", "number of samplers")
     _add(parser, "--envs", "M", "environments in each sampler")
+    _add(parser, "--inference", "WHERE", "who acts in a simulator: server (the default) or client, itself")
 
 
 ANY_SETTING = "change any setting, as often as you like; `raynforce train ... --print-config` lists them"
@@ -276,4 +277,4 @@ WHERE = {name: name for name in ("engine", "runtime", "topology")}
 """The settings that options on where it runs stand for."""
 WHERE |= {name: f"ray.{name}" for name in ("address", "sampler_cpus", "learner_cpus", "learner_gpus")}
 SETTINGS = {name: name for name in ("steps", "target", "seed")} | WHERE  # the settings that any options stand for
-SETTINGS |= {"from": "start_from", "samplers": "sampling.samplers", "envs": "sampling.envs"}
+SETTINGS |= {"from": "start_from"} | {name: f"sampling.{name}" for name in ("samplers", "envs", "inference")}

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from raynforce.envs.simulators import random_actions
 from raynforce.errors import UsageError
 from raynforce.protocol.codec import ENDED, RESET, SEEDS, Codec, join_states, split_states
 from raynforce.protocol.frame import HEADER, MOST_ENVS, Message, ProtocolError, Type
-from raynforce.protocol.handshake import CAPABILITIES, Deadlines, Hello, Welcome
+from raynforce.protocol.handshake import CAPABILITIES, Deadlines, Hello, Inference, Welcome
 from raynforce.protocol.spaces import DTYPES, misfits
 
 SESSION = 0x1122334455667788
@@ -45,7 +45,8 @@ class Peer:
         else:
             self.token, self.launch = secrets.token_bytes(32), secrets.token_hex(8)
             self.socket = self._launched()
-        takes = Type.HELLO, Type.RESULT, Type.SNAPSHOT, Type.LOG, Type.ERROR, Type.PING, Type.PONG, Type.CLOSE
+        takes = [Type.HELLO, Type.RESULT, Type.SNAPSHOT, Type.FRAGMENT, Type.LOG, Type.ERROR]
+        takes += [Type.PING, Type.PONG, Type.CLOSE]
         self.codec = Codec(takes, envs if self.process else MOST_ENVS)
         self.sequence = 0
         self.hello: Hello | None = None
@@ -145,11 +146,20 @@ class Peer:
             )
         return self.hello
 
-    def welcome(self, deadlines: Deadlines | None = None, autoreset: str = "", **more: Any) -> Hello:
-        """Take it in, with whatever it can do but shared memory."""
+    def welcome(
+        self,
+        deadlines: Deadlines | None = None,
+        autoreset: str = "",
+        inference: Callable[[Hello], Inference] | None = None,
+        **more: Any,
+    ) -> Hello:
+        """Take it in, with whatever it can do but shared memory; with `inference` it is to act by itself."""
         hello = self.greeted()
+        acts = None if inference is None else inference(hello)
         self.autoreset = autoreset or next(m for m in ("same_step", "explicit", "next_step") if m in hello.autoreset)
         self.capabilities = tuple(c for c in hello.capabilities if c in CAPABILITIES)
+        if acts is not None:
+            self.capabilities = ("inference",)
         self.seeds = np.arange(100, 100 + hello.envs, dtype=np.uint64)
         answer = Welcome(
             SESSION,
@@ -158,8 +168,10 @@ class Peer:
             capabilities=self.capabilities,
             spec_hash=hello.spaces.digest(),
             deadlines=deadlines or Deadlines(),
+            inference=acts,
         ).message()
-        self.codec.agree(hello.spaces, self.autoreset, hello.envs, 0, self.capabilities)
+        length = 0 if acts is None else acts.length
+        self.codec.agree(hello.spaces, self.autoreset, hello.envs, 0, self.capabilities, length)
         self.rng = np.random.default_rng(0)
         self.send(answer._replace(meta={**answer.meta, **more}).to_bytes())
         return hello

@@ -42,6 +42,8 @@ class Receipt(NamedTuple):
     served: Sequence[int] = ()  # env hosts whose environments took steps since the last one
     silent: Sequence[int] = ()  # env hosts that do not answer any more
     flying: int = 0  # environment steps that are still to become part of a fragment
+    skipped: int = 0  # environment steps that a simulator took while nobody asked for them
+    lost: int = 0  # environment steps, at most, of fragments that ended with a simulator's process
 
 
 class Counts:

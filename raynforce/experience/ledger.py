@@ -19,7 +19,7 @@ class Ledger:
     def __init__(self) -> None:
         self.produced = 0
         self.trained = 0
-        self.dropped = 0  # sampled, and given up because it had become too old
+        self.dropped = 0  # sampled, and given up because it had become too old, or nobody had asked for it
         self.lost = 0  # at most, of fragments that were never completed and not redone
         self._flying: dict[Key, int] = {}
 
@@ -45,6 +45,11 @@ class Ledger:
     def drop(self, record: Record) -> None:
         self._land(record)
         self.dropped += record.steps
+
+    def skip(self, steps: int) -> None:
+        """A simulator that cannot wait took steps that nobody had asked for."""
+        self.produced += steps
+        self.dropped += steps
 
     def lose(self, steps: int, keys: Iterable[Key] = ()) -> None:
         """What a sampler was at is gone, and so are these complete fragments."""

@@ -91,6 +91,13 @@ class ActingSpec:
         names = [f.name for f in fields(self) if f.name != "factory_args" or self.factory_args]
         return {name: plain.get(name, getattr(self, name)) for name in names}
 
+    def for_host(self, places: np.ndarray | None = None) -> Tree:
+        """What a simulator needs to act by itself, which knows its own spaces."""
+        plain = self.to_json()
+        told = {name: plain[name] for name in ("network", "exploration", "values")}
+        exponent = getattr(self.distribution(places), "exponent", 1.0)
+        return told | ({} if np.ndim(exponent) == 0 else {"exponents": np.asarray(exponent).tolist()})
+
     @staticmethod
     def from_json(data: Tree) -> ActingSpec:
         env, network = EnvSpec.from_json(data["env"]), NetworkSpec.from_json(data["network"])
@@ -112,6 +119,10 @@ class PolicyVersion:
         if self.shift is not None:
             tree |= {"shift": self.shift, "scale": self.scale}
         return tree
+
+    def arrays(self) -> list[np.ndarray]:
+        """What a simulator is sent of it."""
+        return [self.params] if self.shift is None or self.scale is None else [self.params, self.shift, self.scale]
 
     @staticmethod
     def from_state(tree: Tree) -> PolicyVersion:
@@ -159,6 +170,11 @@ class Actor:
 
     def greedy(self, obs: Mapping[str, np.ndarray]) -> np.ndarray:
         return self.to_env(self.distribution.mode(self._net(obs)))
+
+
+def sampler_places(envs: int, index: int, samplers: int) -> np.ndarray:
+    """Where a sampler's lanes stand on the exploration ladder: each sampler has some of every kind."""
+    return (np.arange(envs) * samplers + index + 0.5) / (envs * samplers)
 
 
 def action_map(spec: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:

@@ -32,11 +32,12 @@ from raynforce.protocol.spaces import DTYPES, Spaces
 AUTORESET = ("same_step", "next_step", "explicit")  # the next episode begins in the same RESULT, a STEP, or a RESET
 TERMINATED, TRUNCATED, RESET = 1, 2, 4  # of a RESULT's status; RESET is alone: a first observation, and no env step
 ENDED = TERMINATED | TRUNCATED
+FIRST, BROKE = 4, 8  # of a FRAGMENT's status: an episode's first step; the env broke or was only reset, alone
 ENDED_EPISODES, TIMING = 1, 2  # flags of RESULT: each ended episode's own return and length; what each env itself took
 SEEDS = 1  # flag of RESET: a seed for each env is there
 
 Data = bytes | bytearray | memoryview
-_U32, _U64, _F32, _F64, _U8 = (np.dtype(d) for d in ("<u4", "<u8", "<f4", "<f8", "u1"))
+_U32, _U64, _I64, _F32, _F64, _U8 = (np.dtype(d) for d in ("<u4", "<u8", "<i8", "<f4", "<f8", "u1"))
 
 
 class BufferColumn(NamedTuple):
@@ -46,6 +47,7 @@ class BufferColumn(NamedTuple):
     shape: tuple[int, ...] = ()
     ended: bool = False
     tail: bool = False  # the last one, as long as the sizes before it say: saved states, one after the other
+    steps: int = 0  # if there are several of each env: `[steps, envs, ...]`
 
 
 class BufferPlace(NamedTuple):
@@ -57,14 +59,14 @@ class BufferPlace(NamedTuple):
     nbytes: int
 
 
+_ENDING = frozenset((Type.RESULT, Type.FRAGMENT))
 _NAMES = {number: type_.name for number, type_ in TYPES.items()}
 _ID, _REQUEST = BufferColumn(_U32), BufferColumn(_U64)
 _ROWLESS = frozenset((Type.REJECT, Type.PING, Type.PONG, Type.LOG, Type.CLOSE))
 _CONTROL: dict[int, tuple[BufferColumn, ...]] = dict.fromkeys((Type.HELLO, *_ROWLESS), ())
 _CONTROL |= {Type.WELCOME: (BufferColumn(_U64),), Type.ERROR: (_ID, _REQUEST)}
-_FULL = frozenset(
-    (Type.HELLO, Type.WELCOME, Type.RESET, Type.STEP, Type.RESULT, Type.SNAPSHOT, Type.RESTORE)
-)  # ≥ 1 env
+_FULL = frozenset((Type.HELLO, Type.WELCOME, Type.RESET, Type.STEP, Type.RESULT))  # at least one env
+_FULL |= {Type.SNAPSHOT, Type.RESTORE, Type.FRAGMENT}
 _STATES = (BufferColumn(_U64), BufferColumn(_U8, tail=True))  # sizes, and the states themselves
 
 
@@ -75,10 +77,19 @@ class Codec:
         self.takes = frozenset(takes)
         self.most_envs = most_envs
         self.minor: int | None = None
+        self.fragment = 0  # steps of each env in a FRAGMENT, if there are any
         self.columns: dict[tuple[int, int], tuple[BufferColumn, ...]] = {(t, 0): c for t, c in _CONTROL.items()}
         self.places = lru_cache(maxsize=1024)(self._places)  # a peer chooses the keys, so it is bounded
 
-    def agree(self, spaces: Spaces, autoreset: str, envs: int, minor: int, capabilities: Sequence[str] = ()) -> None:
+    def agree(
+        self,
+        spaces: Spaces,
+        autoreset: str,
+        envs: int,
+        minor: int,
+        capabilities: Sequence[str] = (),
+        fragment: int = 0,
+    ) -> None:
         obs = tuple(BufferColumn(DTYPES[leaf.dtype], leaf.shape) for leaf in spaces.obs)
         action = BufferColumn(DTYPES[spaces.action.dtype], spaces.action.shape)
         if "memory" in capabilities:  # they lie elsewhere
@@ -97,6 +108,12 @@ class Codec:
             asks = Type.WELCOME in self.takes
             self.columns[Type.SNAPSHOT, 0] = (_ID,) if asks else (_ID, _REQUEST, *_STATES)
             self.columns[Type.RESTORE, 0] = (_ID, *_STATES)
+        if fragment:
+            self.fragment = fragment
+            seen = tuple(column._replace(steps=fragment + 1) for column in obs)
+            recorded = BufferColumn(_F32 if spaces.action.kind == "box" else _I64, spaces.action.shape, steps=fragment)
+            each = tuple(BufferColumn(dtype, steps=fragment) for dtype in (_F32, _F32, _U8, _U32))
+            self.columns[Type.FRAGMENT, 0] = (*seen, recorded, *each, *episodes, *final)
         self.minor, self.most_envs = minor, envs
         self.places.cache_clear()
 
@@ -105,6 +122,8 @@ class Codec:
         places, offset = [], 0
         for column in self.columns[type_, flags]:
             shape = (ended if column.ended else envs, *column.shape)
+            if column.steps:
+                shape = (column.steps, *shape)
             nbytes = 0 if column.tail else math.prod(shape) * column.dtype.itemsize
             places.append(BufferPlace(column.dtype, shape, offset, nbytes))
             offset += padded(nbytes)
@@ -129,7 +148,9 @@ class Codec:
             raise ProtocolError("env", f"{name}: envs {envs}; at most {self.most_envs} are possible")
         if (envs and type_ in _ROWLESS) or (not envs and type_ in _FULL):
             raise ProtocolError("env", f"{name}: envs {envs}; expected {'0' if envs else '1 or more'}")
-        if ended and (type_ != Type.RESULT or ended > envs):
+        if type_ == Type.FRAGMENT and envs != self.most_envs:
+            raise ProtocolError("env", f"{name}: envs {envs}; it is of all {self.most_envs}")
+        if ended and (type_ not in _ENDING or ended > envs * (self.fragment if type_ == Type.FRAGMENT else 1)):
             raise ProtocolError("env", f"{name}: ended {ended} of {envs} envs")
         try:
             places, body = self.places(type_, flags, envs, ended)
@@ -139,12 +160,7 @@ class Codec:
             done = "the handshake was done" if self.minor is None else "its capability was agreed upon"
             raise ProtocolError("state", f"{name} came before {done}") from None
         if self._has_tail(type_):
-            most = min(MOST_BODY, body + envs * MOST_STATE)
-            if not body <= body_bytes <= most or body_bytes % 8:
-                raise ProtocolError(
-                    "limit", f"{name} of {envs} envs has {body_bytes} bytes; from {body} to {most} can be"
-                )
-            body = body_bytes
+            body = _with_states(name, envs, body, body_bytes)
         if body_bytes != body or buffers != len(places):
             found, expected = f"{buffers} buffers of {body_bytes} bytes", f"{len(places)} of {body} bytes"
             raise ProtocolError("size", f"{name} of {envs} envs has {found}; its spaces make it {expected}")
@@ -197,6 +213,14 @@ class Codec:
         pairs = zip(places, frames[1:], strict=True)
         buffers = [np.ndarray(p.shape, p.dtype, memoryview(f).toreadonly()) for p, f in pairs]
         return _message(header, meta, _trimmed(buffers) if tailed else buffers)
+
+
+def _with_states(name: str, envs: int, least: int, body_bytes: int) -> int:
+    """The length of a body with saved states, which the header tells."""
+    most = min(MOST_BODY, least + envs * MOST_STATE)
+    if not least <= body_bytes <= most or body_bytes % 8:
+        raise ProtocolError("limit", f"{name} of {envs} envs has {body_bytes} bytes; from {least} to {most} can be")
+    return body_bytes
 
 
 def result_flags(capabilities: Sequence[str]) -> int:

@@ -51,6 +51,9 @@ class Type(IntEnum):
     CLOSE = 11
     SNAPSHOT = 12
     RESTORE = 13
+    POLICY = 14
+    SAMPLE = 15
+    FRAGMENT = 16
 
 
 TYPES = {int(t): t for t in Type}
@@ -144,7 +147,7 @@ def open_header(head: bytes | bytearray | memoryview) -> Header:
 
 
 def most_meta(type_: int) -> int:
-    return GREETING_META if type_ in GREETINGS else OTHER_META
+    return GREETING_META if type_ in GREETINGS or type_ == Type.FRAGMENT else OTHER_META
 
 
 def write_meta(meta: Mapping[str, Any], type_: int) -> bytes:

@@ -100,6 +100,16 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class Inference:
+    """What a host needs to choose actions itself: the size of every POLICY and FRAGMENT follows from it."""
+
+    length: int  # steps of each env in a fragment
+    policy: Mapping[
+        str, Any
+    ]  # `network`, `exploration` and `values` of the `acting` part of a checkpoint's policy.json
+
+
+@dataclass(frozen=True)
 class Welcome:
     session: int
     autoreset: str
@@ -112,6 +122,7 @@ class Welcome:
     config: Mapping[str, Any] = field(default_factory=dict)  # for all envs
     env_config: Sequence[Mapping[str, Any]] = ()  # for each env, laid over `config`; empty if they are all alike
     memory: SharedObs | None = None  # whose file descriptor goes with it
+    inference: Inference | None = None  # if the host chooses actions itself
 
     def message(self) -> Message:
         meta: dict[str, Any] = {"autoreset": self.autoreset, "capabilities": list(self.capabilities)}
@@ -119,6 +130,8 @@ class Welcome:
         meta |= {"spec_hash": self.spec_hash, "config": dict(self.config)}
         if self.env_config:
             meta["env_config"] = [dict(config) for config in self.env_config]
+        if self.inference is not None:
+            meta |= {"fragment": self.inference.length, "policy": dict(self.inference.policy)}
         envs, seeds = len(self.seeds), self.seeds.astype("<u8")
         return Message(Type.WELCOME, self.session, envs=envs, minor=self.minor, meta=meta, buffers=[seeds])
 
@@ -173,6 +186,7 @@ class Offer:
     launch: str = ""
     memory: Callable[[Spaces, int], SharedObs] | None = None
     """Makes shared memory for `same_step` observations of a host that offers to use it, on a Unix socket."""
+    inference: Inference | None = None  # for hosts that can choose actions themselves, with `same_step`
     each: Callable[[Offer, Hello], Offer] | None = None  # the offer for a proven host; may raise a `Refusal`
 
     def __post_init__(self) -> None:
@@ -208,6 +222,9 @@ class Offer:
         memory = None
         if self.memory is not None and "memory" in hello.capabilities and modes[0] == "same_step":
             memory, capabilities = self.memory(hello.spaces, hello.envs), (*capabilities, "memory")
+        inference = self.inference if "inference" in hello.capabilities and modes[0] == "same_step" else None
+        if inference is not None:
+            capabilities = (*capabilities, "inference")
         return Welcome(
             session=self.session,
             autoreset=modes[0],
@@ -220,6 +237,7 @@ class Offer:
             config=self.config,
             env_config=self.env_config,
             memory=memory,
+            inference=inference,
         )
 
     def _proven(self, hello: Hello) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +13,10 @@ from raynforce.errors import UsageError
 from raynforce.infos import NOTHING as NO_INFO
 from raynforce.infos import Info, numbers
 from raynforce.protocol.codec import (
+    BROKE,
     ENDED,
     ENDED_EPISODES,
+    FIRST,
     RESET,
     SEEDS,
     TERMINATED,
@@ -21,7 +25,7 @@ from raynforce.protocol.codec import (
     join_states,
     split_states,
 )
-from raynforce.protocol.fields import flag, mapping, one_of, take
+from raynforce.protocol.fields import flag, mapping, one_of, take, whole
 from raynforce.protocol.frame import Message, ProtocolError, Type, clean
 from raynforce.protocol.handshake import Hello, Offer, Welcome, reject
 from raynforce.protocol.session import LEVELS, NOTHING, Envs, Note, Outcome, Session
@@ -84,14 +88,36 @@ class Overdue(NamedTuple):
     envs: np.ndarray
 
 
+class Gathered(NamedTuple):
+    """T steps of all envs, whose actions the host has chosen. Arrays are read-only views of what came."""
+
+    request: int  # sequence number of the SAMPLE
+    obs: dict[str, np.ndarray]  # [T+1, B, ...]
+    action: np.ndarray  # [T, B, ...] zero-based choices, or before bounds
+    logp: np.ndarray  # [T, B] float32
+    reward: np.ndarray  # [T, B] float32
+    status: np.ndarray  # [T, B] uint8
+    version: np.ndarray  # [T, B] uint32, which policy version chose
+    episode_return: np.ndarray  # [K] float64, of ended rows by time, then env
+    episode_length: np.ndarray  # [K] uint32
+    final_obs: dict[str, np.ndarray]  # [K, ...]
+    info: Mapping[int, Info]  # numbers of episodes that ended, by their place in [K]
+    broken: Mapping[int, tuple[str, str]]  # code and text of envs that broke, as far as told
+    skipped: int  # steps since the last one that are no part of any
+
+
 class PolicySession(Session):
     """Takes what hosts say; `reset`, `step`, `snapshot` and `restore` ask each env for one thing at a time."""
 
     def __init__(self, offer: Offer, now: float) -> None:
-        super().__init__((Type.HELLO, Type.RESULT, Type.SNAPSHOT, Type.LOG), offer.most_envs, offer.deadlines, now)
+        takes = Type.HELLO, Type.RESULT, Type.SNAPSHOT, Type.LOG, Type.FRAGMENT
+        super().__init__(takes, offer.most_envs, offer.deadlines, now)
         self.offer = offer
         self._requests: dict[int, Message] | None = None  # by number, if they may have to be sent again
+        self.sampling: deque[int] = deque()  # sequence numbers of SAMPLEs whose fragments have not come
+        self._versions: deque[int] = deque(maxlen=66)  # of policies that were sent, as many as fragments may be of
         self._handlers |= {Type.RESULT: self._result, Type.SNAPSHOT: self._snapshot, Type.LOG: self._log}
+        self._handlers[Type.FRAGMENT] = self._fragment
 
     def _greet(self, message: Message, now: float) -> Outcome:
         if message.type != Type.HELLO:
@@ -102,7 +128,8 @@ class PolicySession(Session):
         self.welcome = welcome = self.offer.answer(hello)
         self.hello, self.session = hello, welcome.session
         self.envs = Envs(hello.envs, welcome.autoreset)
-        self.codec.agree(hello.spaces, welcome.autoreset, hello.envs, welcome.minor, welcome.capabilities)
+        length = 0 if welcome.inference is None else welcome.inference.length
+        self.codec.agree(hello.spaces, welcome.autoreset, hello.envs, welcome.minor, welcome.capabilities, length)
         action = hello.spaces.action
         self._action_shape, self._action_dtype = action.shape, DTYPES[action.dtype]
         self._due = np.full(hello.envs, np.inf)
@@ -180,6 +207,20 @@ class PolicySession(Session):
     def saves(self) -> bool:
         return "snapshot" in self.welcome.capabilities
 
+    def policy(self, number: int, arrays: Sequence[np.ndarray], schedules: Mapping[str, float]) -> Message:
+        """Have the host act with this version: parameters, and of a normaliser shift and scale."""
+        self._speaking()
+        self._versions.append(number)
+        meta = {"version": number, "schedules": dict(schedules)}
+        return self._message(Type.POLICY, meta, [np.ascontiguousarray(array, "<f4") for array in arrays])
+
+    def sample(self, seed: int) -> Message:
+        """Ask for one more fragment, whose random streams follow from `seed`."""
+        self._speaking()
+        message = self._message(Type.SAMPLE, {"seed": seed})
+        self.sampling.append(message.sequence)
+        return message
+
     @property
     def asks(self) -> bool:
         return self.open and not (self.ended or self._closing_here or self._closing_there)
@@ -251,6 +292,70 @@ class PolicySession(Session):
         self.envs.phase[rows] = Envs.READY
         self._due[rows] = np.inf
         return Outcome([Snapshots(rows, found)]) if len(rows) else NOTHING
+
+    def _fragment(self, message: Message, now: float) -> Outcome:
+        meta, leaves = message.meta, self.hello.spaces.obs
+        request = whole(take(meta, "request", "FRAGMENT"), "request", 0, 1 << 53)
+        if not self.sampling or request != self.sampling[0]:
+            raise ProtocolError("state", f"FRAGMENT answers request {request}, which is not the oldest SAMPLE")
+        seen, rest = message.buffers[: len(leaves)], message.buffers[len(leaves) :]
+        action, logp, reward, status, version, total, length, *final = rest
+        if ((status > ENDED + FIRST) & (status != BROKE)).any() or np.count_nonzero(status & ENDED) != message.ended:
+            known = "known bits are 1, 2 and 4, or 8 alone, and ended rows must be as many as said"
+            raise ProtocolError("status", f"FRAGMENT: status up to {status.max()}; {known}")
+        self._require_possible(seen, final, action, (reward, logp, total), version)
+        self.sampling.popleft()
+        paths = [leaf.path for leaf in leaves]
+        info = {i: numbers(told) for i, told in _by_number(meta.get("info"), message.ended)}
+        broken = {
+            env: (clean(told.get("code", ""), 40), clean(told.get("text", "")))
+            for env, told in _by_number(meta.get("broken"), message.envs)
+            if isinstance(told, dict)
+        }
+        return Outcome(
+            [
+                Gathered(
+                    request,
+                    dict(zip(paths, seen, strict=True)),
+                    action,
+                    logp,
+                    reward,
+                    status,
+                    version,
+                    total,
+                    length,
+                    dict(zip(paths, final, strict=True)),
+                    info,
+                    broken,
+                    whole(take(meta, "skipped", "FRAGMENT", 0), "skipped", 0, 1 << 53),
+                )
+            ]
+        )
+
+    def _require_possible(
+        self,
+        seen: Sequence[np.ndarray],
+        final: Sequence[np.ndarray],
+        action: np.ndarray,
+        floats: Sequence[np.ndarray],
+        version: np.ndarray,
+    ) -> None:
+        spaces, where = self.hello.spaces, ""
+        for leaf, columns in zip(spaces.obs, zip(seen, final, strict=True), strict=True):
+            for column in columns:
+                rows = column.reshape(-1, *leaf.shape)
+                if len(rows) and misfits(leaf, rows, self.welcome.finite) is not None:
+                    where = leaf.path
+        choices = replace(spaces.action, start=(0,) * len(spaces.action.sizes))
+        if misfits(choices, action.reshape(-1, *spaces.action.shape), True) is not None:
+            where = "action"
+        if not all(np.isfinite(column).all() for column in floats):
+            where = "a reward, return or log-probability"
+        if where:
+            raise ProtocolError("value", f"FRAGMENT: {where} has a value that cannot be")
+        if not np.isin(version, list(self._versions)).all():
+            sent = [*self._versions][-8:]
+            raise ProtocolError("value", f"FRAGMENT: versions {np.unique(version)[:8]}; the newest sent are {sent}")
 
     def _results(self, message: Message, rows: np.ndarray, ended: np.ndarray) -> Results:
         _, _, reward, status, *rest = message.buffers
@@ -327,3 +432,10 @@ class PolicySession(Session):
     def _log(self, message: Message, now: float) -> Outcome:
         level = one_of(take(message.meta, "level", "LOG"), "level", LEVELS)
         return Outcome([Note(level, clean(take(message.meta, "text", "LOG")))])
+
+
+def _by_number(told: object, count: int) -> list[tuple[int, Any]]:
+    """What a peer tells by the numbers of rows or envs; what is of none is left out."""
+    if not isinstance(told, dict):
+        return []
+    return [(int(key), value) for key, value in told.items() if key.isdecimal() and len(key) < 12 and int(key) < count]

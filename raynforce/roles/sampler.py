@@ -13,7 +13,7 @@ from raynforce.experience.counts import Receipt
 from raynforce.experience.fragment import Fragment
 from raynforce.infos import NOTHING, Info
 from raynforce.memory import resident_bytes
-from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
+from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion, sampler_places
 from raynforce.trees import Tree, load_rng, rng_state
 
 
@@ -24,8 +24,7 @@ class Sampler:
         self.index = index
         self._length = length
         self._args, self._envs = envs, envs.vector(index)
-        lanes = np.arange(envs.num_envs) * samplers + index  # of all: each sampler has some of every kind
-        self._actor = Actor(acting, places=(lanes + 0.5) / (envs.num_envs * samplers))
+        self._actor = Actor(acting, places=sampler_places(envs.num_envs, index, samplers))
         self._rng = np.random.default_rng([envs.seed, index, 1])
         self._sequence = 0
         self._flying = InFlight(envs.num_envs)

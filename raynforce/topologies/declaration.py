@@ -94,7 +94,17 @@ class Topology:
         if self.lags and algorithm.max_lag == 0:
             needs = f"{config.algo} from the newest alone (its max_lag is 0): use --topology sync"
             raise UsageError(f"topology = {config.topology!r} learns from older policy versions, and {needs}")
+        if config.sampling.inference == "client":
+            self._check_client(config, env)
         self.require(config, algorithm, env)
+
+    def _check_client(self, config: Config, env: EnvSpec) -> None:
+        asked = "sampling.inference = 'client'"
+        if not is_simulator(env.env):
+            what = f"{asked} is for simulators, which choose their own actions, and env {env.env!r} is none"
+            raise UsageError(f"{what}: leave it out")
+        if self.paced_by_envs or self.gathers_gradients:
+            raise UsageError(f"{asked} goes with topology sync, overlap, async or replay, not {config.topology!r}")
 
     def demands(self, config: Config, *, torch: bool) -> Demands:
         """What its roles ask of the machine beyond the settings; `torch` if samplers need it to act."""
@@ -157,6 +167,14 @@ def learner(plan: Blueprint, work: str = "learn", *, gathers_gradients: bool = F
 
 def samplers(plan: Blueprint) -> Kind:
     acting, envs, how = plan.acting, plan.envs, plan.config.sampling
+    if how.inference == "client":
+        from raynforce.roles.client_sampler import require_readable  # which loads the protocol
+
+        require_readable(acting)
+        hang = 0.9 * plan.config.faults.sample_seconds  # before the role itself is taken to hang
+        client, ahead = (acting, envs, how.fragment), not topology(plan.config.topology).exact
+        role = "raynforce.roles.client_sampler:ClientSampler"
+        return _sampling(plan, role, lambda index: (*client, index, how.samplers, hang, ahead), "produce")
     role = "raynforce.roles.sampler:Sampler"
     return _sampling(plan, role, lambda index: (acting, envs, how.fragment, index, how.samplers), "produce")
 

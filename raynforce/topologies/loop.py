@@ -152,6 +152,8 @@ class Loop(ABC):
             if job.fault is None:
                 receipt: Receipt = job.result()
                 self._ledger.produce(receipt.record)
+                self._ledger.skip(receipt.skipped)
+                self._ledger.lose(receipt.lost)
                 self._receive(job, receipt)
                 there.append(Sample(job, number, receipt.record, receipt.size))
         return there

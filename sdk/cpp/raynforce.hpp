@@ -672,6 +672,7 @@ struct Identity {
   bool shares_memory = false; // whether the transport can pass a file descriptor: a Unix socket
   bool waits = false;         // for a trainer that wants it, without limit
   bool saves = false;         // whether envs can be saved and loaded; `serve` sees it by their class
+  bool realtime = false;      // whether envs go on while the trainer asks for nothing: such steps are counted, not recorded
 };
 
 /// How a session ended.
@@ -687,7 +688,7 @@ static_assert(sizeof(float) == 4 && sizeof(double) == 8, "the wire has IEEE floa
 #error "the wire is little-endian, and this header copies arrays as they are"
 #endif
 
-enum Type : std::uint8_t { HELLO = 1, WELCOME, REJECT, RESET, STEP, RESULT, ERROR, PING, PONG, LOG, CLOSE, SNAPSHOT, RESTORE };
+enum Type : std::uint8_t { HELLO = 1, WELCOME, REJECT, RESET, STEP, RESULT, ERROR, PING, PONG, LOG, CLOSE, SNAPSHOT, RESTORE, POLICY, SAMPLE, FRAGMENT };
 
 /// The fixed part of a message, as it lies on the wire.
 struct Header {
@@ -706,7 +707,7 @@ struct Violation : Error {
   std::string code;
 };
 
-inline constexpr std::uint8_t TERMINATED = 1, TRUNCATED = 2, FIRST = 4;
+inline constexpr std::uint8_t TERMINATED = 1, TRUNCATED = 2, FIRST = 4, BROKE = 8;  // in a FRAGMENT, FIRST is an episode's first step
 inline constexpr std::uint8_t EPISODES = 1, TIMING = 2, SEEDS = 1;  // flags of RESULT and RESET
 inline constexpr std::size_t GREETING_META = 1 << 18, OTHER_META = 1 << 14, UNKNOWN_BODY = 1 << 16, MOST_ENVS = 65536;
 inline constexpr std::size_t MOST_STATE = 1 << 26, MOST_BODY = 1 << 30;
@@ -756,6 +757,40 @@ inline std::uint64_t checksum(StateHead head, const char* bytes, std::size_t cou
   return found;
 }
 
+/// Chooses actions in the trainer's place and gathers fragments, with the capability `inference`. `Policy` is defined further down.
+struct Gatherer {
+  struct Part {
+    const void* data;
+    std::size_t bytes;
+  };
+  virtual ~Gatherer() = default;
+  virtual std::size_t policy_bytes() const = 0;
+  virtual std::size_t policy_buffers() const = 0;
+  virtual void set(const Json& meta, const std::uint8_t* body) = 0;
+  virtual void ask(const Json& meta, std::uint64_t sequence) = 0;
+  /// The first observation of the first episode is there.
+  virtual void begin(std::size_t env) = 0;
+  /// Whether the env may take a step now.
+  virtual bool wants(std::size_t env, bool realtime) = 0;
+  /// Choose for what the env shows, or with `reset` note that it only resets.
+  virtual void choose(std::size_t env, bool reset, std::uint8_t* action) = 0;
+  /// Why what the env shows or gives cannot be; empty if it can.
+  virtual std::string wrong(std::size_t env, double reward) const = 0;
+  /// The step is done.
+  virtual void record(std::size_t env, float reward, std::uint8_t status) = 0;
+  /// The episode has ended: what is shown is its last observation.
+  virtual void end(std::size_t env, double total, std::uint32_t length, const std::vector<std::pair<std::string, double>>& info) = 0;
+  /// The env has broken; with `blind` it shows nothing of use.
+  virtual void broke(std::size_t env, const std::string& why, bool blind) = 0;
+  /// Whether a fragment is complete; then its meta, its parts, and `next`.
+  virtual bool full() const = 0;
+  virtual std::size_t ended() const = 0;
+  virtual Json meta() = 0;
+  virtual std::vector<Part> parts() = 0;
+  virtual void next() = 0;
+};
+inline std::unique_ptr<Gatherer> make_gatherer(const Json& welcome, const Spaces& spaces, std::size_t envs, std::uint8_t* const* rows);
+
 /// Takes bytes and gives bytes. Milliseconds of any clock that never goes back are `now`.
 class HostSession {
  public:
@@ -766,7 +801,7 @@ class HostSession {
   HostSession(const HostSession&) = delete;
   HostSession& operator=(const HostSession&) = delete;
   HostSession(Spaces spaces, std::size_t envs, const Identity& who, std::int64_t now)
-      : spaces_(std::move(spaces)), count_(envs), who_(who), heard_(now), pinged_(now), can_save_(who.saves) {
+      : spaces_(std::move(spaces)), count_(envs), who_(who), realtime_(who.realtime), heard_(now), pinged_(now), can_save_(who.saves) {
     spaces_.check();
     if (envs == 0 || envs > MOST_ENVS) throw Error("a simulator has 1 to 65536 envs, not " + std::to_string(envs));
     if (who.waits) handshake_ms_ = std::numeric_limits<std::int64_t>::max();
@@ -858,6 +893,7 @@ class HostSession {
     Lane& lane = owing(env);
     if (lane.saving) throw Error("env " + std::to_string(env) + " was asked for its state: submit_state answers that");
     seconds_[env] += seconds;
+    if (lane.own) return gather(env, step);
     if (lane.resetting) {  // by RESET, or after the end of an episode
       if (lane.after_end)
         lane.after_end = false;
@@ -886,6 +922,11 @@ class HostSession {
     }
     lane.busy = false;
     ready_.push_back(static_cast<std::uint32_t>(env));
+    if (gatherer_ != nullptr) {
+      flush();  // before what it shows is written over
+      gatherer_->begin(env);
+      go_on(env);
+    }
   }
 
   /// The state of an env that was asked for it.
@@ -904,6 +945,7 @@ class HostSession {
   /// An env has failed: its episode is cut, and the trainer resets it.
   void broken(std::size_t env, const std::string& why) {
     Lane& lane = owing(env);
+    if (lane.own) return gather_broken(env, why.empty() ? "it gave no reason" : why);
     lane.busy = lane.resetting = lane.after_end = lane.saving = false;
     lane.needs_reset = true, lane.failure = one_line(why.empty() ? "it gave no reason" : why);
     lane.episode_return = 0, lane.episode_length = 0;
@@ -924,7 +966,7 @@ class HostSession {
     const std::int64_t silent = now - heard_, most = welcomed_ ? silence_ms_ : handshake_ms_;
     if (down_) return;
     if (silent >= most) {
-      if (resumable && session_ != 0) down_ = true;
+      if (resumable && session_ != 0 && gatherer_ == nullptr) down_ = true;
       else end("silent", "the trainer has not answered for " + std::to_string(silent / 1000) + " s");
     } else if (welcomed_ && silent >= ping_ms_ && now - pinged_ >= ping_ms_) {
       pinged_ = now;
@@ -947,7 +989,7 @@ class HostSession {
 
   void lost(const std::string& why) {
     if (over()) return;
-    if (resumable && session_ != 0) down_ = true;
+    if (resumable && session_ != 0 && gatherer_ == nullptr) down_ = true;
     else end("lost", why);
   }
 
@@ -957,6 +999,8 @@ class HostSession {
     std::uint64_t stream = 0;   // where the next episode's seed comes from
     bool seeded = false, busy = false, resetting = false, after_end = false, needs_reset = true;
     bool saving = false, saved = false;  // is asked for its state; has told it last
+    bool own = false;  // what it does was asked by the policy on this side
+    std::uint8_t status = 0;  // of a step that is not yet recorded
     double episode_return = 0;
     std::uint32_t episode_length = 0;
     std::string state;    // if it was told last
@@ -1011,7 +1055,11 @@ class HostSession {
         if (header.body_bytes > MOST_BODY || (header.body_bytes > body && header.body_bytes - body > envs * MOST_STATE)) throw Violation("limit", "states of " + std::to_string(header.body_bytes) + " bytes");
         if (header.body_bytes > body && header.body_bytes % 8 == 0) body = header.body_bytes;
         break;
-      case REJECT: case PING: case PONG: case CLOSE: break;
+      case POLICY:
+        if (gatherer_ == nullptr) throw Violation("state", "POLICY, and inference was not agreed upon");
+        body = gatherer_->policy_bytes(), buffers = static_cast<unsigned>(gatherer_->policy_buffers());
+        break;
+      case REJECT: case PING: case PONG: case CLOSE: case SAMPLE: break;
       default:
         if (header.body_bytes > UNKNOWN_BODY) throw Violation("limit", "an unknown message of " + std::to_string(header.body_bytes) + " bytes");
         return;
@@ -1022,7 +1070,7 @@ class HostSession {
     const unsigned flags = header.type == RESET ? SEEDS : 0;
     if ((header.flags & ~flags) != 0) throw Violation("flags", "unknown flags");
     if (header.ended != 0 || header.reserved != 0) throw Violation("field", "a reserved field is not 0");
-    if (header.type >= SNAPSHOT && welcomed_ && !saves_) throw Violation("state", "a capability that was not agreed upon: snapshot");
+    if ((header.type == SNAPSHOT || header.type == RESTORE) && welcomed_ && !saves_) throw Violation("state", "a capability that was not agreed upon: snapshot");
   }
 
   void handle(const Header& header, std::string_view text, const std::uint8_t* body, std::int64_t progress_ms) {
@@ -1030,6 +1078,15 @@ class HostSession {
     if (header.session != session_) return;  // of another session
     switch (header.type) {
       case RESET: case STEP: case SNAPSHOT: case RESTORE: return ask(header, body);
+      case POLICY: case SAMPLE: {
+        if (gatherer_ == nullptr) throw Violation("state", "SAMPLE, and inference was not agreed upon");
+        if (header.sequence <= sampled_) return;  // it has come before
+        sampled_ = header.sequence;
+        const Json meta = text.empty() ? Json() : Json::parse(text);
+        header.type == POLICY ? gatherer_->set(meta, body) : gatherer_->ask(meta, header.sequence);
+        for (std::size_t env = 0; env < count_; ++env) go_on(env);
+        return;
+      }
       case PING: return say(PONG, Json::object({{"progress_ms", static_cast<double>(progress_ms)}}), header.sequence);
       case PONG: return;
       case CLOSE: return close("the trainer is done");
@@ -1038,7 +1095,7 @@ class HostSession {
         if (!meta["recoverable"].boolean(true)) end("violation", "the trainer says (" + one_line(meta["code"].text(), 40) + "): " + one_line(meta["text"].text()));
         return;
       }
-      case WELCOME: case REJECT: case HELLO: case RESULT: case LOG: throw Violation("type", "type " + std::to_string(header.type) + " is not for a simulator");
+      case WELCOME: case REJECT: case HELLO: case RESULT: case LOG: case FRAGMENT: throw Violation("type", "type " + std::to_string(header.type) + " is not for a simulator");
       default: return say_error("session", true, "type", "type " + std::to_string(header.type) + " is unknown", {});
     }
   }
@@ -1069,6 +1126,7 @@ class HostSession {
     const std::string& hash = meta["spec_hash"].text();
     if (!hash.empty() && hash != hex(sha256(spaces_.canonical()))) throw Violation("field", "spec_hash: the spaces were not understood");
     session_ = header.session, minor_ = header.minor;
+    bool gathers = false;
     same_step_ = autoreset == "same_step";
     for (const Json& capability : meta["capabilities"].items()) {
       if (capability.text() == "episodes") flags_ |= EPISODES;
@@ -1076,6 +1134,7 @@ class HostSession {
       if (capability.text() == "info") tells_info_ = true;
       if (capability.text() == "memory") shares_ = true;
       if (capability.text() == "snapshot") saves_ = can_save_;
+      if (capability.text() == "inference") gathers = true;
     }
     const Json& deadlines = meta["deadlines"];
     ping_ms_ = milliseconds(deadlines["ping_ms"], 1000), silence_ms_ = milliseconds(deadlines["silence_ms"], 10000);
@@ -1088,11 +1147,21 @@ class HostSession {
     reward_.resize(count_), status_.resize(count_), seconds_.resize(count_), returns_.resize(count_), lengths_.resize(count_);
     lay_out();
     actions_.resize(count_ * spaces_.action.bytes());
+    if (gathers) {
+      if (!same_step_) throw Violation("field", "inference needs same_step");
+      try {
+        gatherer_ = make_gatherer(meta, spaces_, count_, rows_.data());
+      } catch (const Violation&) {
+        throw;
+      } catch (const Error& wrong) {
+        throw Violation("policy", wrong.what());
+      }
+    }
     welcomed_ = true;
   }
 
   static std::vector<Json> capabilities(const Identity& who) {
-    std::vector<Json> names{"episodes", "timing", "info"};
+    std::vector<Json> names{"episodes", "timing", "info", "inference"};
     if (who.shares_memory) names.emplace_back("memory");
     if (who.saves) names.emplace_back("snapshot");
     return names;
@@ -1128,6 +1197,7 @@ class HostSession {
   /// A request: what is new is done, what comes again is answered again, what is old is ignored.
   void ask(const Header& header, const std::uint8_t* body) {
     if (header.envs == 0) throw Violation("env", "a request for no env");
+    if (gatherer_ != nullptr && (header.type == STEP || sampled_ != 0)) throw Violation("state", "with inference, envs are reset once and never stepped by the trainer");
     const std::size_t action_bytes = spaces_.action.bytes();
     const std::uint8_t* more = body + padded(std::size_t{header.envs} * 4);
     std::vector<std::uint32_t> again, told;
@@ -1217,6 +1287,66 @@ class HostSession {
     }
   }
 
+  // -- the policy on this side
+
+  /// Have an idle env take its next step, if fragments are asked for.
+  void go_on(std::size_t env) {
+    Lane& lane = lanes_[env];
+    if (lane.busy || lane.request == 0 || (lane.needs_reset && !lane.own) || !gatherer_->wants(env, realtime_)) return;
+    const bool reset = lane.needs_reset;
+    gatherer_->choose(env, reset, actions_.data() + env * spaces_.action.bytes());
+    lane.busy = lane.own = true, lane.needs_reset = false, lane.status = reset ? BROKE : 0;
+    if (reset) {
+      lane.resetting = true;
+      ask_reset(env);
+    } else {
+      requests.push_back({Request::Kind::step, static_cast<std::uint32_t>(env), 0, action(env)});
+    }
+  }
+
+  void gather(std::size_t env, const Step& step) {
+    Lane& lane = lanes_[env];
+    if (const std::string wrong = gatherer_->wrong(env, lane.resetting ? 0 : step.reward); !wrong.empty()) return gather_broken(env, wrong);
+    if (!lane.resetting) {
+      reward_[env] = static_cast<float>(step.reward);
+      lane.status = static_cast<std::uint8_t>((step.terminated ? TERMINATED : 0) | (step.truncated ? TRUNCATED : 0) | (lane.episode_length == 0 ? FIRST : 0));
+      lane.episode_return += step.reward, ++lane.episode_length;
+      if ((lane.status & (TERMINATED | TRUNCATED)) != 0) {
+        gatherer_->end(env, lane.episode_return, lane.episode_length, step.info);
+        lane.episode_return = 0, lane.episode_length = 0, lane.resetting = true;
+        return ask_reset(env);
+      }
+    }
+    gathered(env);
+  }
+
+  void gather_broken(std::size_t env, const std::string& why) {
+    Lane& lane = lanes_[env];
+    const bool blind = lane.resetting;
+    gatherer_->broke(env, one_line(why, 500), blind);
+    lane.episode_return = 0, lane.episode_length = 0;
+    if (blind) {  // each further attempt is a row of its own
+      lane.needs_reset = true;
+      return gathered(env);
+    }
+    lane.status = BROKE, lane.resetting = true;
+    ask_reset(env);
+  }
+
+  void gathered(std::size_t env) {
+    Lane& lane = lanes_[env];
+    gatherer_->record(env, lane.status == BROKE ? 0 : reward_[env], lane.status);
+    lane.busy = lane.resetting = false;
+    if (!gatherer_->full()) return go_on(env);
+    Header header;
+    header.type = FRAGMENT, header.sequence = ++sequence_, header.envs = static_cast<std::uint32_t>(count_);
+    header.ended = static_cast<std::uint32_t>(gatherer_->ended());
+    const Json meta = gatherer_->meta();
+    put(header, meta, gatherer_->parts());
+    gatherer_->next();
+    for (std::size_t other = 0; other < count_; ++other) go_on(other);
+  }
+
   /// The first episode of a stream has its seed; each further one a seed of its own.
   void ask_reset(std::size_t env) {
     Lane& lane = lanes_[env];
@@ -1227,10 +1357,7 @@ class HostSession {
 
   // -- what goes
 
-  struct Part {
-    const void* data;
-    std::size_t bytes;
-  };
+  using Part = Gatherer::Part;
 
   std::uint8_t* grow(std::size_t bytes) {
     const std::size_t at = out.size();
@@ -1358,6 +1485,9 @@ class HostSession {
   Spaces spaces_;
   std::size_t count_;
   Identity who_;
+  std::unique_ptr<Gatherer> gatherer_;
+  bool realtime_ = false;
+  std::uint64_t sampled_ = 0;  // the newest POLICY or SAMPLE
   std::int64_t heard_, pinged_, ping_ms_ = 1000, silence_ms_ = 10000, handshake_ms_ = 30000;
   bool welcomed_ = false, down_ = false, same_step_ = false, tells_info_ = false, can_save_, saves_ = false;
   std::uint8_t flags_ = 0, minor_ = 0;
@@ -1784,6 +1914,31 @@ struct NetLayer {
   std::size_t kernel = 0, stride = 1, weight = 0, bias = 0;  // offsets into the flat vector
 };
 
+/// `y += v * x`, in blocks that compilers make vectors of at -O2.
+inline void add_scaled(float* __restrict y, const float* __restrict x, float v, std::size_t count) {
+  std::size_t i = 0;
+  for (; i + 8 <= count; i += 8)
+    for (std::size_t k = 0; k < 8; ++k) y[i + k] += v * x[i + k];
+  for (; i < count; ++i) y[i] += v * x[i];
+}
+
+/// A rational function that is tanh to 1e-6.
+inline float tanh_of(float x) {
+  x = std::min(7.9f, std::max(-7.9f, x));
+  const float s = x * x;
+  float p = -2.76076847742355e-16f;
+  for (const float c : {2.00018790482477e-13f, -8.60467152213735e-11f, 5.12229709037114e-08f, 1.48572235717979e-05f, 6.37261928875436e-04f, 4.89352455891786e-03f}) p = p * s + c;
+  float q = 1.19825839466702e-06f;
+  for (const float c : {1.18534705686654e-04f, 2.26843463243900e-03f, 4.89352518554385e-03f}) q = q * s + c;
+  return x * p / q;
+}
+inline void tanh_all(float* x, std::size_t count) {
+  std::size_t i = 0;
+  for (; i + 8 <= count; i += 8)
+    for (std::size_t k = 0; k < 8; ++k) x[i + k] = tanh_of(x[i + k]);
+  for (; i < count; ++i) x[i] = tanh_of(x[i]);
+}
+
 struct NetTower {
   std::string name;
   std::vector<std::string> sources;
@@ -1903,6 +2058,60 @@ class Policy {
     }
   }
 
+  /// Samples as in training: writes the action that the environment takes and the one that is learned from, before start and bounds;
+  /// the log-probability of that one. `exponent` is that of epsilon, for action values.
+  template <class Random>
+  float sample(const std::vector<const void*>& obs, void* action, void* recorded, Random& random, double exponent = 1) {
+    const std::vector<float>& out = outputs(obs);
+    const Leaf& leaf = spaces_.action;
+    const std::size_t count = leaf.elements();
+    double logp = 0;
+    if (leaf.kind == "box") {
+      for (std::size_t i = 0; i < count; ++i) {
+        const double log_std = params_[log_std_ + i];
+        const auto value = static_cast<float>(out[i] + std::exp(log_std) * normal(random));
+        const double z = (static_cast<double>(value) - out[i]) * std::exp(-log_std);
+        logp -= 0.5 * z * z + log_std + 0.9189385332046727;  // half of log 2 pi
+        static_cast<float*>(recorded)[i] = value, static_cast<float*>(action)[i] = bounded(i, value);
+      }
+      return static_cast<float>(logp);
+    }
+    const float* logits = out.data();
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto choices = static_cast<std::size_t>(leaf.sizes[i]);
+      const std::size_t highest = static_cast<std::size_t>(std::max_element(logits, logits + choices) - logits);
+      std::size_t chosen = highest;
+      if (greedy_only_) {
+        if (uniform(random) < std::pow(epsilon_, exponent)) chosen = std::min(choices - 1, static_cast<std::size_t>(uniform(random) * static_cast<double>(choices)));
+      } else {
+        double total = 0;
+        for (std::size_t choice = 0; choice < choices; ++choice) total += std::exp(static_cast<double>(logits[choice]) - logits[highest]);
+        double left = uniform(random) * total;
+        for (chosen = 0; chosen + 1 < choices; ++chosen)
+          if ((left -= std::exp(static_cast<double>(logits[chosen]) - logits[highest])) < 0) break;
+        logp += static_cast<double>(logits[chosen]) - logits[highest] - std::log(total);
+      }
+      static_cast<std::int64_t*>(recorded)[i] = static_cast<std::int64_t>(chosen);
+      static_cast<std::int64_t*>(action)[i] = static_cast<std::int64_t>(chosen) + (i < leaf.start.size() ? leaf.start[i] : 0);
+      logits += choices;
+    }
+    return static_cast<float>(logp);
+  }
+
+  /// How many numbers a version has: parameters, and of the normaliser shift and scale each (0 if there is none).
+  std::size_t size() const { return size_; }
+  std::size_t normalizer_size() const { return normalize_ ? width_ : 0; }
+
+  /// Take the parameters of a policy version as they lie in memory.
+  void set(const std::uint8_t* params, const std::uint8_t* shift, const std::uint8_t* scale, std::uint64_t version, double epsilon) {
+    const auto copy = [](std::vector<float>& to, const std::uint8_t* from, std::size_t count) {
+      to.resize(count);
+      if (count != 0) std::memcpy(to.data(), from, 4 * count);
+    };
+    copy(params_, params, size_), copy(shift_, shift, normalizer_size()), copy(scale_, scale, normalizer_size());
+    version_ = version, epsilon_ = epsilon;
+  }
+
   /// The choice of a discrete action, for an observation that is one array.
   std::int64_t choose(const void* obs) {
     if (spaces_.action.kind != "discrete") throw Error("the action is no single choice: use act");
@@ -1941,6 +2150,8 @@ class Policy {
       const auto leaf = std::find_if(spaces_.obs.begin(), spaces_.obs.end(), [&](const Leaf& one) { return one.path == input.path; });
       if (leaf == spaces_.obs.end()) throw Error("the network reads " + input.path + ", which is no part of the observation");
       input.leaf = static_cast<std::size_t>(leaf - spaces_.obs.begin()), input.dtype = leaf->dtype;
+      if (detail::product(input.shape) != leaf->elements() || (input.encoding == "onehot" && input.sizes.size() != leaf->elements()))
+        throw Error("the network reads " + input.path + " in another shape");
       inputs.push_back(std::move(input));
     }
     bool convolves_input = false;
@@ -2001,12 +2212,14 @@ class Policy {
       if (type == "Linear") {
         layer.kind = NetLayer::Kind::linear;
         layer.in = {detail::product(shape)}, layer.out = {detail::whole(json["size"], "size")};
+        require_room({layer.in[0], layer.out[0]});
         layer.weight = size_, layer.bias = size_ + layer.in[0] * layer.out[0], size_ = layer.bias + layer.out[0];
       } else if (type == "Conv") {
         layer.kind = NetLayer::Kind::conv;
         layer.kernel = detail::whole(json["kernel"], "kernel"), layer.stride = detail::whole(json["stride"], "stride");
         const std::size_t channels = detail::whole(json["channels"], "channels");
         if (shape.size() != 3 || layer.kernel == 0 || layer.stride == 0 || shape[1] < layer.kernel || shape[2] < layer.kernel) throw Error("a convolution of tower " + tower.name + " does not fit");
+        require_room({channels, shape[0], layer.kernel, layer.kernel}), require_room({channels, shape[1], shape[2]});
         layer.out = {channels, (shape[1] - layer.kernel) / layer.stride + 1, (shape[2] - layer.kernel) / layer.stride + 1};
         layer.weight = size_, layer.bias = size_ + channels * shape[0] * layer.kernel * layer.kernel, size_ = layer.bias + channels;
       } else if (type == "LayerNorm") {
@@ -2025,6 +2238,12 @@ class Policy {
       tower.layers.push_back(std::move(layer));
     }
     tower.out = shape, shapes[tower.name] = shape;
+  }
+
+  static void require_room(const detail::Shape& sizes) {
+    double product = 1;
+    for (const std::size_t size : sizes) product *= static_cast<double>(size);
+    if (product > 1e9) throw Error("a layer of the network is too large");
   }
 
   /// Towers that the action does not depend on are not computed.
@@ -2052,7 +2271,7 @@ class Policy {
   std::vector<float> apply(const detail::NetLayer& layer, std::vector<float> x) const {
     using Kind = detail::NetLayer::Kind;
     switch (layer.kind) {
-      case Kind::tanh: for (float& v : x) v = std::tanh(v); return x;
+      case Kind::tanh: detail::tanh_all(x.data(), x.size()); return x;
       case Kind::relu: for (float& v : x) v = std::max(v, 0.0f); return x;
       case Kind::elu: for (float& v : x) v = v > 0 ? v : std::expm1(v); return x;
       case Kind::silu: for (float& v : x) v = v / 2 * (std::tanh(v / 2) + 1); return x;
@@ -2072,7 +2291,7 @@ class Policy {
         for (std::size_t i = 0; i < x.size(); ++i, weight += size) {
           const float v = x[i];
           if (v == 0) continue;
-          for (std::size_t o = 0; o < size; ++o) y[o] += v * weight[o];
+          detail::add_scaled(y.data(), weight, v, size);
         }
         return y;
       }
@@ -2110,6 +2329,252 @@ class Policy {
   double epsilon_ = 0;
 };
 
+// -- fragments, for trainers that leave the choice of actions to the simulator ----------------------------------------
+
+namespace detail {
+
+/// Random numbers of one env in one fragment.
+struct Stream {
+  std::uint64_t state = 0;
+  std::uint64_t operator()() {
+    const std::uint64_t found = mixed(state);
+    state += 0x9e3779b97f4a7c15;
+    return found;
+  }
+};
+
+class Fragments final : public Gatherer {
+ public:
+  Fragments(const Json& welcome, const Spaces& spaces, std::size_t envs, std::uint8_t* const* rows)
+      : spaces_(spaces), policy_(made(welcome["policy"], spaces)), rows_(rows, rows + spaces.obs.size()), count_(envs), finite_(welcome["finite"].boolean(true)), lanes_(envs) {
+    length_ = number(welcome["fragment"], 1, 1e6, "fragment");
+    const std::size_t cells = length_ * count_;
+    for (const Leaf& leaf : spaces_.obs) {
+      if (leaf.bytes() > (std::size_t{1} << 30) / (cells + count_)) throw Violation("limit", "a fragment would have more than 2^30 bytes");
+      obs_.emplace_back((cells + count_) * leaf.bytes()), safe_.emplace_back(count_ * leaf.bytes()), finals_.emplace_back();
+    }
+    action_bytes_ = spaces_.action.bytes();
+    actions_.resize(cells * action_bytes_);
+    logp_.resize(cells), rewards_.resize(cells), status_.resize(cells), versions_.resize(cells);
+    shown_.resize(spaces_.obs.size());
+    const std::vector<Json>& exponents = welcome["policy"]["exponents"].items();
+    if (!exponents.empty() && exponents.size() != count_) throw Violation("field", "exponents are not one for each env");
+    for (std::size_t env = 0; env < exponents.size(); ++env) lanes_[env].exponent = exponents[env].number(1);
+  }
+
+  std::size_t policy_bytes() const override { return padded(4 * policy_.size()) + 2 * padded(4 * policy_.normalizer_size()); }
+  std::size_t policy_buffers() const override { return policy_.normalizer_size() == 0 ? 1 : 3; }
+  void set(const Json& meta, const std::uint8_t* body) override {
+    const std::uint8_t *shift = body + padded(4 * policy_.size()), *scale = shift + padded(4 * policy_.normalizer_size());
+    policy_.set(body, shift, scale, number(meta["version"], 0, 4294967295.0, "version"), meta["schedules"]["epsilon"].number(0));
+    ready_ = true;
+  }
+  void ask(const Json& meta, std::uint64_t sequence) override {
+    if (!ready_) throw Violation("state", "SAMPLE came before POLICY");
+    if (asked_.size() >= 64) throw Violation("limit", "more than 64 fragments are asked for");
+    asked_.push_back({sequence, static_cast<std::uint64_t>(number(meta["seed"], 0, 9007199254740992.0, "seed"))});
+    if (asked_.size() == 1) start();
+  }
+  void begin(std::size_t env) override { copy_row(safe_, env, env, true); }
+
+  bool wants(std::size_t env, bool realtime) override { return ready_ && (realtime || (!asked_.empty() && lanes_[env].row < length_)); }
+
+  void choose(std::size_t env, bool reset, std::uint8_t* action) override {
+    Lane& lane = lanes_[env];
+    lane.recorded = !asked_.empty() && lane.row < length_;
+    const std::size_t cell = lane.row * count_ + env;
+    if (lane.recorded) copy_row(obs_, cell, env, true), versions_[cell] = static_cast<std::uint32_t>(policy_.version());
+    std::uint8_t* recorded = lane.recorded ? actions_.data() + cell * action_bytes_ : spare(action_bytes_);
+    float logp = 0;
+    if (reset) {
+      std::memset(recorded, 0, action_bytes_);
+    } else {
+      for (std::size_t leaf = 0; leaf < shown_.size(); ++leaf) shown_[leaf] = rows_[leaf] + env * spaces_.obs[leaf].bytes();
+      logp = policy_.sample(shown_, action, recorded, lane.random, lane.exponent);
+    }
+    if (lane.recorded) logp_[cell] = logp;
+  }
+
+  std::string wrong(std::size_t env, double reward) const override {
+    if (finite_ && !std::isfinite(reward)) return "reward is not finite";
+    for (std::size_t leaf = 0; leaf < spaces_.obs.size(); ++leaf)
+      if (!fits(spaces_.obs[leaf], rows_[leaf] + env * spaces_.obs[leaf].bytes())) return spaces_.obs[leaf].path + " has a value that its space does not have";
+    return "";
+  }
+
+  void end(std::size_t env, double total, std::uint32_t length, const std::vector<std::pair<std::string, double>>& info) override {
+    Lane& lane = lanes_[env];
+    if (!lane.recorded) return;
+    ends_.push_back({lane.row * count_ + env, finals_count_++, total, length, info});
+    for (std::size_t leaf = 0; leaf < finals_.size(); ++leaf) {
+      const std::size_t bytes = spaces_.obs[leaf].bytes();
+      const std::uint8_t* from = rows_[leaf] + env * bytes;
+      finals_[leaf].insert(finals_[leaf].end(), from, from + bytes);
+    }
+  }
+
+  void broke(std::size_t env, const std::string& why, bool blind) override {
+    const bool value = why.find(" has a value that its space does not have") != std::string::npos || why == "reward is not finite";
+    if (broken_.size() < 256) broken_[env] = {value ? "value" : "raised", why};
+    if (blind) copy_row(safe_, env, env, false);
+  }
+
+  void record(std::size_t env, float reward, std::uint8_t status) override {
+    Lane& lane = lanes_[env];
+    if (!lane.recorded) {
+      ++skipped_;
+      return;
+    }
+    const std::size_t cell = lane.row * count_ + env;
+    rewards_[cell] = reward, status_[cell] = status;
+    if (++lane.row == length_) copy_row(obs_, length_ * count_ + env, env, true), ++done_;
+  }
+
+  bool full() const override { return done_ == count_; }
+  std::size_t ended() const override { return ends_.size(); }
+
+  Json meta() override {
+    std::sort(ends_.begin(), ends_.end(), [](const End& a, const End& b) { return a.cell < b.cell; });
+    Json meta = Json::object({{"request", asked_.front().sequence}});
+    if (skipped_ != 0) meta.set("skipped", skipped_);
+    std::size_t room = GREETING_META - 1024;
+    const auto fits = [&](const Json& json) {
+      const std::size_t bytes = json.dump().size() + 16;
+      if (bytes > room) return false;
+      room -= bytes;
+      return true;
+    };
+    std::vector<std::pair<std::string, Json>> broken, info;
+    for (const auto& [env, what] : broken_)
+      if (Json one = Json::object({{"code", what.first}, {"text", what.second}}); fits(one)) broken.emplace_back(std::to_string(env), std::move(one));
+    if (!broken.empty()) meta.set("broken", fields(std::move(broken)));
+    for (std::size_t i = 0; i < ends_.size(); ++i) {
+      if (ends_[i].info.empty()) continue;
+      Json own = Json::object();
+      for (const auto& [name, value] : ends_[i].info) own.set(name, value);
+      if (!fits(own)) break;
+      info.emplace_back(std::to_string(i), std::move(own));
+    }
+    if (!info.empty()) meta.set("info", fields(std::move(info)));
+    return meta;
+  }
+
+  std::vector<Part> parts() override {
+    std::vector<Part> parts;
+    const auto add = [&](const auto& values) { parts.push_back({values.data(), values.size() * sizeof(values[0])}); };
+    for (const auto& leaf : obs_) add(leaf);
+    add(actions_), add(logp_), add(rewards_), add(status_), add(versions_);
+    returns_.clear(), lengths_.clear();
+    for (const End& end : ends_) returns_.push_back(end.total), lengths_.push_back(end.length);
+    add(returns_), add(lengths_);
+    ordered_.resize(finals_.size());
+    for (std::size_t leaf = 0; leaf < finals_.size(); ++leaf) {
+      const std::size_t bytes = spaces_.obs[leaf].bytes();
+      ordered_[leaf].resize(finals_[leaf].size());
+      for (std::size_t i = 0; i < ends_.size(); ++i) std::memcpy(ordered_[leaf].data() + i * bytes, finals_[leaf].data() + ends_[i].place * bytes, bytes);
+      add(ordered_[leaf]);
+    }
+    return parts;
+  }
+
+  void next() override {
+    asked_.pop_front();
+    ends_.clear(), broken_.clear();
+    finals_count_ = skipped_ = done_ = 0;
+    for (auto& leaf : finals_) leaf.clear();
+    for (Lane& lane : lanes_) lane.row = 0;
+    if (!asked_.empty()) start();
+  }
+
+ private:
+  struct Lane {
+    std::size_t row = 0;
+    bool recorded = false;  // whether the step under way is part of the fragment
+    double exponent = 1;
+    Stream random;
+  };
+  struct End {
+    std::size_t cell, place;
+    double total;
+    std::uint32_t length;
+    std::vector<std::pair<std::string, double>> info;
+  };
+  struct Asked {
+    std::uint64_t sequence, seed;
+  };
+
+  static Policy made(Json acting, const Spaces& spaces) {
+    if (acting.type() != Json::Type::object) throw Violation("field", "policy is missing");
+    if (spaces.action.dtype != (spaces.action.kind == "box" ? DType::f32 : DType::i64)) throw Error("with inference, actions are float32 or int64");
+    acting.set("env", spaces.json());
+    return Policy(acting);
+  }
+  static std::size_t number(const Json& json, double least, double most, const char* what) {
+    const double found = json.number(-1);
+    if (!(found >= least && found <= most) || found != std::floor(found)) throw Violation("field", std::string(what) + " is no number that can be");
+    return static_cast<std::size_t>(found);
+  }
+  static Json fields(std::vector<std::pair<std::string, Json>> all) { return Json::object(std::move(all)); }
+
+  /// The next fragment begins: its random streams follow from its seed.
+  void start() {
+    for (std::size_t env = 0; env < count_; ++env) lanes_[env].random.state = mixed(asked_.front().seed) ^ mixed(~std::uint64_t{env});
+  }
+  std::uint8_t* spare(std::size_t bytes) {
+    spare_.resize(bytes);
+    return spare_.data();
+  }
+  /// Copies what an env shows to a row of these arrays, or from there.
+  void copy_row(std::vector<std::vector<std::uint8_t>>& arrays, std::size_t row, std::size_t env, bool to) {
+    for (std::size_t leaf = 0; leaf < arrays.size(); ++leaf) {
+      const std::size_t bytes = spaces_.obs[leaf].bytes();
+      std::uint8_t *there = arrays[leaf].data() + row * bytes, *here = rows_[leaf] + env * bytes;
+      std::memcpy(to ? there : here, to ? here : there, bytes);
+    }
+  }
+  bool fits(const Leaf& leaf, const std::uint8_t* data) const {
+    const std::size_t count = leaf.elements();
+    if (leaf.dtype == DType::f32 || leaf.dtype == DType::f64) {
+      if (!finite_) return true;
+      for (std::size_t i = 0; i < count; ++i)
+        if (!std::isfinite(element(leaf.dtype, data, i))) return false;
+      return true;
+    }
+    if (leaf.kind == "multibinary") {
+      for (std::size_t i = 0; i < count; ++i)
+        if (const double found = element(leaf.dtype, data, i); found != 0 && found != 1) return false;
+      return true;
+    }
+    for (std::size_t i = 0; i < leaf.sizes.size(); ++i) {
+      const double found = element(leaf.dtype, data, i) - static_cast<double>(i < leaf.start.size() ? leaf.start[i] : 0);
+      if (found < 0 || found >= static_cast<double>(leaf.sizes[i])) return false;
+    }
+    return true;
+  }
+
+  const Spaces& spaces_;
+  Policy policy_;
+  std::vector<std::uint8_t*> rows_;
+  std::size_t count_, length_ = 0, action_bytes_ = 0, done_ = 0, skipped_ = 0, finals_count_ = 0;
+  bool finite_, ready_ = false;
+  std::vector<Lane> lanes_;
+  std::deque<Asked> asked_;  // the fragment under way is of the first
+  std::vector<std::vector<std::uint8_t>> obs_, safe_, finals_, ordered_;  // by leaf; `safe_` is a row for each env that can always be shown
+  std::vector<std::uint8_t> actions_, status_, spare_;
+  std::vector<float> logp_, rewards_;
+  std::vector<std::uint32_t> versions_, lengths_;
+  std::vector<double> returns_;
+  std::vector<End> ends_;
+  std::map<std::size_t, std::pair<std::string, std::string>> broken_;
+  std::vector<const void*> shown_;
+};
+
+inline std::unique_ptr<Gatherer> make_gatherer(const Json& welcome, const Spaces& spaces, std::size_t envs, std::uint8_t* const* rows) {
+  return std::make_unique<Fragments>(welcome, spaces, envs, rows);
+}
+
+}  // namespace detail
+
 // -- engines that own their loop ----------------------------------------------------------------------------------------
 
 /// Where the trainer is, how many envs there are, and who this is. `parse` reads the command line and the environment.
@@ -2122,7 +2587,7 @@ struct Options {
   std::string server_key;       // the trainer's public CURVE key
   Identity who;
 
-  /// From `--connect`, `--listen`, `--envs`, `--threads`, `--sessions`, `--retry`, `--key`, and where these are missing from RAYNFORCE_CONNECT,
+  /// From `--connect`, `--listen`, `--envs`, `--threads`, `--sessions`, `--retry`, `--key`, `--realtime`, and where these are missing from RAYNFORCE_CONNECT,
   /// RAYNFORCE_ENVS, RAYNFORCE_THREADS, RAYNFORCE_KEY, RAYNFORCE_LAUNCH, RAYNFORCE_TOKEN, RAYNFORCE_HOST, which `raynforce train` sets. Without
   /// a key the token is that of `~/.raynforce/token`, which a trainer of the same user writes.
   static Options parse(int argc, char** argv);
@@ -2204,9 +2669,9 @@ class Server {
     while (true) {
       const std::int64_t now = detail::now_ms();
       progress_ = now;
-      if (session_.requests.empty()) {
+      if (session_.requests.empty() || now - read_ >= 2) {
         session_.flush();
-        flushed_ = now;
+        flushed_ = read_ = now;
         write();
         read(now);
       }
@@ -2289,6 +2754,7 @@ class Server {
     try {
       wire_ = detail::connect(options_);
       session_.again(now);
+      sent_ = 0;
       write();
     } catch (const Error&) {}  // not yet
   }
@@ -2331,11 +2797,10 @@ class Server {
 
   void write() {
     if (session_.down()) return;
-    std::size_t sent = 0;
-    while (sent < session_.out.size()) {
-      const auto bytes = wire_->send(session_.out.data() + sent, session_.out.size() - sent);
+    while (sent_ < session_.out.size()) {
+      const auto bytes = wire_->send(session_.out.data() + sent_, session_.out.size() - sent_);
       if (bytes > 0) {
-        sent += static_cast<std::size_t>(bytes);
+        sent_ += static_cast<std::size_t>(bytes);
       } else if (errno == EINTR) {
         continue;
       } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -2343,10 +2808,13 @@ class Server {
       } else {
         session_.lost(detail::why("the connection is lost"));
         session_.out.clear();
+        sent_ = 0;
         return;
       }
     }
-    session_.out.erase(session_.out.begin(), session_.out.begin() + static_cast<std::ptrdiff_t>(sent));
+    if (2 * sent_ < session_.out.size()) return;  // the rest of a long message is not moved each time
+    session_.out.erase(session_.out.begin(), session_.out.begin() + static_cast<std::ptrdiff_t>(sent_));
+    sent_ = 0;
   }
 
   /// Answers PING, and notices that the trainer is gone, while the loop is busy elsewhere.
@@ -2373,7 +2841,8 @@ class Server {
   detail::HostSession session_;
   std::vector<Request> taken_;
   std::vector<std::uint8_t> buffer_ = std::vector<std::uint8_t>(1 << 18);
-  std::int64_t progress_ = 0, flushed_ = 0, lost_at_ = 0, again_at_ = 0;
+  std::int64_t progress_ = 0, flushed_ = 0, read_ = 0, lost_at_ = 0, again_at_ = 0;
+  std::size_t sent_ = 0;  // of `session_.out`
   bool stopping_ = false;
   std::condition_variable wake_;
   std::thread pulse_;
@@ -2401,9 +2870,13 @@ inline Options Options::parse(int argc, char** argv) {
   if (const std::string text = given("RAYNFORCE_THREADS"); !text.empty()) options.threads = count("RAYNFORCE_THREADS", text, 0);
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
+    if (name == "--realtime") {
+      options.who.realtime = true;
+      continue;
+    }
     static const std::vector<std::string> known{"--connect", "--listen", "--envs", "--threads", "--sessions", "--retry", "--key"};
     if (std::find(known.begin(), known.end(), name) == known.end())
-      throw Error("unknown argument " + name + "; known are --connect, --listen, --envs, --threads, --sessions, --retry, --key");
+      throw Error("unknown argument " + name + "; known are --connect, --listen, --envs, --threads, --sessions, --retry, --key, --realtime");
     if (i + 1 == argc) throw Error(name + " needs a value");
     const std::string value = argv[++i];
     if (name == "--connect") options.connect = value, options.listen.clear();

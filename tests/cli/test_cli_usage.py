@@ -228,17 +228,18 @@ def test_flags_win_over_set_and_set_over_the_file(cli: Cli, tmp_path: Path) -> N
     file = ["--config", "my.yaml"]
     found = config(cli, *file)
     assert (found["algo"], found["env"], found["seed"], found["target"]) == ("dqn", "Acrobot-v1", 1, 5.0)
-    assert found["sampling"] == {"envs": 3, "samplers": 4, "fragment": 5, "parallel": "auto", "exact_resume": True}
+    rest = {"samplers": 4, "fragment": 5, "parallel": "auto", "inference": "server", "exact_resume": True}
+    assert found["sampling"] == {"envs": 3, **rest}
 
     sets = ["--set", "seed=2", "--set", "sampling.envs=30", "--set", "steps=2e3"]
     found = config(cli, *file, *sets)
     assert (found["seed"], found["steps"], found["target"]) == (2, 2000, 5.0)
-    assert found["sampling"] == {"envs": 30, "samplers": 4, "fragment": 5, "parallel": "auto", "exact_resume": True}
+    assert found["sampling"] == {"envs": 30, **rest}
 
     flags = ["--seed", "3", "--envs", "31", "--samplers", "2", "--steps", "1e4", "--target", "-1.5"]
     found = config(cli, *file, *flags, *sets)  # the order of the words makes no difference
     assert (found["seed"], found["steps"], found["target"]) == (3, 10_000, -1.5)
-    assert found["sampling"] == {"envs": 31, "samplers": 2, "fragment": 5, "parallel": "auto", "exact_resume": True}
+    assert found["sampling"] == {**rest, "envs": 31, "samplers": 2}
 
     found = config(cli, "ppo", "CartPole-v1", *file)
     assert (found["algo"], found["env"], found["seed"]) == ("ppo", "CartPole-v1", 1)

@@ -86,6 +86,12 @@ def test_what_was_lost_is_counted_and_not_expected_any_more(ledger: Ledger) -> N
     assert ledger.lost == 110
 
 
+def test_what_nobody_asked_for_is_produced_and_dropped(ledger: Ledger) -> None:
+    ledger.skip(10)
+    ledger.check([(0, 1), (1, 1)])
+    assert (ledger.produced, ledger.dropped) == (36, 16)
+
+
 def test_saved_and_loaded_it_goes_on(ledger: Ledger) -> None:
     ledger.lose(3)
     other = Ledger()

@@ -321,7 +321,7 @@ class Fuzzer:
         """A header alone that promises much more."""
         sizes = [self.random.choice(_NUMBERS) for _ in range(5)]
         envs, ended, buffers, meta, body = (n % (1 << b) for n, b in zip(sizes, (32, 32, 16, 32, 64), strict=True))
-        type_ = self.random.choice((*range(14), 77, 255))
+        type_ = self.random.choice((*range(17), 77, 255))
         return (
             HEADER.pack(MAGIC, MAJOR, 0, type_, self.random.randrange(5), 7, 1, envs, ended, buffers, 0, meta, body)
             + data

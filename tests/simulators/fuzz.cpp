@@ -70,15 +70,23 @@ static int play() {
   return messages == 0 || answered == 0 || refused == 0;
 }
 
+static const char* const ACTS =
+    R"({"autoreset":"same_step","capabilities":["inference"],"fragment":4,"policy":{"exploration":"policy","values":"q","network":{"normalize":true,
+    "inputs":[{"path":"obs/a","encoding":"image","shape":[3,3]},{"path":"obs/b","encoding":"onehot","shape":[],"sizes":[4],"start":[0]}],
+    "towers":[{"name":"policy","source":"input","layers":[{"type":"Linear","size":6},{"type":"LayerNorm"},{"type":"Activation","name":"elu"},{"type":"Linear","size":5}]}],
+    "free":[]}}})";
+
 int main(int argc, char** argv) {
   if (argc == 1) return play();
   const long rounds = std::atol(argv[1]);
   std::mt19937_64 random(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
   const auto below = [&](std::uint64_t n) { return random() % n; };
-  long messages = 0, answered = 0, refused = 0, saves = 0, loaded = 0;
+  long messages = 0, answered = 0, refused = 0, gathered = 0, saves = 0, loaded = 0;
   while (messages < rounds) {
     const raynforce::Spaces spaces{{raynforce::box<std::uint8_t>({3, 3}).named("a"), raynforce::discrete(4).named("b")}, raynforce::multidiscrete({2, 3})};
     raynforce::Identity who;
+    const bool acts = below(3) == 0;
+    who.realtime = below(4) == 0;
     who.saves = below(8) != 0;
     raynforce::detail::HostSession session(spaces, 3, who, 0);
     std::uint64_t sequence = 0;
@@ -92,7 +100,17 @@ int main(int argc, char** argv) {
         header.type = 2, header.envs = 3;
         const std::uint64_t seeds[3] = {1, 2, 3};
         append(body, seeds, sizeof seeds);
-        next = message(header, below(2) == 0 ? R"({"autoreset":"same_step","capabilities":["episodes","timing","info","snapshot"],"config":{"x":[1,{"y":null}]}})" : R"({"autoreset":"explicit","capabilities":["snapshot"]})", body, 1);
+        std::string welcome = ACTS;
+        if (below(4) == 0) welcome[below(welcome.size())] = static_cast<char>(' ' + below(90));
+        next = message(header, acts ? welcome : below(2) == 0 ? R"({"autoreset":"same_step","capabilities":["episodes","timing","info","snapshot"],"config":{"x":[1,{"y":null}]}})" : R"({"autoreset":"explicit","capabilities":["snapshot"]})", body, 1);
+      } else if (acts && i != 1) {
+        header.type = static_cast<std::uint8_t>(i == 2 || below(4) == 0 ? 14 : 15);
+        if (header.type == 14) {
+          std::vector<float> numbers(13 * 6 + 6 + 2 * 6 + 6 * 5 + 5);
+          for (float& number : numbers) number = static_cast<float>(below(100)) / 50 - 1;
+          append(body, numbers.data(), 4 * numbers.size()), append(body, numbers.data(), 4 * 13), append(body, numbers.data(), 4 * 13);
+        }
+        next = message(header, header.type == 14 ? R"({"version":3,"schedules":{"epsilon":0.5}})" : R"({"seed":12})", body, header.type == 14 ? 3 : 0);
       } else if (kind <= 5) {
         header.type = kind <= 2 ? 4 : 5, header.envs = i == 1 ? 3 : static_cast<std::uint32_t>(1 + below(3));
         std::vector<std::uint32_t> ids;
@@ -132,7 +150,7 @@ int main(int argc, char** argv) {
         session.feed(next.data() + at, piece, i, 0);
         at += piece;
       }
-      while (!session.requests.empty() && !session.over()) {
+      for (int turn = 0; turn < 100 && !session.requests.empty() && !session.over(); ++turn) {
         std::vector<raynforce::Request> asked;
         asked.swap(session.requests);
         for (const raynforce::Request& request : asked) {
@@ -156,12 +174,12 @@ int main(int argc, char** argv) {
           std::memcpy(&size, session.out.data() + at + before, 8);
           state.assign(reinterpret_cast<const char*>(session.out.data()) + at + before + 8 * header.envs, static_cast<std::size_t>(size));
         }
-        at += sizeof header + header.meta_bytes + static_cast<std::size_t>(header.body_bytes);
+        gathered += header.type == 16, at += sizeof header + header.meta_bytes + static_cast<std::size_t>(header.body_bytes);
       }
       session.out.clear();
     }
     refused += session.over();
   }
-  std::printf("%ld messages, %ld answered, %ld saved, %ld loaded, %ld sessions refused\n", messages, answered, saves, loaded, refused);
-  return answered == 0 || refused == 0 || saves == 0 || loaded == 0;
+  std::printf("%ld messages, %ld answered, %ld fragments, %ld saved, %ld loaded, %ld sessions refused\n", messages, answered, gathered, saves, loaded, refused);
+  return answered == 0 || refused == 0 || saves == 0 || loaded == 0 || gathered == 0;
 }

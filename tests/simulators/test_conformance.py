@@ -15,7 +15,9 @@ from raynforce.envs import conformance
 from raynforce.envs.conformance import CASES, check
 
 BROKEN = Path(__file__).parent / "broken_sim.py"
-QUICK = ("hello", "reset", "step-again", "equal-seeds", "ping", "close", "unknown-type", "env-twice", "timing",
+BROKEN_ACTING = Path(__file__).parent / "broken_acting.py"
+ACTING = list(CASES)[list(CASES).index("acts") :]
+QUICK = ("acts", "hello", "reset", "step-again", "equal-seeds", "ping", "close", "unknown-type", "env-twice", "timing",
          "restored", "bad-state")  # fmt: skip
 
 
@@ -33,7 +35,8 @@ def test_an_engines_own_loop_passes(compiled: Callable[[str], str]) -> None:
 @pytest.mark.slow  # an interpreter for each case
 def test_the_python_sdk_passes() -> None:
     found = {name: why for name, _, why in check(f"sim:{sys.executable} {BROKEN} none")}
-    assert not any(found.values()), found
+    assert not any(why for name, why in found.items() if name not in ACTING), found
+    assert {found[name] for name in ACTING} == {"skipped: it does not offer `inference`"}
 
 
 @pytest.mark.slow
@@ -46,9 +49,10 @@ def test_one_that_cannot_save_is_not_blamed() -> None:
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
-def test_a_broken_simulator_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_simulator_is_found_out(name: str, cartpole: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conformance, "SECONDS", 2.0)
-    ((_, _, why),) = check(f"sim:{sys.executable} {BROKEN} {name}", [name])
+    script = f"{BROKEN_ACTING} {name} {cartpole}" if name in ACTING else f"{BROKEN} {name}"
+    ((_, _, why),) = check(f"sim:{sys.executable} {script}", [name])
     assert why
     assert not why.startswith("skipped")
 

@@ -412,5 +412,5 @@ def test_one_that_listens_is_checked(cartpole: str, tmp_path: Path, capsys: pyte
         finally:
             started.kill()
     told = capsys.readouterr().out
-    assert " 1 skipped, 0 failed" in told  # what needs another process
+    assert " 2 skipped, 0 failed" in told  # what needs another process
     assert "steps/s" in told

@@ -110,7 +110,7 @@ class NativeEngine(Engine):
         sampling, books = self.config.sampling, self._ledger.state()
         if not self._topology.exact:  # what is being sampled will not be there after a resume
             books["lost"] += self._roles.flying + self._running.coming * sampling.fragment * sampling.envs
-        layout = {name: getattr(sampling, name) for name in ("samplers", "envs", "exact_resume")}
+        layout = {name: getattr(sampling, name) for name in ("samplers", "envs", "inference", "exact_resume")}
         counted = {"ledger": books, "lost_transitions": self._roles.lost_transitions}
         return {"topology": self.config.topology, **layout, **counted}
 

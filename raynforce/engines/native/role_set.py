@@ -28,7 +28,7 @@ class RoleSet:
         self.pool = Pool(plan.runtime, supervisor)
         self.sizes: dict[int, int] = {}  # transitions in each replay shard, or each worker's buffer, as far as known
         self.lost_transitions = 0  # of shards and workers that had to begin empty
-        self.flying = 0  # steps that the policy of all environments had in its hands when it was last heard of
+        self._flying: dict[int, int] = {}  # steps that each sampler had in its hands when it was last heard of
         self._config, self._topology = plan.config, topology
         self._ledger, self._supervisor, self._say = ledger, supervisor, say
         self._sequences: dict[int, int] = {}  # of the next fragment of each sampler
@@ -46,6 +46,11 @@ class RoleSet:
         own = plan.config.network.factory
         if own and not topology.gathers_gradients:
             say(f"note: samplers import torch for your own network {own}")
+
+    @property
+    def flying(self) -> int:
+        """Steps that are to become parts of fragments, as far as known."""
+        return sum(self._flying.values())
 
     def _start(self, kind: Kind) -> list[Member]:
         place = self.runtime.places[kind.place or kind.name]
@@ -100,7 +105,7 @@ class RoleSet:
         index = receipt.record.sampler
         member = self.samplers[index]
         self._sequences[index] = receipt.record.sequence + 1
-        self.flying = receipt.flying
+        self._flying[index] = receipt.flying
         if receipt.kept:
             self.sizes[index] = receipt.kept
         self._supervisor.env_faults(member.name, receipt.faults)
@@ -117,9 +122,8 @@ class RoleSet:
             if kind.buffers:
                 self._supervisor.say(f"{member.name} begins empty: {transitions:,} transitions are lost")
             return "start_fresh", member.attempts
-        self._supervisor.lost = self.flying + sampling.fragment * sampling.envs
+        self._supervisor.lost = self._flying.pop(member.index, 0) + sampling.fragment * sampling.envs
         self._ledger.lose(self._supervisor.lost)
-        self.flying = 0
         if member.rules.has_state:
             also = f", and {transitions:,} transitions of its buffer" if transitions else ""
             self._supervisor.say(f"{member.name} starts without its saved state: its episodes in flight are lost{also}")

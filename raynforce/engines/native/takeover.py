@@ -33,7 +33,8 @@ class Takeover:
         self._saved = saved
         declared = topology(config.topology)
         self._has_states = not declared.paced_by_envs  # there, the policy server starts fresh
-        self._fits = (counts["envs"], counts["exact_resume"]) == (sampling.envs, sampling.exact_resume)
+        layout = counts["envs"], counts["exact_resume"], counts.get("inference", "server")
+        self._fits = layout == (sampling.envs, sampling.exact_resume, sampling.inference)
         self._resumes: int = counts["resumes"]
         going_on = [index for index in range(min(had, sampling.samplers)) if self.sampler(index) is not None]
         self.abandoned = (had - len(going_on)) * counts["envs"]  # episodes in flight that cannot be gone on with
