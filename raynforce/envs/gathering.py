@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from raynforce.envs.addresses import is_remote
 from raynforce.envs.faults import EnvFault, count_break
+from raynforce.envs.remote import RemoteSimulator
 from raynforce.envs.simulators import START_SECONDS, Simulator
 from raynforce.envs.vector import derive_seed, first_of_attempt
 from raynforce.errors import EnvError, UsageError
-from raynforce.protocol.channel import Link
+from raynforce.protocol.channel import Address, Link
 from raynforce.protocol.codec import BROKE
 from raynforce.protocol.frame import MOST_BODY
 from raynforce.protocol.handshake import Deadlines, Inference, Offer
@@ -46,8 +48,9 @@ class ActingSimulator:
         sampler: int = 0,
         hang_seconds: float = math.inf,
         start_seconds: float = START_SECONDS,
+        gateway: Address | None = None,
     ) -> None:
-        self.count, self.hang_seconds = count, hang_seconds
+        self.count, self.hang_seconds, self._gateway = count, hang_seconds, gateway
         self._env, self._args, self._inference = env, dict(args or {}), inference
         self._seed, self._sampler, self._start_seconds = seed, sampler, start_seconds
         self.episodes = np.zeros(count, np.int64)
@@ -59,7 +62,7 @@ class ActingSimulator:
         self._sent: int | None = None  # the version that the process has
         self._seeds: list[int] = []  # of fragments that were asked for and have not come
         self._arrived: deque[Gathered] = deque()
-        self._simulator: Simulator | None = None
+        self._simulator: Simulator | RemoteSimulator | None = None
         self._link: Link | None = None
         bytes_ = (2 * inference.length + 1) * count * row_bytes
         if bytes_ > MOST_BODY:
@@ -149,7 +152,10 @@ class ActingSimulator:
             config=self._args,
             inference=self._inference,
         )
-        self._simulator = Simulator(self._env, self.count, offer, self._start_seconds)
+        if is_remote(self._env):
+            self._simulator = RemoteSimulator(self._env, self._gateway, offer, f"{self._sampler}")
+        else:
+            self._simulator = Simulator(self._env, self.count, offer, self._start_seconds)
         self._link, self._sent = None, None
 
     def _stop(self) -> None:
@@ -293,6 +299,7 @@ class ActingSimulator:
         fault = EnvFault(self._env, self._args, kind, lane, seed, int(self._stepped[lane]), text)
         if alone:  # a process that ends is one fault, however many envs it has
             self._faults.append(fault)
-        self._breaks[lane] = count_break(fault, int(self._breaks[lane]), int(self._stepped[lane]))
+        if not (is_remote(self._env) and kind == "died"):  # one that leaves is not broken
+            self._breaks[lane] = count_break(fault, int(self._breaks[lane]), int(self._stepped[lane]))
         self._stepped[lane] = 0
         self.episodes[lane] += 1

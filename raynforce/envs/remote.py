@@ -92,6 +92,32 @@ class Peer:
             self.link.close(reason)
 
 
+class RemoteSimulator:
+    """One simulator that others started, with the interface of `Simulator`: there is no process of ours."""
+
+    def __init__(self, env: str, gateway: Address | None, offer: Offer, role: str) -> None:
+        self._env = env
+        deadlines = replace(offer.deadlines, **LINK_DEADLINES)
+        self._peer = Peer(gateway_of(env, gateway), replace(offer, deadlines=deadlines), role)
+        self.process = self
+
+    def fileno(self) -> int:
+        return self._peer.link.fileno()
+
+    def connect(self) -> Link | None:
+        return self._peer.link if self._peer.joined(time.monotonic()) else None
+
+    def kill(self) -> None:
+        """It is not ours to kill: only the connection is given up."""
+        self._peer.close("the trainer has given it up")
+
+    def ending(self) -> str:
+        return f"{self._env} has left, or its link was lost"
+
+    def close(self) -> None:
+        self._peer.close()
+
+
 class RemoteSimulators(Simulators):
     """The envs of simulators that come and go, with the interface of `Lanes`.
 
@@ -361,9 +387,16 @@ def remote_lanes(
     env: str, args: Mapping[str, Any] | None, count: int, *, gateway: Address | None, **more: Any
 ) -> RemoteSimulators:
     """Lanes of simulators behind the gateway at this address; without one, behind this process's own."""
-    from raynforce.envs import gateway as gateways  # a driver's, or a script's; roles have an address
+    return RemoteSimulators(env, args, count, gateway=gateway_of(env, gateway), **more)
 
-    return RemoteSimulators(env, args, count, gateway=gateway or gateways.gateway(env).address, **more)
+
+def gateway_of(env: str, gateway: Address | None) -> Address:
+    """The address that a role was given; in a driver or a script that of this process's own gateway."""
+    if gateway is not None:
+        return gateway
+    from raynforce.envs import gateway as gateways
+
+    return gateways.gateway(env).address
 
 
 def remote_spec(env: str, args: Mapping[str, Any] | None = None) -> EnvSpec:

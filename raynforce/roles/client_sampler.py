@@ -53,6 +53,7 @@ class ClientSampler:
             seed=envs.seed,
             sampler=index,
             hang_seconds=hang_seconds,
+            gateway=envs.gateway,
         )
 
     def note(self) -> str:

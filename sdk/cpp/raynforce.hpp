@@ -677,7 +677,7 @@ struct Identity {
 
 /// How a session ended.
 struct Ended {
-  std::string code;  // closed, over, refused, replaced, violation, silent, lost
+  std::string code;  // closed, over, refused, replaced, dropped (while it chose its own actions), violation, silent, lost
   std::string text;
 };
 
@@ -967,7 +967,7 @@ class HostSession {
     if (down_) return;
     if (silent >= most) {
       if (resumable && session_ != 0 && gatherer_ == nullptr) down_ = true;
-      else end("silent", "the trainer has not answered for " + std::to_string(silent / 1000) + " s");
+      else end(gatherer_ == nullptr ? "silent" : "dropped", "the trainer has not answered for " + std::to_string(silent / 1000) + " s");
     } else if (welcomed_ && silent >= ping_ms_ && now - pinged_ >= ping_ms_) {
       pinged_ = now;
       say(PING, Json());
@@ -990,7 +990,7 @@ class HostSession {
   void lost(const std::string& why) {
     if (over()) return;
     if (resumable && session_ != 0 && gatherer_ == nullptr) down_ = true;
-    else end("lost", why);
+    else end(gatherer_ == nullptr ? "lost" : "dropped", why);
   }
 
  private:
@@ -3075,11 +3075,12 @@ int serve_all(const Spaces& spaces, const Options& options) {
       if (served) return 0;  // it has closed a session, and is gone
       throw;
     }
+    const std::int64_t began = now_ms();
     const Ended ended = serve_one<Env>(spaces, options, std::move(wire));
     if (ended.code == "closed") {
       broken = 0, patience = 0, served = true;
-    } else if (ended.code == "replaced" || ended.code == "violation") {
-      ++broken;
+    } else if (ended.code == "replaced" || ended.code == "dropped" || ended.code == "violation") {
+      broken = now_ms() - began > 10000 ? 1 : broken + 1;
     } else {
       return exit_code(options, ended);
     }

@@ -302,6 +302,20 @@ def test_it_trains_where_they_connect(cartpole: str, tmp_path: Path) -> None:
     assert not gateways._OPEN
 
 
+@pytest.mark.parametrize("transport", ["unix", "zmq:tcp"])
+def test_they_may_choose_their_own_actions(cartpole: str, tmp_path: Path, transport: str) -> None:
+    where = address(transport, tmp_path)
+    find_key()
+    words = [cartpole, "--connect", where, "--envs", "4"]
+    with subprocess.Popen(words, env=os.environ | {"HOME": str(tmp_path)}) as started:
+        small = {"sampling.envs": 4, "sampling.fragment": 32, "eval.every": 500, "eval.episodes": 2}
+        how = {"runtime": "inline", "steps": 1000, "settings": small | {"sampling.inference": "client"}}
+        run = raynforce.train(f"listen:{where}", out=tmp_path / "run", progress="quiet", **how)
+        assert started.wait(10) == 0
+    assert run.result.steps >= 1000
+    assert run.result.eval_return is not None
+
+
 # -- bad input ----------------------------------------------------------------------------------------------
 
 
