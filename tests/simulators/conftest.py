@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -19,16 +22,22 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no g++ to compile simulators with (Debian: apt install g++)")
-    folder, made = tmp_path_factory.mktemp("simulators"), {}
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"  # the same for all workers
+    folder.mkdir(exist_ok=True)
 
     def compile_(source: str, *options: str) -> str:
-        if (source, options) not in made:
-            program = folder / f"{Path(source).stem}{len(made)}"
-            words = [compiler, "-std=c++17", "-O1", *WARNINGS, *options, "-pthread", f"-I{ROOT / 'sdk' / 'cpp'}"]
-            done = subprocess.run([*words, str(ROOT / source), "-o", str(program)], capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            made[source, options] = str(program)
-        return made[source, options]
+        named = hashlib.sha256(repr((source, options)).encode()).hexdigest()[:8]
+        program = folder / f"{Path(source).stem}-{named}"
+        with open(f"{program}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not program.exists():
+                words = [compiler, "-std=c++17", "-O0", *WARNINGS, *options, "-pthread", f"-I{ROOT / 'sdk' / 'cpp'}"]
+                words += [str(ROOT / source), "-o", f"{program}.part"]
+                done = subprocess.run(words, capture_output=True, text=True)
+                assert done.returncode == 0, done.stderr
+                os.rename(f"{program}.part", program)
+        return str(program)
 
     return compile_
 

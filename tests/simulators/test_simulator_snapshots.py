@@ -172,7 +172,7 @@ class Dice(gymnasium.Env[Any, Any]):
 
 
 def test_the_random_stream_of_gymnasium_is_saved(vectors: Callable[..., SimulatorVector]) -> None:
-    code = "import sys; sys.path[:0] = sys.argv[1:3]; import raynforce_sim, test_snapshots as t; "
+    code = "import sys; sys.path[:0] = sys.argv[1:3]; import raynforce_sim, test_simulator_snapshots as t; "
     code += "raynforce_sim.serve(t.Dice, [])"
     paths = f"{ROOT / 'sdk' / 'python'} {Path(__file__).parent}"
     envs = vectors(f"sim:{sys.executable} -c '{code}' {paths}", 2)
