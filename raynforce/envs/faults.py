@@ -20,6 +20,10 @@ RECYCLED, KEPT, CUT = "recycled", "kept", "cut"
 MOST_BYTES = 1 << 20  # of an episode's actions that are kept: 131,072 steps of one integer
 
 
+class Unavailable(EnvError):
+    """There is no environment to be had now."""
+
+
 @dataclass(frozen=True)
 class EnvFault:
     """One environment that raised, or gave what is no observation or reward."""

@@ -163,7 +163,12 @@ class Want(NamedTuple):
 
     end: StreamEnd
     session: int
-    role: str
+    envs: int  # that it has lanes for
+    at_most: bool  # whether fewer will do
+
+    def prefers(self, envs: int) -> tuple[int, int]:
+        """The larger, the better a simulator with so many envs suits it."""
+        return (0, -envs) if self.at_most else (min(envs, self.envs), -envs)
 
 
 class Counts(NamedTuple):
@@ -469,13 +474,13 @@ class Gateway:
         """The one line with which a role asks for a simulator."""
         try:
             asked = json.loads(data)
-            proof, session, role = str(asked["proof"]), int(asked["session"]), str(asked["role"])
+            proof, session, envs = str(asked["proof"]), int(asked["session"]), int(asked["envs"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConnectionError("not a request for a simulator") from error
         if not hmac.compare_digest(proof.encode(), prove(self._token, self._launch).encode()):
             raise ConnectionError("not a role of this run")
         end.cutter.most = HEADER.size + GREETING_META + MOST_BODY
-        self._wants.append(Want(end, session, role))
+        self._wants.append(Want(end, session, envs, bool(asked.get("at_most"))))
         self._match()
 
     # -- who gets whom ------------------------------------------------------------------------------------
@@ -488,7 +493,8 @@ class Gateway:
         for want in [w for w in self._wants if not w.session]:
             if not self._free:
                 break
-            self._join(want, next((end for end in self._free if not end.session), self._free[0]))
+            strangers = [end for end in self._free if not end.session] or list(self._free)
+            self._join(want, max(strangers, key=lambda end: want.prefers(end.about.envs if end.about else 0)))
         serving = sum(end.about.envs for end in self._serving() if end.about)
         self.counts = Counts(serving, sum(e.about.envs for e in self._free if e.about), len(self._wants))
 

@@ -153,7 +153,7 @@ class ActingSimulator:
             inference=self._inference,
         )
         if is_remote(self._env):
-            self._simulator = RemoteSimulator(self._env, self._gateway, offer, f"{self._sampler}")
+            self._simulator = RemoteSimulator(self._env, self._gateway, offer, self.count)
         else:
             self._simulator = Simulator(self._env, self.count, offer, self._start_seconds)
         self._link, self._sent = None, None

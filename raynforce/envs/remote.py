@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from raynforce.envs.faults import Unavailable
 from raynforce.envs.lanes import BrokenLane
 from raynforce.envs.simulators import LOOK, Simulators, patient_offer
 from raynforce.envs.vector import derive_seed
@@ -38,8 +39,9 @@ FREE_SECONDS = 5.0
 class Peer:
     """A simulator at the other side of the gateway, or one that is asked for."""
 
-    def __init__(self, gateway: Address, offer: Offer, role: str) -> None:
-        self._gateway, self._role = gateway, role
+    def __init__(self, gateway: Address, offer: Offer, envs: int, at_most: bool = False) -> None:
+        """Ask for one that has `envs`, or what there is."""
+        self._gateway, self._wanted = gateway, {"envs": envs, "at_most": at_most}
         self.session = PolicySession(offer, time.monotonic())
         self.session.keep_requests()
         # The host is asked by the gateway whether it is there, and may ask; this role may be busy for long.
@@ -60,7 +62,7 @@ class Peer:
                 connection = socket.create_connection((host, int(port)), 10.0)
         except OSError as error:
             raise EnvError(f"the gateway to the simulators is gone: {summary(error)}") from error
-        asked = {"proof": prove(address.token, address.launch), "session": session, "role": self._role}
+        asked = {"proof": prove(address.token, address.launch), "session": session, **self._wanted}
         connection.sendall(json.dumps(asked).encode())
         self.link = Link(self.session, SocketWire(connection, self.session.codec, MOST_WAITING))
 
@@ -95,10 +97,10 @@ class Peer:
 class RemoteSimulator:
     """One simulator that others started, with the interface of `Simulator`: there is no process of ours."""
 
-    def __init__(self, env: str, gateway: Address | None, offer: Offer, role: str) -> None:
+    def __init__(self, env: str, gateway: Address | None, offer: Offer, envs: int) -> None:
         self._env = env
         deadlines = replace(offer.deadlines, **LINK_DEADLINES)
-        self._peer = Peer(gateway_of(env, gateway), replace(offer, deadlines=deadlines), role)
+        self._peer = Peer(gateway_of(env, gateway), replace(offer, deadlines=deadlines), envs)
         self.process = self
 
     def fileno(self) -> int:
@@ -142,7 +144,7 @@ class RemoteSimulators(Simulators):
         **more: Any,
     ) -> None:
         """With `at_most` it has as many lanes as the first simulator has envs, if these are fewer than `count`."""
-        self._gateway, self._role = gateway, f"{sampler}.{first}"
+        self._gateway = gateway
         self._peers: list[Peer] = []
         self._fds: dict[int, Peer] = {}
         self._asking: Peer | None = None
@@ -151,14 +153,14 @@ class RemoteSimulators(Simulators):
         offer = patient_offer(hang, more.get("start_seconds", 60.0), dict(args or {}))
         self._offer = replace(offer, deadlines=replace(offer.deadlines, **LINK_DEADLINES))
         if at_most:
-            self._asking = Peer(gateway, self._offer, self._role)
+            self._asking = Peer(gateway, self._offer, count, at_most=True)
             until = time.monotonic() + free_seconds
             while not self._asking.joined(time.monotonic()):
                 select.select([self._asking.link], [], [], 0.1)
                 if time.monotonic() > until:
                     self._asking.close()
                     told = f"no simulator was free within {free_seconds:g} s"
-                    raise EnvError(f"{told}: connect one more, or --set eval.every=0 eval.final_episodes=0")
+                    raise Unavailable(f"{told}: connect one more, or --set eval.every=0 --set eval.final_episodes=0")
             count = min(count, self._asking.session.hello.envs)
         self._owner = np.full(count, -1)  # `[N]` which of the peers has a lane
         self._env_of = np.zeros(count, np.int64)  # `[N]` and as which of its envs
@@ -314,7 +316,7 @@ class RemoteSimulators(Simulators):
     def _start(self) -> None:
         """Ask for one more, if there are lanes without."""
         if self._asking is None and (self._owner < 0).any():
-            self._asking = Peer(self._gateway, self._wanted_offer(), self._role)
+            self._asking = Peer(self._gateway, self._wanted_offer(), int(np.count_nonzero(self._owner < 0)))
         if self._asking is not None and self._asking.link.fileno() not in self._fds:
             self._watch_peer(self._asking)
 

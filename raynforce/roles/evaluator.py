@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from raynforce.envs.faults import Unavailable
 from raynforce.envs.lanes import ParallelVector
 from raynforce.envs.local import LocalVector
 from raynforce.envs.native import NativeVector
@@ -107,7 +108,10 @@ class Evaluator:
         """`begin` and `advance` in one: asked again for the same version and purpose, it goes on where it was."""
         what = (version.number, episodes, max_length, purpose)
         if self._playing != what:
-            self.begin(version, episodes, max_length, purpose)
+            try:
+                self.begin(version, episodes, max_length, purpose)
+            except Unavailable as error:
+                return Evaluation(True, np.empty(0), failure=error)
             self._playing = what
         so_far = self.advance(seconds)
         if so_far.over:

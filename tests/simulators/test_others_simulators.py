@@ -286,6 +286,30 @@ def test_an_evaluation_does_not_wait_for_ever(cartpole: str, tmp_path: Path, sce
     assert here.make(20, at_most=True).count == 3
 
 
+def test_who_wants_many_gets_the_largest_and_an_evaluation_the_smallest(
+    cartpole: str, tmp_path: Path, scene: Callable[[str], Scene]
+) -> None:
+    here = scene(f"listen:{address('unix', tmp_path)}")
+    for envs in ("2", "6", "4"):
+        here.start(cartpole, "--envs", envs, "--sessions", "1")
+    here.gateway.wait_for(12)
+    assert [peer.session.hello.envs for peer in here.make(5)._peers] == [6]
+    assert here.make(20, at_most=True).count == 2
+
+
+def test_without_one_to_evaluate_on_a_run_still_ends_well(cartpole: str, tmp_path: Path) -> None:
+    where = address("unix", tmp_path)
+    find_key()
+    words = [cartpole, "--connect", where, "--envs", "4", "--sessions", "1"]
+    with subprocess.Popen(words, env=os.environ | {"HOME": str(tmp_path)}) as started:
+        small = {"sampling.envs": 4, "sampling.fragment": 32, "eval.every": 0, "eval.final_episodes": 0}
+        how: dict[str, Any] = {"runtime": "inline", "steps": 300, "settings": small}
+        run = raynforce.train(f"listen:{where}", out=tmp_path / "run", progress="quiet", **how)
+        assert started.wait(10) == 0
+    assert run.result.steps >= 300
+    assert run.result.eval_return is None
+
+
 def test_it_trains_where_they_connect(cartpole: str, tmp_path: Path) -> None:
     """One process of two sessions: one trains, the other evaluates."""
     where = address("tcp", tmp_path)
@@ -411,7 +435,7 @@ def test_garbage_harms_nobody(cartpole: str, tmp_path: Path, scene: Callable[[st
                 assert stranger.recv(4) == b"RAYN"  # a REJECT
     with socket.socket(socket.AF_UNIX) as stranger:  # where roles ask
         stranger.connect(f"\0{here.gateway.address.where}")
-        stranger.sendall(b'{"proof": "0", "session": 0, "role": "x"}')
+        stranger.sendall(b'{"proof": "0", "session": 0, "envs": 1}')
         stranger.settimeout(DEADLINE)
         assert stranger.recv(4) == b""
     assert play(lanes, 10).shape == (10, 2, 6)
