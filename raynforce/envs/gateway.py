@@ -44,7 +44,7 @@ STRANGERS = 1024
 TELL_SECONDS = 60.0
 GOODBYE = 0.4
 """Seconds for the last messages of roles to be passed on, and for simulators that come back to be told."""
-CHUNK = 1 << 18
+CHUNK = 1 << 16
 MOST_WAITING = 1 << 28
 """Bytes kept for an end that does not read."""
 _OVER = reject(Refusal("over", "the trainer is done")).to_bytes()
@@ -112,12 +112,19 @@ class StreamEnd(End):
         self.socket = connection
         self.waiting: deque[memoryview] = deque()
         self.bytes_waiting = 0
+        self.writing = False  # whether it is watched for room to write
 
     def send(self, data: bytes) -> None:
         if not self.open:
             return
-        self.waiting.append(memoryview(data))
-        self.bytes_waiting += len(data)
+        sent = 0
+        if not self.waiting:
+            with contextlib.suppress(BlockingIOError):
+                sent = self.socket.send(data)
+            if sent == len(data):
+                return
+        self.waiting.append(memoryview(data)[sent:])
+        self.bytes_waiting += len(data) - sent
         if self.bytes_waiting > MOST_WAITING:
             raise ConnectionError("the other end does not read")
         self.flush()
@@ -274,8 +281,6 @@ class Gateway:
                 if now >= look_at:
                     look_at = now + 0.25
                     self._look(now)
-                if ready:
-                    self._match()
         finally:
             for end in (*self._ends, *self._dealers.values()):
                 if end.about is not None and end.other is None:
@@ -379,10 +384,10 @@ class Gateway:
         self._selector.register(end.socket, selectors.EVENT_READ, end)
 
     def _watch(self, end: StreamEnd) -> None:
-        if end.open:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if end.waiting else 0)
-            if self._selector.get_key(end.socket).events != wanted:
-                self._selector.modify(end.socket, wanted, end)
+        if end.open and bool(end.waiting) != end.writing:
+            end.writing = bool(end.waiting)
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if end.writing else 0)
+            self._selector.modify(end.socket, wanted, end)
 
     # -- what comes ---------------------------------------------------------------------------------------
 
@@ -449,7 +454,7 @@ class Gateway:
             other.send(message)
         except OSError as error:
             self._lose(other, str(error))
-        if isinstance(other, StreamEnd):
+        if isinstance(other, StreamEnd) and other.waiting:
             self._watch(other)
 
     def _greet(self, end: End, message: bytes) -> None:
@@ -534,6 +539,7 @@ class Gateway:
         if other is not None:
             other.other = None
             self._lose(other, why)
+        self._match()
 
     def _look(self, now: float) -> None:
         for end in self._serving():
