@@ -36,8 +36,8 @@ from raynforce.protocol.wire import SOCKET_BUFFER
 
 PING_SECONDS, SILENCE_SECONDS = 1.0, 15.0
 """Nothing heard from a simulator for so long: ask; give its connection up. A link may be down for half of that."""
-PATIENCE = 120.0
-"""Seconds after which a simulator that waits for a role over ZMQ, which tells of no end, is forgotten."""
+HELLO_SECONDS = 10.0
+"""A connection without HELLO is dropped after so long."""
 AGAIN = 0.5
 """Seconds between attempts to connect to a simulator that is not there."""
 STRANGERS = 1024
@@ -377,6 +377,9 @@ class Gateway:
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             connection, _ = listener.accept()
+            strangers = [end for end in self._ends if end.about is None and end.other is None]
+            if len(strangers) >= STRANGERS:
+                self._lose(min(strangers, key=lambda end: end.since), "too many wait")
             self._add(StreamEnd(connection, self._listeners[listener]))
 
     def _add(self, end: StreamEnd) -> None:
@@ -553,8 +556,15 @@ class Gateway:
                     end.send(Message(Type.PING, end.session).to_bytes())
                 except OSError as error:  # ZMQ tells now that it is gone
                     self._lose(end, str(error))
-        for zmq_end in [e for e in self._free if isinstance(e, ZmqEnd) and now - e.since > PATIENCE]:
-            self._lose(zmq_end, "forgotten")
+        for free in [e for e in self._free if isinstance(e, ZmqEnd) and now - e.asked > PING_SECONDS]:
+            free.asked = now
+            try:
+                free.send(b"")  # which says nothing, but fails if nobody is there
+            except OSError as error:
+                self._lose(free, str(error))
+        for end in [e for e in self._ends if e.about is None and e.other is None and now - e.since > HELLO_SECONDS]:
+            if all(want.end is not end for want in self._wants):
+                self._lose(end, "it says nothing")
         for place, due in self._calls.items():
             if now >= due:
                 self._calls[place] = now + AGAIN

@@ -20,6 +20,7 @@ from raynforce.envs.simulators import LOOK, Simulators, patient_offer
 from raynforce.envs.vector import derive_seed
 from raynforce.errors import EnvError, UsageError, summary
 from raynforce.protocol.channel import MOST_WAITING, Address, Link
+from raynforce.protocol.frame import Message
 from raynforce.protocol.handshake import Offer, prove
 from raynforce.protocol.policy_session import Broken, Overdue, PolicySession, Results, Snapshots
 from raynforce.protocol.session import Ended
@@ -81,6 +82,11 @@ class Peer:
                 raise EnvError(f"a simulator was refused: {ended.reason}")
             raise EnvError("the gateway to the simulators is gone")
         return self.session.open
+
+    def send(self, message: Message) -> None:
+        """Send a request; while its link is lost, the session keeps it."""
+        if self.session.open:
+            self.link.send(message)
 
     def suspend(self, now: float) -> None:
         """Its link is lost: wait for it to come back."""
@@ -175,7 +181,7 @@ class RemoteSimulators(Simulators):
         for number, peer in enumerate(self._peers):
             mine = owner == number
             if mine.any() and not peer.session.ended:
-                peer.link.send(peer.session.step(self._env_of[lanes[mine]], actions[mine], now))
+                peer.send(peer.session.step(self._env_of[lanes[mine]], actions[mine], now))
                 self._watch_peer(peer)
 
     def collect(self) -> tuple[np.ndarray, list[BrokenLane]]:
@@ -219,7 +225,7 @@ class RemoteSimulators(Simulators):
             mine = lanes[self._owner[lanes] == number]
             if len(mine) and peer.session.saves and not peer.session.ended:
                 self._saving |= set(mine.tolist())
-                peer.link.send(peer.session.snapshot(self._env_of[mine], now))
+                peer.send(peer.session.snapshot(self._env_of[mine], now))
                 self._watch_peer(peer)
         while self._saving:
             self.wait()
@@ -233,7 +239,7 @@ class RemoteSimulators(Simulators):
                 lanes = np.array([lane for lane, _ in mine])
                 self._loading |= set(lanes.tolist())
                 bytes_ = [state for _, state in mine]
-                peer.link.send(peer.session.restore(self._env_of[lanes], bytes_, time.monotonic()))
+                peer.send(peer.session.restore(self._env_of[lanes], bytes_, time.monotonic()))
                 self._watch_peer(peer)
             elif mine and self._unloaded is not None:
                 self._unloaded |= {lane: f"{peer.name} cannot load it" for lane, _ in mine}
@@ -256,7 +262,7 @@ class RemoteSimulators(Simulators):
         for number, peer in enumerate(self._peers):
             mine = self._owner[lanes] == number
             if mine.any() and not peer.session.ended:
-                peer.link.send(peer.session.reset(self._env_of[lanes[mine]], time.monotonic(), seeds[mine]))
+                peer.send(peer.session.reset(self._env_of[lanes[mine]], time.monotonic(), seeds[mine]))
                 self._watch_peer(peer)
 
     # -- faults -------------------------------------------------------------------------------------------

@@ -627,7 +627,7 @@ class _Dealer:
                     break
                 with contextlib.suppress(self.zmq.Again):
                     self.held = b"".join(f + bytes(-len(f) % 8) for f in self.dealer.recv_multipart(self.zmq.DONTWAIT))
-                    break
+                    continue  # an empty frame says nothing
                 fd = self.dealer.fd
             select.select([fd], [], [], 0.05)
             if time.monotonic() > until:

@@ -260,6 +260,28 @@ def test_a_link_that_breaks_costs_no_step(program: str, tmp_path: Path, scene: C
         launched.close()
 
 
+def test_what_is_asked_while_the_link_is_down_is_done_later(
+    cartpole: str, tmp_path: Path, scene: Callable[[str], Scene]
+) -> None:
+    where = address("tcp", tmp_path)
+    here = scene(f"listen:{where}")
+    proxy = Proxy(int(where.rpartition(":")[2]))
+    try:
+        here.start(cartpole, "--connect", f"tcp:127.0.0.1:{proxy.port}", "--envs", "3", "--sessions", "1")
+        lanes = here.make(3)
+        first = play(lanes, 10)
+        proxy.cut()
+        until = time.monotonic() + DEADLINE
+        while lanes._peers[0].session.open and time.monotonic() < until:  # seen by a role that asks nothing
+            lanes.wait()
+            lanes.collect()
+        assert lanes.step_all(np.zeros(3, np.int64)) == []
+        assert lanes.take_faults() == []
+        assert not np.array_equal(lanes.obs["obs"], first[-1][:, :4])
+    finally:
+        proxy.close()
+
+
 def test_one_that_has_other_spaces_is_refused(
     cartpole: str, odd: str, tmp_path: Path, scene: Callable[[str], Scene]
 ) -> None:
@@ -419,6 +441,33 @@ def test_keys_encrypt_and_tell_who_is_who(
         one.kill()
     with pytest.raises(UsageError, match="is there already"):
         make_keys(tmp_path / "keys")
+
+
+def test_who_says_nothing_is_dropped(
+    cartpole: str, tmp_path: Path, scene: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateways, "HELLO_SECONDS", 0.3)
+    where = address("unix", tmp_path)
+    scene(f"listen:{where}")
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(where.removeprefix("unix:"))
+        stranger.settimeout(DEADLINE)
+        assert stranger.recv(1) == b""
+
+
+def test_one_that_is_killed_while_it_is_free_is_forgotten(
+    cartpole: str, tmp_path: Path, scene: Callable[[str], Scene]
+) -> None:
+    here = scene(f"listen:{address('zmq:ipc', tmp_path)}")
+    here.start(cartpole, "--envs", "2", "--sessions", "1")
+    here.gateway.wait_for(2)
+    time.sleep(1.5)  # it is asked whether it is there, and goes on waiting
+    assert here.gateway.counts.free == 2
+    here.started[0].kill()
+    until = time.monotonic() + DEADLINE
+    while here.gateway.counts.free and time.monotonic() < until:
+        time.sleep(0.05)
+    assert here.gateway.counts.free == 0
 
 
 def test_garbage_harms_nobody(cartpole: str, tmp_path: Path, scene: Callable[[str], Scene]) -> None:
