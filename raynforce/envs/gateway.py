@@ -202,6 +202,7 @@ class Gateway:
         self._free: deque[End] = deque()  # simulators that no role has, the first one first
         self._wants: list[Want] = []
         self._routers: dict[Any, Where] = {}
+        self._monitors: dict[Any, Any] = {}
         self._dealers: dict[tuple[Any, bytes], ZmqEnd] = {}
         self._listeners: dict[socket.socket, str] = {}  # and who connects there: simulators or roles
         self._calls: dict[Where, float] = {}  # where to connect to, and when next
@@ -211,7 +212,7 @@ class Gateway:
         self._closing, self._until = False, 0.0
         self._seen = threading.Condition()
         self._first: Hello | None = None
-        self.refused = 0
+        self.refused, self._told_of_keys = 0, -math.inf
         self.counts = Counts(0, 0, 0)
         self._bell = Doorbell()
         self._selector.register(self._bell, selectors.EVENT_READ, None)
@@ -294,6 +295,8 @@ class Gateway:
         for listener in self._listeners:
             listener.close()
         for router in self._routers:
+            router.disable_monitor()
+            self._monitors[router].close()
             router.close(linger=500)
         for path in self._made:
             path.unlink(missing_ok=True)
@@ -366,6 +369,8 @@ class Gateway:
             raise UsageError(f"cannot {'listen on' if self._listens else 'connect to'} {place}: {error}") from error
         if self._listens and place.place.startswith("ipc:///"):
             self._made.append(Path(place.place.removeprefix("ipc://")))
+        events = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        self._monitors[router] = router.get_monitor_socket(events | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
         self._routers[router] = place
         self._selector.register(router.fd, selectors.EVENT_READ, router)
 
@@ -546,29 +551,41 @@ class Gateway:
 
     def _look(self, now: float) -> None:
         for end in self._serving():
-            if not end.session:
-                continue
-            if now - end.heard > SILENCE_SECONDS:
+            if end.session and now - end.heard > SILENCE_SECONDS:
                 self._lose(end, "silent")
-            elif now - max(end.heard, end.asked) > PING_SECONDS:
-                end.asked = now
-                try:
-                    end.send(Message(Type.PING, end.session).to_bytes())
-                except OSError as error:  # ZMQ tells now that it is gone
-                    self._lose(end, str(error))
+            elif end.session and now - max(end.heard, end.asked) > PING_SECONDS:
+                self._try(end, Message(Type.PING, end.session).to_bytes(), now)
         for free in [e for e in self._free if isinstance(e, ZmqEnd) and now - e.asked > PING_SECONDS]:
-            free.asked = now
-            try:
-                free.send(b"")  # which says nothing, but fails if nobody is there
-            except OSError as error:
-                self._lose(free, str(error))
-        for end in [e for e in self._ends if e.about is None and e.other is None and now - e.since > HELLO_SECONDS]:
-            if all(want.end is not end for want in self._wants):
-                self._lose(end, "it says nothing")
+            self._try(free, b"", now)  # which says nothing, but fails if nobody is there
+        wanting = {want.end for want in self._wants}
+        for late in [e for e in self._ends - wanting if e.about is None and e.other is None]:
+            if now - late.since > HELLO_SECONDS:
+                self._lose(late, "it says nothing")
         for place, due in self._calls.items():
             if now >= due:
                 self._calls[place] = now + AGAIN
                 self._call(place)
+        if (failed := sum(self._failed(monitor) for monitor in self._monitors.values())) > 0:
+            self.refused += failed
+            if now - self._told_of_keys > TELL_SECONDS:
+                self._told_of_keys = now
+                self._say("a simulator was refused: its key is not that of this trainer")
+
+    def _try(self, end: End, data: bytes, now: float) -> None:
+        end.asked = now
+        try:
+            end.send(data)
+        except OSError as error:  # ZMQ tells now that it is gone
+            self._lose(end, str(error))
+
+    @staticmethod
+    def _failed(monitor: Any) -> int:
+        """Handshakes of CURVE that failed since this was last asked."""
+        count = 0
+        while monitor.poll(0):
+            monitor.recv_multipart()
+            count += 1
+        return count
 
     def _call(self, place: Where) -> None:
         """Connect to a simulator that listens, unless that is done."""

@@ -2739,6 +2739,12 @@ class Server {
       lost_at_ = 0;
       return;
     }
+    if (options_.who.waits && !told_ && !session_.over() && now - began_ > 5000) {
+      told_ = true;
+      const bool keyed = !options_.server_key.empty();
+      std::fprintf(stderr, "%s: waiting for the trainer at %s to want it%s\n", options_.who.name.c_str(),
+                   (options_.connect.empty() ? options_.listen : options_.connect).c_str(), keyed ? "; if it does not, the key may be another's" : "");
+    }
     if (session_.over() || !(session_.down() || session_.resuming())) return;
     const std::int64_t patience = static_cast<std::int64_t>(options_.retry) * 1000;
     if (lost_at_ == 0) {
@@ -2843,6 +2849,8 @@ class Server {
   std::vector<std::uint8_t> buffer_ = std::vector<std::uint8_t>(1 << 18);
   std::int64_t progress_ = 0, flushed_ = 0, read_ = 0, lost_at_ = 0, again_at_ = 0;
   std::size_t sent_ = 0;  // of `session_.out`
+  const std::int64_t began_ = detail::now_ms();
+  bool told_ = false;  // that it waits
   bool stopping_ = false;
   std::condition_variable wake_;
   std::thread pulse_;

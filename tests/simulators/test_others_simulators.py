@@ -437,6 +437,10 @@ def test_keys_encrypt_and_tell_who_is_who(
     assert play(lanes, 20).shape == (20, 3, 6)
     assert lanes._peers[0].session.hello.pid == here.started[2].pid
     assert here.gateway.counts.free == 0
+    until = time.monotonic() + DEADLINE
+    while not here.told and time.monotonic() < until:
+        time.sleep(0.05)
+    assert here.told == ["a simulator was refused: its key is not that of this trainer"]
     for one in (stranger, here.started[1]):
         one.kill()
     with pytest.raises(UsageError, match="is there already"):
