@@ -25,7 +25,7 @@ from raynforce.envs import gateway as gateways
 from raynforce.envs.addresses import find_key, make_keys
 from raynforce.envs.gateway import Gateway
 from raynforce.envs.remote import RemoteSimulators
-from raynforce.envs.simulators import Simulators, random_actions
+from raynforce.envs.simulators import Simulators, SimulatorVector, random_actions
 from raynforce.errors import EnvError, UsageError
 
 DEADLINE = 30.0
@@ -280,6 +280,24 @@ def test_what_is_asked_while_the_link_is_down_is_done_later(
         assert not np.array_equal(lanes.obs["obs"], first[-1][:, :4])
     finally:
         proxy.close()
+
+
+def test_what_was_saved_is_loaded_into_several(cartpole: str, tmp_path: Path, scene: Callable[[str], Scene]) -> None:
+    here = scene(f"listen:{address('unix', tmp_path)}")
+    for _ in range(2):
+        here.start(cartpole, "--envs", "3", "--sessions", "1")
+    vector = SimulatorVector(here.make(5), record=True)
+    vector.reset()
+    actions = np.random.default_rng(0).integers(0, 2, (80, 5))
+    for action in actions[:30]:
+        vector.step(action)
+    saved = vector.state()
+    then = [vector.step(action) for action in actions[30:]]
+    assert vector.load(saved) == []
+    for before, action in zip(then, actions[30:], strict=True):
+        now = vector.step(action)
+        assert np.array_equal(now.obs["obs"], before.obs["obs"])
+        assert np.array_equal(now.terminated, before.terminated)
 
 
 def test_one_that_has_other_spaces_is_refused(
