@@ -84,10 +84,11 @@ def numpy_logp(fragment: Fragment, acting: ActingSpec, version: PolicyVersion) -
     return actor.distribution.logp(out, action.reshape(-1, *action.shape[2:])).reshape(action.shape[:2]), out
 
 
-PROGRAMS = ("examples/cpp/cartpole.cpp", "tests/simulators/odd.cpp", "tests/simulators/choices.cpp")
+PROGRAMS = ("examples/cpp/cartpole.cpp", "tests/simulators/odd.cpp")
+ALL = (*PROGRAMS, pytest.param("tests/simulators/choices.cpp", marks=pytest.mark.slow))
 
 
-@pytest.mark.parametrize("source", PROGRAMS)
+@pytest.mark.parametrize("source", ALL)
 def test_log_probabilities_equal_numpys(
     source: str, compiled: Callable[[str], str], samplers: list[ClientSampler]
 ) -> None:
@@ -101,7 +102,7 @@ def test_log_probabilities_equal_numpys(
     np.testing.assert_allclose(fragment["logp"], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("source", [*PROGRAMS, "tests/simulators/own_loop.cpp"])
+@pytest.mark.parametrize("source", [*ALL, "tests/simulators/own_loop.cpp"])
 def test_fragments_are_what_the_env_does_with_these_actions(
     source: str, compiled: Callable[[str], str], samplers: list[ClientSampler]
 ) -> None:

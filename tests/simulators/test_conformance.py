@@ -17,7 +17,7 @@ from raynforce.envs.conformance import CASES, check
 BROKEN = Path(__file__).parent / "broken_sim.py"
 BROKEN_ACTING = Path(__file__).parent / "broken_acting.py"
 ACTING = list(CASES)[list(CASES).index("acts") :]
-QUICK = ("acts", "hello", "reset", "step-again", "equal-seeds", "ping", "close", "unknown-type", "env-twice", "timing",
+QUICK = ("acts", "hello", "reset", "step-again", "equal-seeds", "ping", "env-twice", "timing",
          "restored", "bad-state")  # fmt: skip
 
 
