@@ -32,7 +32,7 @@ from raynforce.protocol.channel import Address
 from raynforce.protocol.codec import Codec
 from raynforce.protocol.frame import GREETING_META, HEADER, MAGIC, MOST_BODY, MOST_ENVS, Message, ProtocolError, Type
 from raynforce.protocol.handshake import Hello, Offer, Refusal, prove, reject
-from raynforce.protocol.wire import SOCKET_BUFFER
+from raynforce.protocol.wire import prepare
 
 PING_SECONDS, SILENCE_SECONDS = 1.0, 15.0
 """Nothing heard from a simulator for so long: ask; give its connection up. A link may be down for half of that."""
@@ -104,11 +104,7 @@ class End:
 class StreamEnd(End):
     def __init__(self, connection: socket.socket, name: str) -> None:
         super().__init__(name)
-        connection.setblocking(False)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
-        if connection.family != socket.AF_UNIX:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare(connection)
         self.socket = connection
         self.waiting: deque[memoryview] = deque()
         self.bytes_waiting = 0
@@ -429,6 +425,8 @@ class Gateway:
                     continue
                 end = self._dealers[router, identity] = ZmqEnd(router, identity)
             data = frames[0] if len(frames) == 1 else b"".join(f + bytes(-len(f) % 8) for f in frames)
+            if not data:  # which says nothing
+                continue
             try:
                 if len(data) < HEADER.size or message_size(data) != len(data):
                     raise ProtocolError("size", f"a frame of {len(data):,} bytes is not one message")
@@ -470,8 +468,7 @@ class Gateway:
             end.send(_OVER)
             return
         hello = Hello.read(self._codec.decode(message))
-        proof = prove(self._key.token, LAUNCH)
-        if hello.launch != LAUNCH or not hmac.compare_digest(proof.encode(), hello.proof.encode()):
+        if not self._offer.proven(hello):
             own = os.environ.get("RAYNFORCE_KEY", "~/.raynforce/token")
             raise Refusal("auth", f"the token is not the trainer's, which is in {Path(own).name}")
         end.about, end.hello, end.session = hello, message, hello.resume
@@ -490,7 +487,7 @@ class Gateway:
             proof, session, envs = str(asked["proof"]), int(asked["session"]), int(asked["envs"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConnectionError("not a request for a simulator") from error
-        if not hmac.compare_digest(proof.encode(), prove(self._token, self._launch).encode()):
+        if not hmac.compare_digest(proof.encode("utf-8", "replace"), prove(self._token, self._launch).encode()):
             raise ConnectionError("not a role of this run")
         end.cutter.most = HEADER.size + GREETING_META + MOST_BODY
         self._wants.append(Want(end, session, envs, bool(asked.get("at_most"))))
@@ -500,16 +497,21 @@ class Gateway:
 
     def _match(self) -> None:
         """Simulators that come back go to the role that waits for them; others to who has waited longest."""
-        back = {end.session: end for end in self._free if end.session}
-        for want in [w for w in self._wants if w.session in back]:
-            self._join(want, back[want.session])
-        for want in [w for w in self._wants if not w.session]:
-            if not self._free:
-                break
-            strangers = [end for end in self._free if not end.session] or list(self._free)
-            self._join(want, max(strangers, key=lambda end: want.prefers(end.about.envs if end.about else 0)))
+        while (pair := self._pair()) is not None:  # one after the other: to join may lose some
+            self._join(*pair)
         serving = sum(end.about.envs for end in self._serving() if end.about)
         self.counts = Counts(serving, sum(e.about.envs for e in self._free if e.about), len(self._wants))
+
+    def _pair(self) -> tuple[Want, End] | None:
+        back = {end.session: end for end in self._free if end.session}
+        for want in self._wants:
+            if want.session in back:
+                return want, back[want.session]
+        new = next((want for want in self._wants if not want.session), None)
+        if new is None or not self._free:
+            return None
+        strangers = [end for end in self._free if not end.session] or list(self._free)
+        return new, max(strangers, key=lambda end: new.prefers(end.about.envs if end.about else 0))
 
     def _serving(self) -> list[End]:
         return [e for e in (*self._ends, *self._dealers.values()) if e.about is not None and e.other is not None]

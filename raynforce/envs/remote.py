@@ -37,6 +37,10 @@ FREE_SECONDS = 5.0
 """An evaluation waits so long for a simulator that is free."""
 
 
+class GatewayGone(EnvError):
+    """The driver has closed it, or is gone itself."""
+
+
 class Peer:
     """A simulator at the other side of the gateway, or one that is asked for."""
 
@@ -62,7 +66,7 @@ class Peer:
                 host, _, port = address.where.rpartition(":")
                 connection = socket.create_connection((host, int(port)), 10.0)
         except OSError as error:
-            raise EnvError(f"the gateway to the simulators is gone: {summary(error)}") from error
+            raise GatewayGone(f"the gateway to the simulators is gone: {summary(error)}") from error
         asked = {"proof": prove(address.token, address.launch), "session": session, **self._wanted}
         connection.sendall(json.dumps(asked).encode())
         self.link = Link(self.session, SocketWire(connection, self.session.codec, MOST_WAITING))
@@ -80,7 +84,7 @@ class Peer:
         if (ended := self.session.ended) is not None:
             if ended.code != "lost":
                 raise EnvError(f"a simulator was refused: {ended.reason}")
-            raise EnvError("the gateway to the simulators is gone")
+            raise GatewayGone("the gateway to the simulators is gone")
         return self.session.open
 
     def send(self, message: Message) -> None:
@@ -154,7 +158,6 @@ class RemoteSimulators(Simulators):
         self._peers: list[Peer] = []
         self._fds: dict[int, Peer] = {}
         self._asking: Peer | None = None
-        self._current: Peer | None = None  # whose messages are being handled
         hang = more.get("hang_seconds", math.inf)
         offer = patient_offer(hang, more.get("start_seconds", 60.0), dict(args or {}))
         self._offer = replace(offer, deadlines=replace(offer.deadlines, **LINK_DEADLINES))
@@ -348,7 +351,7 @@ class RemoteSimulators(Simulators):
                 self._forget(self._asking)
                 self._asking.close()
                 self._asking = None
-                if "gone" in str(error):
+                if isinstance(error, GatewayGone):
                     raise
                 self._start()
                 return None

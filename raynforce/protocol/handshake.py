@@ -197,7 +197,7 @@ class Offer:
 
     def answer(self, hello: Hello) -> Welcome:
         """The welcome for a host, or a `Refusal`, a `ProtocolError` whose code and text go into a REJECT."""
-        if self.token and not self._proven(hello):
+        if self.token and not self.proven(hello):
             fix = "start hosts with the token they are given"
             raise Refusal("auth", f"launch and proof do not belong to this launch: {fix}")
         if self.each is not None:
@@ -240,9 +240,10 @@ class Offer:
             inference=inference,
         )
 
-    def _proven(self, hello: Hello) -> bool:
-        proof = prove(self.token, self.launch)
-        return hello.launch == self.launch and hmac.compare_digest(proof.encode(), hello.proof.encode())
+    def proven(self, hello: Hello) -> bool:
+        """Whether a host has shown that it knows the token of this launch."""
+        proof, told = prove(self.token, self.launch), hello.proof.encode("utf-8", "replace")
+        return hello.launch == self.launch and hmac.compare_digest(proof.encode(), told)
 
 
 class Refusal(ProtocolError):

@@ -127,15 +127,20 @@ class Writer:
         return True
 
 
+def prepare(connection: socket.socket) -> None:
+    """Non-blocking, with room for large messages, and small ones sent at once."""
+    connection.setblocking(False)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 class SocketWire:
     """A connected socket, made non-blocking. An `OSError` of any method, or `Full` of `put`, is final."""
 
     def __init__(self, connection: socket.socket, codec: Codec, most_waiting: int) -> None:
-        connection.setblocking(False)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
-        if connection.family != socket.AF_UNIX:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare(connection)
         self._socket = connection
         self._reader, self._writer = Reader(codec), Writer(most_waiting)
         self.next, self.missing, self.put = self._reader.next, self._reader.missing, self._writer.put

@@ -504,11 +504,16 @@ def test_garbage_harms_nobody(cartpole: str, tmp_path: Path, scene: Callable[[st
             if data:
                 stranger.settimeout(DEADLINE)
                 assert stranger.recv(4) == b"RAYN"  # a REJECT
-    with socket.socket(socket.AF_UNIX) as stranger:  # where roles ask
-        stranger.connect(f"\0{here.gateway.address.where}")
-        stranger.sendall(b'{"proof": "0", "session": 0, "envs": 1}')
-        stranger.settimeout(DEADLINE)
-        assert stranger.recv(4) == b""
+    for request in (
+        b'{"proof": "0", "session": 0, "envs": 1}',
+        b'{"proof": "\\ud800", "session": 0, "envs": 1}',
+        b"[1]",
+    ):
+        with socket.socket(socket.AF_UNIX) as stranger:  # where roles ask
+            stranger.connect(f"\0{here.gateway.address.where}")
+            stranger.sendall(request)
+            stranger.settimeout(DEADLINE)
+            assert stranger.recv(4) == b""
     assert play(lanes, 10).shape == (10, 2, 6)
 
 
