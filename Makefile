@@ -14,7 +14,7 @@ help:  ## list these commands
 train: $(VENV)/.installed  ## train PPO on CartPole-v1 until 20 greedy episodes average at least 475
 	$(BIN)/raynforce train ppo CartPole-v1 --target 475
 
-test: $(VENV)/.installed-dev  ## run every quick test, three at a time (about 7 minutes on two cores)
+test: $(VENV)/.installed-dev  ## run every quick test, three at a time (about 12 minutes on two cores)
 	$(BIN)/python -m pytest -n 3
 
 slow: $(VENV)/.installed-dev  ## run every learning run and every cell of the matrices of runtimes and signals (more than an hour)
@@ -34,7 +34,7 @@ bench: $(VENV)/.installed  ## measure speed beside Stable-Baselines3 and RLlib (
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove the virtual environment and caches, keep runs
-	rm -rf $(VENV) .venv-sb3 .venv-rllib build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-sb3 .venv-contrib .venv-rllib build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

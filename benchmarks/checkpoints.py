@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 
 import raynforce
 from benchmarks.measure import Row, Table, command, ratio, row
-from benchmarks.runs import RUNTIMES, TRAINING_ALONE, Settings
+from benchmarks.runs import RUNTIMES, Settings
+from benchmarks.settings import TRAINING_ALONE
 
 PAUSE = 100.0  # ms
 SHARE = 0.2

@@ -29,7 +29,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.measure import ROOT, Table, command, ratio, row, take_turns
+from benchmarks.measure import Table, command, ratio, row, take_turns
 from benchmarks.peers import RLLIB, SB3, Peer
 from benchmarks.runs import apart, watched
 
@@ -80,9 +80,7 @@ def _notes(found: dict[str, list[Facts]]) -> list[str]:
 
 
 def _train(peer: Peer | None, side: str, steps: int, envs: int, seed: int) -> Facts:
-    script = [sys.executable, "-m", "benchmarks.dqn_work"]
-    if peer is not None:
-        script = [peer.python(), str(ROOT / "benchmarks" / "dqn_work.py")]
+    script = [sys.executable if peer is None else peer.python(), "-m", "benchmarks.dqn_work"]
     with apart() as environment:
         printed = watched([*script, side, *map(str, (steps, seed, envs))], environment)
     facts: Facts = json.loads(printed.splitlines()[-1])

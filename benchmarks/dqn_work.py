@@ -1,9 +1,8 @@
 """The sides of `dqn_vs_peers`, one per process: the same DQN here, in Stable-Baselines3 and in RLlib.
 
-    python dqn_work.py inline|process|ray|sb3|rllib STEPS SEED ENVS
+    python -m benchmarks.dqn_work inline|process|ray|sb3|rllib STEPS SEED ENVS
 
-Prints one JSON object. It is run by path, in the virtual environment of its side, so it imports neither the other
-sides nor the rest of this package.
+Prints one JSON object. It runs in the virtual environment of its side.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import time
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any
+
+from benchmarks.clocked import Mark, facts, learn_theirs, mark, train_ours
 
 ENV, HIDDEN = "CartPole-v1", (64, 64)
 BATCH, STEPS_PER_UPDATE = 64, 4
@@ -25,18 +24,9 @@ EPSILON, EPSILON_STEPS = 0.05, 6_000  # it falls from 1 to this, over so many st
 WARM_UP = 2_000  # environment steps before the clock starts
 FRAGMENT, RLLIB_FRAGMENT = 16, 4  # steps of each environment that are sampled at a time
 
-Mark = tuple[float, float, int, int]  # wall seconds, CPU seconds, environment steps, updates
-
 
 def raynforce(runtime: str, steps: int, seed: int, envs: int) -> dict[str, Any]:
-    """Train with Raynforce; the clock runs from the end of the warm-up to the end of the last round."""
-    from tempfile import TemporaryDirectory
-
-    from raynforce import Status, train
-
-    total = WARM_UP + steps
     settings = {
-        "preset": "none",
         "runtime": runtime,
         "topology": "sync" if runtime == "inline" else "replay",
         "sampling.envs": envs,
@@ -52,33 +42,15 @@ def raynforce(runtime: str, steps: int, seed: int, envs: int) -> dict[str, Any]:
         "algorithm.double": False,
         "algorithm.target_every": TARGET_UPDATES,
         "algorithm.epsilon_end": EPSILON,
-        "algorithm.epsilon_fraction": EPSILON_STEPS / total,
+        "algorithm.epsilon_fraction": EPSILON_STEPS / (WARM_UP + steps),
         "algorithm.epsilon_ladder": 1,
         "network.hidden": list(HIDDEN),
         "network.activation": "relu",
-        "learner.device": "cpu",
-        "learner.threads": 1,
-        "eval.every": 0,
-        "eval.episodes": 1,  # there is always an evaluation at the end: of one step
-        "eval.max_length": 1,
-        "eval.final_episodes": 0,
-        "checkpoint.every": 0,
-        "checkpoint.seconds": 0,
     }
-    marks: list[Mark] = []
-
-    def mark(status: Status) -> None:
-        if status.steps >= WARM_UP:
-            marks.append((time.monotonic(), time.process_time(), status.steps, status.updates))
-
-    with TemporaryDirectory() as folder:
-        out = f"{folder}/run"
-        done = train(ENV, "dqn", steps=total, seed=seed, out=out, settings=settings, callbacks=[mark], progress="quiet")
-    return _facts(marks[0], marks[-1], done.result.return_mean or 0.0)
+    return train_ours(ENV, "dqn", warm_up=WARM_UP, steps=steps, seed=seed, settings=settings)[0]
 
 
 def sb3(steps: int, seed: int, envs: int) -> dict[str, Any]:
-    """Train with Stable-Baselines3; the clock runs during `learn()`, after a first `learn()` as warm-up."""
     import torch
     from stable_baselines3 import DQN  # type: ignore[import-not-found]
     from stable_baselines3.common.env_util import make_vec_env  # type: ignore[import-not-found]
@@ -103,16 +75,7 @@ def sb3(steps: int, seed: int, envs: int) -> dict[str, Any]:
         device="cpu",
         verbose=0,
     )
-
-    def mark() -> Mark:
-        return time.monotonic(), time.process_time(), model.num_timesteps, model._n_updates
-
-    model.learn(WARM_UP)
-    first = mark()
-    model.learn(steps, reset_num_timesteps=False)
-    last = mark()
-    episodes = [episode["r"] for episode in model.ep_info_buffer]
-    return _facts(first, last, sum(episodes) / len(episodes))
+    return learn_theirs(model, lambda: model._n_updates, warm_up=WARM_UP, steps=steps)
 
 
 def rllib(steps: int, seed: int, envs: int) -> dict[str, Any]:
@@ -158,30 +121,15 @@ def rllib(steps: int, seed: int, envs: int) -> dict[str, Any]:
             pass
         trained = found["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"]
         steps = int(found["num_env_steps_sampled_lifetime"])
-        mark = time.monotonic(), time.process_time(), steps, round(trained / BATCH)
-        return mark, found["env_runners"]["episode_return_mean"]
+        return mark(steps, round(trained / BATCH)), found["env_runners"]["episode_return_mean"]
 
     first, _ = train_until(WARM_UP)
     last, return_mean = train_until(WARM_UP + steps)
     ray.shutdown()
-    return _facts(first, last, return_mean)
-
-
-def _facts(first: Mark, last: Mark, return_mean: float) -> dict[str, Any]:
-    seconds, cpu_seconds, steps, updates = (b - a for a, b in zip(first, last, strict=True))
-    return {
-        "steps_per_second": steps / seconds,
-        "steps_per_cpu_second": steps / cpu_seconds,
-        "updates_per_step": updates / steps,
-        "return_mean": float(return_mean),
-        "versions": {name: version(name) for name in ("torch", "numpy", "gymnasium")},
-    }
+    return facts(first, last, return_mean)
 
 
 if __name__ == "__main__":
     side, numbers = sys.argv[1], [int(word) for word in sys.argv[2:]]
-    if side in ("sb3", "rllib"):
-        facts = {"sb3": sb3, "rllib": rllib}[side](*numbers)
-    else:
-        facts = raynforce(side, *numbers)
-    print(json.dumps(facts))
+    peers = {"sb3": sb3, "rllib": rllib}
+    print(json.dumps(peers[side](*numbers) if side in peers else raynforce(side, *numbers)))

@@ -13,7 +13,8 @@ from itertools import pairwise
 from statistics import mean
 
 from benchmarks.measure import Table, command, ratio, row, take_turns
-from benchmarks.runs import TRAINING_ALONE, Trained, train
+from benchmarks.runs import Trained, train
+from benchmarks.settings import TRAINING_ALONE
 
 BAR = 1.03
 SETTINGS = TRAINING_ALONE | {"preset": "auto", "log_every": 1, "sampling.samplers": 1, "eval.max_length": 500}

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -163,6 +165,30 @@ def command(measure: Callable[..., list[Table]], description: str) -> None:
     cores, before, after = machine["cores"], machine["load_before"], machine["load_after"]
     load = f"load {before} before and {after} after, {machine['stolen']:.1%} stolen by other machines"
     print(f"\nmachine: {cores} cores, {load}, Python {machine['python']}")
+
+
+def replace_table(page: Path, name: str, text: str) -> bool:
+    """Write what is between `<!-- table: NAME -->` and `<!-- /table -->` of a page; False if it has no such marks."""
+    before = page.read_text() if page.exists() else ""
+    marks = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- /table -->)", re.DOTALL)
+    after, times = marks.subn(lambda found: f"{found[1]}{text}\n{found[2]}", before, count=1)
+    if times:
+        page.write_text(after)
+    return bool(times)
+
+
+def machine_line() -> str:
+    """This machine and what is installed here, for pages."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "gymnasium", "ray"))
+    return f"{_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, {packages}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
 
 
 def _count(text: str) -> int:

@@ -27,7 +27,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.measure import ROOT, Row, Table, command, pinned, ratio, row, run, take_turns
+from benchmarks.measure import Row, Table, command, pinned, ratio, row, run, take_turns
 from benchmarks.peers import SB3
 
 BAR = 2.5
@@ -55,7 +55,8 @@ def measure(repeats: int = 3, steps: int = 150_000, loop: bool = False) -> list[
 
 
 def _rows(found: dict[str, list[Facts]]) -> list[Row]:
-    wall, cpu = ({n: [f[key] for f in fs] for n, fs in found.items()} for key in ("per_second", "per_cpu_second"))
+    both = ("steps_per_second", "steps_per_cpu_second")
+    wall, cpu = ({n: [f[key] for f in fs] for n, fs in found.items()} for key in both)
     rows = [row(name, "steps/s", values) for name, values in wall.items()]
     rows += [row(name, "steps/CPU s", values) for name, values in cpu.items()]
     ours, theirs, *looped = found
@@ -68,7 +69,7 @@ def _rows(found: dict[str, list[Facts]]) -> list[Row]:
 def _notes(found: dict[str, list[Facts]]) -> list[str]:
     notes = []
     for name, facts in found.items():
-        updates = sum(f["updates"] for f in facts) / sum(f["steps"] for f in facts) * 1000
+        updates = median(f["updates_per_step"] for f in facts) * 1000
         returns = median(f["return_mean"] for f in facts)
         notes.append(f"{name}: {updates:.1f} optimiser steps per 1,000 environment steps, final return {returns:.0f}")
     reported = median(f["reported"] for f in found["Raynforce"])
@@ -80,8 +81,8 @@ def _notes(found: dict[str, list[Facts]]) -> list[str]:
 
 
 def _train(python: str, side: str, steps: int, seed: int) -> Facts:
-    script = ["-m", "benchmarks.ppo_work"] if side != "sb3" else [str(ROOT / "benchmarks" / "ppo_work.py")]
-    facts: Facts = json.loads(run([python, *script, side, str(steps), str(seed)]).splitlines()[-1])
+    script = [python, "-m", "benchmarks.ppo_work", side]
+    facts: Facts = json.loads(run([*script, str(steps), str(seed)]).splitlines()[-1])
     return facts
 
 

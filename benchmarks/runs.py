@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -15,25 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from benchmarks.measure import ROOT, Bar, Row
+from benchmarks.settings import PPO_WORK, TRAINING_ALONE
 
 RUNTIMES = ("inline", "process", "ray")
-TRAINING_ALONE = {
-    "preset": "none",
-    "learner.device": "cpu",
-    "eval.every": 0,
-    "eval.episodes": 1,  # there is always an evaluation at the end: of one step
-    "eval.max_length": 1,
-    "eval.final_episodes": 0,
-    "checkpoint.every": 0,
-    "checkpoint.seconds": 0,
-}
-PPO_WORK = {  # cheap to learn from, so that the rest is seen; peers are given the same
-    "algorithm.epochs": 4,
-    "algorithm.minibatch_size": 256,
-    "sampling.fragment": 128,
-    "network.normalize_obs": False,
-    "learner.scale_rewards": False,
-}
 Settings = Mapping[str, Any]
 Watch = Callable[[int], None]
 
@@ -176,6 +160,15 @@ def processes(driver: int, samplers: int = 1) -> list[Process]:
         if role:
             found.append(Process(pid, role, megabytes, megabytes - files, torch))
     return found
+
+
+def tree_megabytes(driver: int) -> float:
+    """Proportional set size of the driver and all that descend from it, whatever they are."""
+    total = 0.0
+    for pid in _family(driver):
+        with suppress(OSError, KeyError):  # it has ended
+            total += _pss(pid)[0]
+    return total
 
 
 class Watcher:

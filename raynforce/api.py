@@ -6,20 +6,23 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from raynforce.auto import paced_by_envs, settle
+from raynforce.auto import paced_by_envs
 from raynforce.config import Config, EvalConfig
+from raynforce.data.files import absolute
 from raynforce.driver.driver import Driver
 from raynforce.driver.status import Callback, Result, Status
+from raynforce.engines import engine_class
 from raynforce.envs.addresses import reached
 from raynforce.envs.launching import is_simulator, short_name
 from raynforce.envs.vector import EnvArgs, Parallel, probe
@@ -28,10 +31,13 @@ from raynforce.experiment import resolve, settings_of
 from raynforce.given import Lender, lending
 from raynforce.imports import bare, importing, is_given, load_object
 from raynforce.infos import Values
-from raynforce.policy import Policy, load, read_policy
+from raynforce.policy import Policy, load, read_policies
+from raynforce.prometheus import exporting
+from raynforce.runs import fitting
+from raynforce.runs.catalog import glance, last_lines
 from raynforce.runs.directory import RunDirectory, find_policy
 from raynforce.runs.metrics import Sink
-from raynforce.runs.mirrored import local_path, new_run, open_run
+from raynforce.runs.mirrored import begun_run, local_path, new_run, open_run
 from raynforce.runs.progress import Mode, Progress, make_progress
 from raynforce.runs.store import is_url
 from raynforce.settings import nested, read_yaml
@@ -70,8 +76,11 @@ def train(
     seed: int | None = None,
     runtime: str | None = None,
     topology: str | None = None,
+    engine: str | None = None,
     out: str | Path | None = None,
+    resume: bool = False,
     start_from: str | Path | None = None,
+    data: str | Path | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback | OnRound] = (),
@@ -80,20 +89,21 @@ def train(
 ) -> Run:
     """Train an agent and return where the run is and how it ended.
 
-    `env` is a gymnasium id or `module:factory`, `algo` is `ppo`, `dqn`, `impala`, `a3c` or your own `module:Class`.
-    `settings` are dotted (`{"algorithm.learning_rate": 1e-3}`) and win over `config`, a YAML file or nested mapping,
-    which wins over the preset. `runtime` (`inline`, `process`, `ray`) says where the roles live, `topology` (`sync`,
-    `overlap`, `async`, `central`, `replay`, `shared-agent`) who waits for whom; `auto` chooses. `start_from` is a run
-    or a checkpoint whose weights the new run begins with: network and observation normaliser; optimiser, counters and
-    replay are fresh. A callback is a `Callback`, or a function that is called with the `Status` after every round. In
-    Python, `env` may also be the factory itself (a class, a function, a lambda), `algo` the class, and
-    `network.factory` the function; what a script or a notebook defines is sent to the run's processes. Ctrl-C raises
-    `Interrupted`, whose `run` can be resumed.
+    `env` is a gymnasium id or `module:factory`, `algo` is `ppo`, `dqn`, `sac`, `td3`, `impala`, `a3c`, `bc` or your own
+    `module:Class`. `settings` are dotted (`{"algorithm.learning_rate": 1e-3}`) and win over `config`, a YAML file or
+    nested mapping, which wins over the preset. `runtime` (`inline`, `process`, `ray`) says where the roles live,
+    `topology` (`sync`, `overlap`, `async`, `central`, `replay`, `shared-agent`) who waits for whom; `auto` chooses.
+    `start_from` is a run or a checkpoint whose weights the new run begins with: network and observation normaliser;
+    optimiser, counters and replay are fresh. `data` are recorded episodes for `bc`, as `record` writes them. With
+    `resume`, a run of this config that is at `out` already goes on. A callback is a `Callback`, or a function that is
+    called with the `Status` after every round. In Python, `env` may also be the factory itself (a class, a function, a
+    lambda), `algo` the class, and `network.factory` the function; what a script or a notebook defines is sent to the
+    run's processes. Ctrl-C raises `Interrupted`, whose `run` can be resumed.
     """
     with lending() as lender:
-        given = {"runtime": runtime, "topology": topology, "start_from": start_from}
+        given = {"runtime": runtime, "topology": topology, "engine": engine, "start_from": start_from, "data": data}
         found, preset = resolved(env, algo, config, settings, lender, steps=steps, target=target, seed=seed, **given)
-        return start(found, preset, out, callbacks=callbacks, sinks=sinks, progress=progress)
+        return start(found, preset, out, go_on=resume, callbacks=callbacks, sinks=sinks, progress=progress)
 
 
 def resolved(
@@ -107,13 +117,56 @@ def resolved(
     return resolve(file, _nested(settings, lender), {k: v for k, v in plain.items() if v is not None})
 
 
-def start(config: Config, preset: Mapping[str, Any], out: str | Path | None = None, **how: Any) -> Run:
-    """Train a resolved config; `how` is that of `_drive`."""
+def start(
+    config: Config, preset: Mapping[str, Any], out: str | Path | None = None, *, go_on: bool = False, **how: Any
+) -> Run:
+    """Train a resolved config, or `go_on` with the run of that config at `out`; `how` is that of `_drive`."""
+    if go_on:
+        if out is None:
+            raise UsageError("resume goes on with the run at out, and none is given: name it")
+        if (found := begun_run(out)) is not None:
+            require_same_config(found, with_absolute_paths(config))
+            if (over := ended_run(found)) is None:
+                return resume(found, **how)
+            if (opened := how.get("opened")) is not None:
+                opened(found.shown)
+            return over
     directory = new_run(fresh_name(config) if out is None else out, numbered=out is None)
-    return _drive(with_absolute_start(config), directory, directory.notes, preset_line(preset), **how)
+    return _drive(with_absolute_paths(config), directory, directory.notes, preset_line(preset), **how)
 
 
-def with_absolute_start(config: Config) -> Config:
+def ended_run(run: RunDirectory) -> Run | None:
+    """A run that has come to its own end, by steps or target, with what it told then; None if it has not."""
+    if glance(run.path).state != "finished":
+        return None
+    events = last_lines(run.events, b'{"time":')
+    told = next((event for event in events if event.get("event") in ("result", "started")), {})
+    if told.get("stopped") not in ("steps done", "target met"):  # a callback's wish, or it was killed before it told
+        return None
+    with run.locked():  # of a run at a URL: a kill may have come before its last push
+        run.finish()
+    names = {field.name for field in fields(Result)}
+    result = Result(**{name: value for name, value in told.items() if name in names})
+    config, _ = resolve({"preset": "none"}, settings_of(run.config)[0])
+    return Run(run.path, config, result, str(told.get("where_the_time_went", "")))
+
+
+def require_same_config(run: RunDirectory, config: Config) -> None:
+    """Refuse a config that is not the run's; what it leaves to `auto` may be anything."""
+    had, _ = resolve({"preset": "none"}, settings_of(run.config)[0])
+    free = ["sampling.samplers", "sampling.envs"] if config.topology == "auto" else []  # which `auto` may divide
+    rows = fitting.differences(had.to_dict(), config.to_dict())
+    differ = [row for row in rows if row.expected != "auto" and row.what not in ("preset", *free)]
+    if differ:
+        what = ", ".join(f"{row.what} is {row.found} and not {row.expected}" for row in differ[:3])
+        ways = f"give the run another name, or change it with: raynforce resume {shlex.quote(run.shown)} ..."
+        raise UsageError(f"{run.shown} is the run of another config ({what}): {ways}")
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """What it begins with and learns from, by names that hold in any directory."""
+    if config.data is not None:
+        config = replace(config, data=absolute(config.data))
     if config.start_from is None or is_url(config.start_from):
         return config
     return replace(config, start_from=os.path.abspath(os.path.expanduser(config.start_from)))
@@ -212,17 +265,18 @@ def _driven(
     say: Callable[[str], None],
     **how: Any,
 ) -> Run:
-    config, env, chosen = settle(config)
+    config, env, chosen = engine_class(config.engine).settle(config)
     say(preset)
     say(chosen)
     for sink in sinks:
         if not (hasattr(sink, "write") and hasattr(sink, "close")):
             raise UsageError(f"sink {sink!r} has no write(step, metrics) and close()")
-    how |= {"callbacks": [*map(_callback, callbacks)], "sinks": sinks, "stream": stream, "progress": progress}
-    driver = Driver(config, env, directory, **how)
-    if opened is not None:
-        opened(directory.shown)
-    result, signal_number = driver.train(), driver.stop_request.number
+    how |= {"callbacks": [*map(_callback, callbacks)], "stream": stream, "progress": progress}
+    with exporting(config.metrics_port) as exporters:
+        driver = Driver(config, env, directory, sinks=[*sinks, *exporters], **how)
+        if opened is not None:
+            opened(directory.shown)
+        result, signal_number = driver.train(), driver.stop_request.number
     run = Run(directory.path, config, result, driver.where_the_time_went())
     if signal_number is not None:
         raise Interrupted(run, signal_number)
@@ -293,7 +347,9 @@ def evaluate(
 
     Returns the return of each episode, and the path of the checkpoint used; more of it by name.
     """
+    from raynforce.envs.agents import ID
     from raynforce.envs.watching import Watched
+    from raynforce.roles.agents_evaluator import AgentsEvaluator
     from raynforce.roles.evaluator import EVALUATION_STREAM, Evaluator
 
     watched, shown = None, video is not None or render
@@ -304,16 +360,23 @@ def evaluate(
     if episodes is None:
         episodes = WATCHED if shown else EPISODES
     found = find_policy(local_path(path), which)
-    spec, version = read_policy(found)
+    spec, version = read_policies(found)
     fresh = time.time_ns() % 2**63 if seed is None else seed
     with lending() as lender, contextlib.ExitStack() as opened:
         opened.enter_context(reached(env if isinstance(env, str) else spec.env.env, say=say))
         args = {**spec.env.args, **(env_args or {})}
-        name = _lent(spec.env, env, args, lender)
+        name = lent(spec.env, env, args, lender)
+        if shown and spec.env.agents is not None:
+            raise UsageError(f"{first} shows environments of one agent, and {bare(name)!r} has several: leave it out")
         if shown:
-            watched = Watched(name, args, seed=fresh, sampler=EVALUATION_STREAM, films=video)
-        envs = EnvArgs(name, min(episodes, EvalConfig.envs), fresh, args, parallel=parallel)
-        evaluator = Evaluator(spec, envs, vector=watched)
+            how: dict[str, Any] = {"seed": fresh, "sampler": EVALUATION_STREAM, "masked": spec.env.masked}
+            watched = Watched(name, args, films=video, **how)
+        count, masked = min(episodes, EvalConfig.envs), spec.env.masked
+        envs = EnvArgs(name, count, fresh, args, parallel=parallel, masked=masked)
+        if spec.env.agents is None:
+            evaluator = Evaluator(spec, envs, vector=watched)
+        else:
+            evaluator = AgentsEvaluator(spec, replace(envs, ids=any(leaf.path == ID for leaf in spec.env.obs)))
         opened.callback(evaluator.close)
         evaluator.begin(version, episodes)
         seconds = TELL_AFTER
@@ -327,7 +390,7 @@ def evaluate(
         return Evaluated(so_far.returns, found, so_far.info, films)
 
 
-def _lent(spec: EnvSpec, env: str | Callable[..., Any] | None, args: dict[str, Any], lender: Lender) -> str:
+def lent(spec: EnvSpec, env: str | Callable[..., Any] | None, args: dict[str, Any], lender: Lender) -> str:
     """The name of the environment to evaluate on, which is made with `args`; `spec` is that of the run."""
     if env is None and is_given(spec.env):
         lender.know(spec.env, load_object(spec.env))
@@ -354,6 +417,60 @@ def _in_words(leaves: Sequence[ObsLeaf | ActionSpec]) -> str:
     return words[0] if len(words) == 1 else f"[{', '.join(words)}]"
 
 
+@dataclass(frozen=True)
+class Imported:
+    """A run that was made of another library's checkpoint."""
+
+    path: Path
+    config: Config
+    steps: int
+    """Environment steps that it was trained for there."""
+    episodes: int
+    resumable: bool
+    """Whether `resume` goes on with it; `train(start_from=…)` does in any case."""
+    notes: Sequence[str]
+    """What is not as it was, in a line each."""
+
+    def policy(self) -> Policy:
+        """Its policy, ready to act."""
+        return load(self.path)
+
+
+def import_rllib(
+    path: str | Path, *, trust: bool = False, env: str | None = None, out: str | Path | None = None
+) -> Imported:
+    """Take over a checkpoint that RLlib 2.60 wrote without us, as a new run.
+
+    `path` is the directory that `Algorithm.save_to_path` wrote, a `checkpoint_0000NN` of Tune, or that of an RLModule.
+    It holds pickles, which can run any code: `trust` says that it is your own. They are read in a process of their
+    own. `env` names the environment, where the checkpoint has one that only its script knows.
+    """
+    from raynforce.driver.adopting import adopt
+    from raynforce.engines.rllib import importing
+
+    directory = None if out is None else new_run(out)
+    source = Path(path).expanduser()
+    found = importing.read(source, trust=trust, env=env)
+    if directory is None:
+        directory = new_run(fresh_name(found.config), numbered=True)
+    mean = found.episode_return
+    adopt(
+        directory,
+        found.config,
+        found.acting,
+        found.version,
+        steps=found.steps,
+        episodes=found.episodes,
+        metrics={} if mean is None else {"charts/episodic_return": mean},
+        parts=found.parts,
+        counts=found.counts,
+        source=str(source.resolve()),
+    )
+    cannot = [f"resume cannot go on with it, because {found.unfit}; train --from can"] if found.unfit else []
+    notes = (*found.notes, *cannot)
+    return Imported(Path(directory.shown), found.config, found.steps, found.episodes, not found.unfit, notes)
+
+
 def _not_while_imported() -> None:
     """A script that names its own functions is imported by name to find them, and must not start a run each time."""
     if importing:
@@ -377,11 +494,11 @@ def _callback(given: Callback | OnRound) -> Callback:
 
 def fresh_name(config: Config, seeds: str = "") -> Path:
     """A run directory under `runs/`; of several that begin in one second, all but one get a number behind it."""
-    algo, env = (_as_file_name(name) for name in (config.algo, config.env))
+    algo, env = (as_file_name(name) for name in (config.algo, config.env))
     return Path("runs") / f"{algo}-{env}-seed{seeds or config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _as_file_name(name: str) -> str:
+def as_file_name(name: str) -> str:
     """Of `module:name`, and of `__main__:make.<locals>.Maze`, the last part says enough; of a simulator its name."""
     if is_simulator(name):
         return re.sub(r"[^\w.-]+", "", short_name(name)).partition(".")[0]

@@ -19,7 +19,7 @@ from raynforce.envs.cost import TRIAL_SECONDS, Cost
 from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import locate
 from raynforce.envs.patience import patience
-from raynforce.envs.vector import probe
+from raynforce.envs.vector import as_lane, probe
 from raynforce.given import obstacle
 from raynforce.imports import bare
 from raynforce.measured import cost_of_acting, cost_of_env
@@ -70,6 +70,7 @@ class Facts:
     policy: PolicyCost | None = None  # None: not measured
     tolerates_lag: bool = True  # whether the algorithm can learn from the version before the newest
     streams: bool = True  # whether it learns from each step once, as it comes, and actions are chosen here
+    from_data: bool = False  # whether it learns from recorded episodes
     obstacle: str = ""  # why roles cannot be at work side by side on this machine
     wants_ray: bool = False  # whether a setting is given that only Ray heeds
     cores: int = 1
@@ -91,6 +92,8 @@ def choose(asked: Choice, facts: Facts) -> Choice:
     """
     seconds = facts.cost.seconds or 0.0
     topology, parallel = asked.topology, asked.parallel
+    if topology == "auto" and facts.from_data:
+        topology = "dataset"
     if topology == "auto":
         parallel = _side_by_side(asked, facts)
         if _one_policy_pays(asked, facts) and _one_policy_suffices(asked, facts):
@@ -168,7 +171,7 @@ def settle(config: Config) -> tuple[Config, EnvSpec, str]:
     if asked.topology == "auto" and paced_by_envs(choose(asked, facts).topology):
         facts = replace(facts, policy=cost_of_policy(config, spec))
     settled, line = decide(config, facts)
-    return settled, spec, line
+    return settled, as_lane(spec, ids=config.sampling.agent_ids), line
 
 
 def facts_of(config: Config, cost: Cost = KINDS[0]) -> Facts:
@@ -178,6 +181,7 @@ def facts_of(config: Config, cost: Cost = KINDS[0]) -> Facts:
         cost,
         tolerates_lag=algorithm.max_lag != 0,
         streams=algorithm.consumes == "stream" and config.sampling.inference == "server",
+        from_data=algorithm.consumes == "data",
         obstacle=_obstacle(config),
         wants_ray=config.ray != RayConfig(),
         cores=cores(),
@@ -250,7 +254,9 @@ def _sentence(config: Config, asked: Choice, chosen: Choice, facts: Facts) -> st
     if chosen.samplers != asked.samplers:
         found += f" in {chosen.samplers} hosts of {chosen.envs} environments"
     why: list[str] = []
-    if asked.topology == "auto":
+    if asked.topology == "auto" and facts.from_data:
+        why.append(f"{bare(config.algo)} learns from recorded episodes")
+    elif asked.topology == "auto":
         why += [] if facts.tolerates_lag else [f"{config.algo} learns from the newest policy version alone"]
         why += [cost_line(config.env, facts.cost)] if facts.tolerates_lag or chosen.parallel != "no" else []
         if _one_policy_pays(asked, facts) and not _one_policy_suffices(asked, facts):

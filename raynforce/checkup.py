@@ -19,7 +19,7 @@ from raynforce.algos import algorithm_class
 from raynforce.algos.base import Algorithm, Loss
 from raynforce.algos.contract import declared, names
 from raynforce.config import Config
-from raynforce.envs.doctor import Report
+from raynforce.envs.doctor import Report, check_env
 from raynforce.envs.vector import EnvArgs, probe
 from raynforce.errors import AlgorithmError, RaynforceError, UsageError, reason
 from raynforce.experience.fragment import Fragment
@@ -48,7 +48,8 @@ SHOWN = 6  # names in one line
 
 
 def check_algorithm(name: str, env: str | None = None, given: Mapping[str, Any] | None = None) -> Report:
-    """Try an algorithm on `env`, or on the first tiny environment that suits it; `given` settings are nested."""
+    """Try an algorithm on `env`, if nothing is wrong with that, or on the first tiny environment that suits it; `given`
+    settings are nested."""
     report, given = Report(name), dict(given or {})
     try:
         kind = algorithm_class(name)
@@ -56,6 +57,8 @@ def check_algorithm(name: str, env: str | None = None, given: Mapping[str, Any] 
         report.add("error", "is not complete", str(error))
         return report
     args = dict(given.pop("env_args", {}))
+    if env is not None and not _env_is_sound(env, args, report):
+        return report
     trials = dict(TINY) if env is None else {"": (env, args)}
     refused: list[str] = []
     failed: list[tuple[str, str]] = []
@@ -82,6 +85,18 @@ def check_algorithm(name: str, env: str | None = None, given: Mapping[str, Any] 
     for text in refused:
         report.add("ok" if failed else "error", f"refuses {text.partition(':')[0]}" if env is None else "refuses", text)
     return report
+
+
+def _env_is_sound(env: str, args: dict[str, Any], report: Report) -> bool:
+    """Whether the doctor of environments finds no error; all that it does not find fine joins the report."""
+    try:
+        found = check_env(env, args)
+    except UsageError:  # it is not found, which the trial tells
+        return True
+    for finding in found.findings:
+        if finding.level != "ok":
+            report.add(finding.level, f"{env}: {finding.title}", finding.detail, finding.fix)
+    return found.ok
 
 
 def _tried(name: str, env: str, args: dict[str, Any], given: Mapping[str, Any]) -> tuple[Config, EnvSpec]:
@@ -128,7 +143,9 @@ class _Checkup:
     def start(self) -> None:
         """Learn for a moment; raises what the algorithm raises."""
         sampling = self._config.sampling
-        envs = EnvArgs(self._config.env, sampling.envs, self._config.seed, self._config.env_args)
+        envs = EnvArgs(
+            self._config.env, sampling.envs, self._config.seed, self._config.env_args, masked=self._env.masked
+        )
         self._sampler = Sampler(self._acting, envs, sampling.fragment)
         try:
             self._learner = _Watched(self._config, self._env)
@@ -252,7 +269,7 @@ class _Checkup:
         declared = {
             "outputs: ": [f"{name} {size}" for name, size in self._acting.heads.items()],
             "max_lag: ": ["any" if kind.max_lag is None else str(kind.max_lag)],
-            "learns from ": ["replay"] if kind.consumes == "replay" else [],
+            "learns from ": {"replay": ["replay"], "data": ["recorded episodes"]}.get(kind.consumes, []),
             "groups: ": self._learner.algo.groups(),
             "keeps ": names(kind, "keeps"),
             "forgets ": vars(kind).get("forgets", ()),
@@ -260,7 +277,7 @@ class _Checkup:
         }
         said = [f"{word}{', '.join(several)}" for word, several in declared.items() if several]
         self.report.add("ok", "declares", "; ".join(said))
-        fit = []
+        fit = [name for name in TOPOLOGIES if topology(name).reads_data and kind.consumes == "data"]  # if data is given
         for name in TOPOLOGIES:
             with contextlib.suppress(UsageError):
                 topology(name).check(replace(self._config, topology=name), kind, self._env)

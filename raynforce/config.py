@@ -15,6 +15,9 @@ REMOVED: dict[str, Any] = {"faults.absent_seconds": 20.0, "faults.backoff": 0.5,
 """Settings that runs made before may have, which are constants now, and their values."""
 Positive = Annotated[int, Range(1, 1e12)]
 
+Anneal = Literal["no", "linear", "cosine"]
+"""How a value falls to zero over a run; true is linear."""
+
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
@@ -22,14 +25,22 @@ class AlgorithmConfig:
 
     learning_rate: Annotated[float, Range(0, 10)] = 3e-4
     """Adam's step size."""
-    anneal_learning_rate: bool = False
-    """Let the step size fall linearly to zero over the run."""
+    anneal_learning_rate: Anneal = "no"
+    """Let the step size fall to zero over the run: linear, or cosine, which is slower at both ends; no keeps it."""
     adam_epsilon: Annotated[float, Range(1e-12, 1)] = 1e-8
     """Adam's term against division by zero."""
     max_grad_norm: Annotated[float, Range(1e-9)] | None = 0.5
     """Gradients longer than this are scaled down to it; null switches that off."""
     gamma: Annotated[float, Range(0, 1)] = 0.99
     """Discount of future rewards."""
+
+
+@dataclass(frozen=True)
+class SequenceConfig(AlgorithmConfig):
+    """What algorithms have besides that can learn a network with memory."""
+
+    sequence: Annotated[int, Range(1, 1_000_000)] | None = None
+    """With network.memory: steps that gradients go back in time; null is sampling.fragment, or 32 if that is longer."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,8 @@ class SamplingConfig:
     inference: Literal["server", "client"] = "server"
     """Who chooses the actions of a simulator: server, the sampler here, with a message for each step; client, the
     simulator itself, which is sent policy versions and answers with whole fragments."""
+    agent_ids: bool = False
+    """Of several agents: each sees which one it is, one-hot, under the key agent beside its observation."""
     exact_resume: bool = True
     """Use an environment's own vector implementation only if its episodes in flight can be restored exactly."""
 
@@ -66,6 +79,11 @@ class NetworkConfig:
     """Nonlinearity after each hidden layer."""
     normalize_obs: bool = False
     """Normalise observations by running mean and deviation, as the network's first layer."""
+    memory: Literal["none", "lstm", "gru", "own"] = "none"
+    """A recurrent layer after the hidden ones, which all outputs read; own is that of your own network.factory, whose
+    forward(obs, state) returns its outputs and the next state."""
+    memory_size: Annotated[int, Range(1, 65536)] = 64
+    """Width of the recurrent layer; of your own module, of the state."""
     factory: str | None = None
     """Your own torch module as module:factory, called with the observation's leaves and the outputs wanted."""
     factory_args: dict[str, Any] = field(default_factory=dict)
@@ -78,6 +96,12 @@ class NetworkConfig:
             raise UsageError(f"{conv} must be a list of [channels, kernel, stride], such as [[32,8,4],[64,4,2]]")
         if self.factory_args and self.factory is None:
             raise UsageError(f"network.factory_args = {self.factory_args} needs network.factory: give both, or neither")
+        memory = f"network.memory = {self.memory!r}"
+        if self.memory == "own" and self.factory is None:
+            raise UsageError(f"{memory} is that of your own module: give network.factory, or use lstm or gru")
+        if self.memory in ("lstm", "gru") and self.factory is not None:
+            what = f"{memory} is no part of your own network.factory = {self.factory!r}"
+            raise UsageError(f"{what}: use network.memory=own if its forward takes a state, or leave one out")
         if shown and self.factory is not None:
             raise UsageError(f"{conv} is no part of your own network.factory = {self.factory!r}: leave one out")
 
@@ -231,13 +255,39 @@ class RayConfig:
 
 
 @dataclass(frozen=True)
+class PolicyConfig:
+    """One of several policies: who is played by it, and how it learns; what is not said is as for all."""
+
+    agents: tuple[str, ...] = ()
+    """Names of agents that it plays, such as [adversary_*]; each agent is played by one policy."""
+    frozen: str | None = None
+    """A run or checkpoint whose policy it is; it does not learn then. policies.NAME of a run of several is RUN:NAME."""
+    opponents: Annotated[int, Range(0, 10_000)] = 0
+    """Self-play: how many older versions of itself are kept to play against; 0 plays all of its agents itself. In each
+    environment one of its agents learns, each in turn, and one older version, drawn anew each round, plays the others.
+    Evaluation plays them at random."""
+    opponents_every: Annotated[int, Range(1, 1_000_000)] = 10
+    """Policy versions from one that is kept to the next."""
+    algorithm: dict[str, Any] = field(default_factory=dict)
+    """Settings of the algorithm that are its own, such as {learning_rate: 1e-3}."""
+    network: dict[str, Any] = field(default_factory=dict)
+    """Settings of the network that are its own."""
+    learner: dict[str, Any] = field(default_factory=dict)
+    """Settings of the learner that are its own, such as {scale_rewards: false}."""
+
+    def __post_init__(self) -> None:
+        if self.frozen is not None and (self.algorithm or self.network or self.learner or self.opponents):
+            raise UsageError(f"frozen = {self.frozen!r} does not learn: leave out what it is to learn by")
+
+
+@dataclass(frozen=True)
 class Config:
     """One experiment, complete: the same config and seed give the same run."""
 
     env: str
     """A gymnasium id, or module:factory."""
     algo: str = "ppo"
-    """ppo, dqn, impala, a3c, or your own module:Class."""
+    """ppo, dqn, sac, td3, impala, a3c, bc, or your own module:Class; of rllib ppo, appo, impala, dqn, sac or others."""
     config_version: Literal[1] = 1
     """Version of this file's format."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
@@ -247,7 +297,7 @@ class Config:
     target: float | None = None
     """Stop once an evaluation's mean return reaches this."""
     engine: str = "native"
-    """What trains: native, or your own module:Class."""
+    """What trains: native, rllib (RLlib's algorithms), or your own module:Class."""
     runtime: Literal["auto", "inline", "process", "ray"] = "auto"
     """Where the roles live: inline in this process, process in processes of this machine, ray in Ray actors; auto
     chooses by what a step of the environment costs, and config.yaml has what it chose."""
@@ -263,12 +313,20 @@ class Config:
     seeds; native lets them use all that a processor has. Convolutions always do."""
     start_from: str | None = None
     """Weights to begin with: a run or checkpoint of the same network; null begins at random."""
+    data: str | None = None
+    """Recorded episodes to learn from, for bc: a Parquet file, a folder of them, or a Minari dataset."""
     preset: Literal["auto", "none"] = "auto"
     """auto starts from tuned settings for this algorithm and environment where there are some; none does not."""
     log_every: Positive = 2_000
     """Environment steps between lines of metrics."""
+    metrics_port: Annotated[int, Range(0, 65_535)] = 0
+    """Port on 127.0.0.1 where Prometheus may scrape the run; 0 is none. Of several seeds, each has the next one."""
     env_args: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments for the environment."""
+    """Keyword arguments for the environment, and env_args.wrappers, a list of what is put around it: Gymnasium's
+    wrappers, FrameStack and SkipObservation by name, your own as module:Class, each alone or with its arguments."""
+    policies: dict[str, Any] = field(default_factory=dict)
+    """For environments of several agents, by name: {agents: [prey_*], algorithm: {…}, network: {…}, learner: {…}}, and
+    frozen: RUN for one that does not learn, opponents: N for self-play. Without any, one policy plays all agents."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     """How experience is gathered."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -289,6 +347,8 @@ class Config:
     """What is done when something fails."""
     ray: RayConfig = field(default_factory=RayConfig)
     """Which Ray cluster, and what is asked of it."""
+    rllib: dict[str, Any] = field(default_factory=dict)
+    """With engine rllib: arguments for its config by method, such as --set rllib.training.vf_clip_param=10."""
     eval: EvalConfig = field(default_factory=EvalConfig)
     """Greedy episodes on fresh seeds."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from raynforce import engines, settings, topologies
-from raynforce.algos import algorithm_class
+from raynforce.algos import BUILT_IN
 from raynforce.algos.presets import preset_for
 from raynforce.config import CONFIG_VERSION, REMOVED, Config
-from raynforce.errors import UsageError
+from raynforce.errors import UsageError, nearest
 from raynforce.imports import require_named
 
 
@@ -24,7 +24,8 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     version = given.get("config_version", CONFIG_VERSION)
     if version != CONFIG_VERSION:
         raise UsageError(f"config_version = {version!r} is not one this release reads (it reads {CONFIG_VERSION})")
-    kind = algorithm_class(algo)
+    engine = settings.coerce(given.get("engine", Config.engine), str, "engine")
+    kind = engines.algorithm_of(engine, algo)
     topology = str(given.get("topology", Config.topology))
     preset = preset_for(algo, str(env), topology) if given.get("preset", "auto") == "auto" else {}
     tuned = (kind.defaults, kind.topology_defaults.get(topology, {}), preset)
@@ -34,17 +35,22 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     def hint(path: str, known: Iterable[str]) -> str:
         from raynforce.hints import about_setting  # only once there is a mistake
 
-        return about_setting(path, known, algo)
+        return about_setting(path, known, algo) if algo in BUILT_IN or ":" in algo else nearest(path, known)
 
     config = settings.build(Config, data, {"algorithm": kind.Settings}, hint)
     require_named("engine", config.engine, engines.BUILT_IN, "Class")
     require_named("topology", config.topology, ("auto", *topologies.BUILT_IN), "NAME")
+    if config.rllib and config.engine != "rllib":
+        name = next(iter(settings.dotted({"rllib": config.rllib})))
+        raise UsageError(f"{name} is for --engine rllib, and the engine is {config.engine!r}: leave it out")
     return config, applied
 
 
 def settings_of(file: Path) -> tuple[dict[str, Any], list[str]]:
     """The settings in a run's config.yaml, without those that there are no more, and what is to be told of these."""
     found, notes = settings.read_yaml(str(file)), []
+    if "registry" in found:
+        raise UsageError(f"{file.parent} is a registry of policies, not a run: resume the run that a policy came from")
     for dotted, now in REMOVED.items():
         section, _, name = dotted.rpartition(".")
         place = found.get(section) if section else found

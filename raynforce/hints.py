@@ -33,7 +33,9 @@ def called_here(word: str, algo: str | None) -> Here | str:
         others = [name for name in BUILT_IN if found.path in _keys(name)]
         if others:
             named = "" if found.path == word else f" ({found.path})"
-            return f"{' and '.join(others)} {'has' if len(others) == 1 else 'have'} it{named}, {algo} does not"
+            *first, last = others
+            who = f"{', '.join(first)} and {last} have" if first else f"{last} has"
+            return f"{who} it{named}, {algo} does not"
     return said_elsewhere(leaf, NONE) or ""
 
 

@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 from raynforce.envs.cost import TRIAL_SECONDS, Cost, try_out
 from raynforce.envs.frames import layers
 from raynforce.envs.launching import is_simulator
-from raynforce.envs.make import Env, locate, make_described
+from raynforce.envs.make import Env, locate, make_described, make_probed
+from raynforce.envs.vector import as_lane
 from raynforce.policies.acting import ActingSpec
 from raynforce.policies.cost import PolicyCost, policy_cost
 from raynforce.runs.disk import cache_folder
@@ -41,7 +42,7 @@ def cost_of_env(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[En
         from raynforce.envs.simulators import cost_of_simulator  # which brings the protocol along
 
         return cost_of_simulator(env, env_args)
-    made, spec = make_described(env, env_args)
+    made, spec = make_probed(env, env_args)
     about = {"env": env, "args": dict(env_args or {}), "source": _source(env, made)}
     now = try_out(made)
 
@@ -50,6 +51,7 @@ def cost_of_env(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[En
             return try_out(make_described(env, env_args)[0])
         return now
 
+    spec = as_lane(spec)
     return spec, now if now.seconds is None else _settled("step", about, now, again, _cost)
 
 

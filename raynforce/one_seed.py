@@ -39,6 +39,7 @@ class SeedJob:
     config: Config | None  # None: the run is there already, and is resumed
     changes: dict[str, Any]  # settings of a resumed run, dotted
     log: tuple[str, ...] = ()  # services that metrics are sent to, as `--log` names them
+    go_on: bool = False  # with a run of this config that is there already
     began: float = 0.0  # on the monotonic clock, which all processes of a machine share
 
 
@@ -116,7 +117,7 @@ def _run(given: bytes, data: bytes, teller: Teller) -> dict[str, Any]:
         if job.config is None:
             run = api.resume(job.out, settings=job.changes, sinks=services(job.log, Path(job.out)), **how)
         else:
-            run = api.start(job.config, {}, job.out, sinks=services(job.log), **how)
+            run = api.start(job.config, {}, job.out, go_on=job.go_on, sinks=services(job.log), **how)
     except api.Interrupted as interrupted:
         run = interrupted.run
     return run.result.to_json()

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 
 import raynforce
 from raynforce import topologies
-from raynforce.api import fresh_name, preset_line, resolved, with_absolute_start
+from raynforce.api import fresh_name, preset_line, require_same_config, resolved, with_absolute_paths
 from raynforce.auto import settle
 from raynforce.config import Config
 from raynforce.driver.signals import StopRequest
@@ -33,7 +33,7 @@ from raynforce.kernels import pin
 from raynforce.one_seed import SeedJob, pack
 from raynforce.runs import disk
 from raynforce.runs.directory import seeds_in
-from raynforce.runs.mirrored import new_run
+from raynforce.runs.mirrored import begun_run, new_run
 from raynforce.runs.progress import Mode, ProgressState
 from raynforce.runs.seeds_view import SeedsView, make_view
 from raynforce.runs.store import is_url
@@ -99,12 +99,12 @@ class Seeds:
 
     @property
     def solved(self) -> int:
-        """How many met the target."""
-        return sum(result.solved_steps is not None for result in self.results)
+        """How many met the target; one that a resume has removed was met by none."""
+        return sum(result.solved_steps is not None for result in self.results) if self.target is not None else 0
 
     def summary(self) -> dict[str, Spread | None]:
         """Median, lowest and highest of each figure. A seed that has not met the target counts as infinitely late."""
-        results, late = self.results, self.target is not None and self.solved > 0
+        results, late = self.results, self.solved > 0
 
         def spread(figure: str) -> Spread | None:
             missing = math.inf if figure.startswith("solved") else None
@@ -143,7 +143,9 @@ def train_seeds(
     runtime: str | None = None,
     topology: str | None = None,
     out: str | Path | None = None,
+    resume: bool = False,
     start_from: str | Path | None = None,
+    data: str | Path | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     progress: Mode = "auto",
@@ -156,9 +158,9 @@ def train_seeds(
     of what is returned, and the others go on. Ctrl-C raises `InterruptedSeeds` after a checkpoint of each.
     """
     with lending() as lender:
-        given = {"runtime": runtime, "topology": topology, "start_from": start_from}
+        given = {"runtime": runtime, "topology": topology, "start_from": start_from, "data": data}
         found, preset = resolved(env, algo, config, settings, lender, steps=steps, target=target, seed=seed, **given)
-        return start_seeds(found, preset, numbers(seeds, found.seed), out, progress=progress)
+        return start_seeds(found, preset, numbers(seeds, found.seed), out, go_on=resume, progress=progress)
 
 
 def numbers(seeds: int | str | Sequence[int], first: int) -> list[int]:
@@ -180,28 +182,77 @@ def start_seeds(
     seeds: Sequence[int],
     out: str | Path | None,
     log: Sequence[str] = (),
+    opened: Callable[[str], None] = lambda folder: None,
+    *,
+    go_on: bool = False,
     **how: Any,
 ) -> Seeds:
-    """Train a resolved config with each of these seeds; `log` are services that metrics are sent to."""
+    """Train a resolved config with each of these seeds, or `go_on` with those that are at `out`; `log` are services
+    that metrics are sent to, `opened` is told of the folder."""
     view = make_view(**how)
-    for seed in seeds if out is not None else ():
+    config, chosen = with_absolute_paths(config), ""
+    settled = _begun(config, seeds, out) if go_on else None
+    for seed in seeds if out is not None and not go_on else ():
         new_run(f"{out}/seed{seed}")
-    # Once, on a machine that is not busy with the others yet.
-    config, _, chosen = settle(with_absolute_start(config))
+    if settled is None:  # once, on a machine that is not busy with the others yet
+        settled, _, chosen = settle(config)
+    config = settled
     given = pack_given((config.env, config.algo, config.network.factory))
     for line in filter(None, (preset_line(preset), chosen)):
         view.message(line)
     with _folder(config, seeds, out) as folder:
-        jobs = {seed: SeedJob(f"{folder}/seed{seed}", replace(config, seed=seed), {}, tuple(log)) for seed in seeds}
+        opened(str(folder))
+        configs = _of_seeds(config, seeds)
+        jobs = {seed: SeedJob(f"{folder}/seed{seed}", configs[seed], {}, tuple(log), go_on) for seed in seeds}
         title = f"{bare(config.algo)} on {bare(config.env)}, {len(seeds)} seeds"
         return _side_by_side(title, str(folder), config, jobs, given, view)
 
 
-def resume_seeds(folder: str | Path, changes: Mapping[str, Any], log: Sequence[str] = (), **how: Any) -> Seeds:
+def _of_seeds(config: Config, seeds: Sequence[int]) -> dict[int, Config]:
+    ports = _ports(config.metrics_port, seeds)
+    return {seed: replace(config, seed=seed, metrics_port=ports[seed]) for seed in seeds}
+
+
+def _ports(first: int, seeds: Sequence[int]) -> dict[int, int]:
+    """Where Prometheus finds each of them: one port after another from the first, or none."""
+    if first + len(seeds) > 65_536:
+        most = 65_536 - len(seeds)
+        raise UsageError(f"metrics_port {first} leaves no room for {len(seeds)} seeds: {most} at most")
+    return {seed: first and first + i for i, seed in enumerate(seeds)}
+
+
+def _begun(config: Config, seeds: Sequence[int], out: str | Path | None) -> Config | None:
+    """The config of the seeds that began at `out`, with what was chosen for them; None if none did."""
+    if out is None:
+        raise UsageError("resume goes on with the runs at out, and none is given: name it")
+    found = None
+    for seed, each in _of_seeds(config, seeds).items():
+        run = begun_run(f"{out}/seed{seed}")
+        if run is None:
+            new_run(f"{out}/seed{seed}")
+            continue
+        require_same_config(run, each)
+        had, _ = resolve({"preset": "none"}, settings_of(run.config)[0])
+        found = found or replace(had, seed=config.seed, metrics_port=config.metrics_port)
+    return found
+
+
+def resume_seeds(
+    folder: str | Path,
+    changes: Mapping[str, Any],
+    log: Sequence[str] = (),
+    opened: Callable[[str], None] = lambda folder: None,
+    **how: Any,
+) -> Seeds:
     """Go on with all runs of a folder, side by side; `changes` as in `resume`, dotted."""
+    opened(str(folder))
     runs = seeds_in(folder)
     config, _ = resolve({"preset": "none"}, settings_of(runs[0] / "config.yaml")[0], nested(changes))
-    jobs = {int(run.name.removeprefix("seed")): SeedJob(str(run), None, dict(changes), tuple(log)) for run in runs}
+    paths = {int(run.name.removeprefix("seed")): str(run) for run in runs}
+    own: dict[int, dict[str, Any]] = {seed: {} for seed in paths}
+    if "metrics_port" in changes:
+        own = {seed: {"metrics_port": port} for seed, port in _ports(config.metrics_port, sorted(paths)).items()}
+    jobs = {seed: SeedJob(run, None, {**changes, **own[seed]}, tuple(log)) for seed, run in paths.items()}
     view = make_view(**how)
     return _side_by_side(f"resuming {folder}", str(folder), config, jobs, b"", view)
 
@@ -247,7 +298,8 @@ def _side_by_side(
     several = at_once(config, len(jobs))
     pin(config.kernels)  # for their processes
     runs = {seed: SeedRun(seed, job.out) for seed, job in jobs.items()}
-    view.start(f"{title}, {several} at a time" if several < len(jobs) else title, list(jobs), config.steps)
+    title += f", {several} at a time" if several < len(jobs) else ""
+    view.start(title, list(jobs), config.steps, config.target)
     number = _Crowd(runs, view).train(jobs, given, several)
     seeds = Seeds(folder, list(runs.values()), config.target, several)
     if number is not None:

@@ -96,6 +96,8 @@ def coerce(value: Any, hint: Any, path: str) -> Any:
     if origin is Literal:
         if value is False and "no" in args:  # which is what YAML takes a plain no for
             return "no"
+        if value is True and "linear" in args:
+            return "linear"
         if value in args:
             return value
         raise UsageError(f"{path} = {value!r} is not one of: {', '.join(map(str, args))}{_choice(str(value), args)}")

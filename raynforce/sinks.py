@@ -2,6 +2,8 @@
 
     raynforce.train("CartPole-v1", sinks=[raynforce.sinks.WandbSink(project="carts")])
 
+They get every line of metrics (evaluations and each role's time among them), all settings, faults as they happen, and
+at the end the events, the result, what bound the run, its films (`episodes/*.mp4`) and your notes, if there are any.
 A thread sends what a run writes, so training waits for no network. A service that fails is left out with one warning.
 A file in the run's directory has the service's name of the run, so that a resumed run goes on there.
 """
@@ -27,11 +29,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from raynforce import settings
 from raynforce.errors import RaynforceError, UsageError, summary
+from raynforce.runs import asking
 from raynforce.runs.catalog import object_in
 
 EVERY = 1.0  # seconds between two messages to a service
 AT_ONCE = 50  # lines in one message
 MOST_WAITING = 10_000  # lines that a service may be behind; what comes then is lost, and counted
+MOST_EVENTS = 1_000  # of one process that a service keeps; `events.jsonl` has them all
+MOST_VIDEOS = 20  # the newest
 OPEN_SECONDS, CLOSE_SECONDS = 20.0, 30.0  # that a service may take to begin, and for what is left at the end
 
 
@@ -59,6 +64,9 @@ class Service(ABC):
 
     def _reset(self) -> None:
         self._waiting: deque[Line] = deque()
+        self._events: deque[Mapping[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._untold = 0  # of them
+        self._ended: Mapping[str, Any] = {}
         self._lost = 0
         self._closing = threading.Event()
         self._failed_run = False
@@ -67,7 +75,7 @@ class Service(ABC):
     def begin(self, path: Path, config: Mapping[str, Any]) -> None:
         """The run has a directory: open the service's run, or the one that this run had there before."""
         self._reset()  # one run after another may use it
-        self._file = path / f"{self.extra}.json"
+        self._path, self._file = path, path / f"{self.extra}.json"
         self._thread = threading.Thread(target=self._work, args=(path, config), daemon=True, name=self.extra)
         self._thread.start()
 
@@ -77,6 +85,34 @@ class Service(ABC):
             self._waiting.append(Line(step, dict(metrics), time.time()))
         else:
             self._lost += 1
+
+    def event(self, facts: Mapping[str, Any]) -> None:
+        """A fault, its recovery, storage that fails, the start and the end."""
+        self._events.append(facts)
+        self._untold += 1
+
+    def end(self, facts: Mapping[str, Any]) -> None:
+        """The run has come to its end: its result, and where the time went."""
+        self._ended = facts
+
+    @property
+    def _faults(self) -> list[str]:
+        """What failed, in one line each."""
+        told = [event for event in tuple(self._events) if event["event"] == "fault"]
+        return [f"{event.get('role')}: {event.get('cause')}; {event.get('action')}" for event in told]
+
+    def _event_lines(self) -> str:
+        return "".join(json.dumps(event, default=str) + "\n" for event in tuple(self._events))
+
+    @property
+    def _videos(self) -> list[Path]:
+        return sorted(self._path.glob("episodes/*.mp4"), key=lambda film: film.stat().st_mtime)[-MOST_VIDEOS:]
+
+    @property
+    def _notes(self) -> str:
+        with contextlib.suppress(OSError):
+            return (self._path / asking.NOTES).read_text(errors="replace")[: asking.LONGEST_NOTES]
+        return ""
 
     def close(self) -> None:
         """Send what is left, for a while at most."""
@@ -105,6 +141,11 @@ class Service(ABC):
                 closing = self._closing.wait(EVERY)
                 while self._waiting:
                     self._send([self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))])
+                if self._untold:
+                    self._untold = 0
+                    self._tell()
+            if self._ended:
+                self._conclude(self._ended["result"], str(self._ended["where_the_time_went"]))
             self._finish(failed=self._failed_run)
         except BaseException as error:  # whatever it is, training goes on
             self._failure = error
@@ -121,6 +162,14 @@ class Service(ABC):
 
     @abstractmethod
     def _send(self, lines: Sequence[Line]) -> None: ...
+
+    def _tell(self) -> None:
+        """Something is new in `_events`."""
+        return
+
+    def _conclude(self, result: Mapping[str, Any], where_the_time_went: str) -> None:
+        """Send what is known of a run that came to its end."""
+        return
 
     @abstractmethod
     def _finish(self, failed: bool) -> None: ...
@@ -160,7 +209,21 @@ class WandbSink(Service):
         for line in lines:
             self._run.log({**line.metrics, "step": line.step})
 
+    def _tell(self) -> None:
+        if self._faults:
+            self._run.summary.update({"faults": len(self._faults), "last_fault": self._faults[-1]})
+
+    def _conclude(self, result: Mapping[str, Any], where_the_time_went: str) -> None:
+        wandb = importlib.import_module("wandb")
+        self._run.summary.update({f"result/{name}": value for name, value in result.items()})
+        self._run.summary["where_the_time_went"] = where_the_time_went
+        if self._notes:
+            self._run.notes = self._notes
+        for film in self._videos:
+            self._run.log({f"videos/{film.stem}": wandb.Video(str(film), format="mp4")})
+
     def _finish(self, failed: bool) -> None:
+        Path(self._run.dir, "events.jsonl").write_text(self._event_lines())  # which is sent with its files
         self._run.finish(exit_code=int(failed))
 
 
@@ -218,7 +281,22 @@ class MlflowSink(Service):
         for first in range(0, len(metrics), 1000):  # no more are taken at once
             self._client.log_batch(self._id, metrics=metrics[first : first + 1000])
 
+    def _tell(self) -> None:
+        if self._faults:
+            self._client.set_tag(self._id, "raynforce.faults", len(self._faults))
+            self._client.set_tag(self._id, "raynforce.last_fault", self._faults[-1][:5000])
+
+    def _conclude(self, result: Mapping[str, Any], where_the_time_went: str) -> None:
+        for name, value in result.items():
+            self._client.set_tag(self._id, f"raynforce.result.{name}", value)
+        self._client.set_tag(self._id, "raynforce.where_the_time_went", where_the_time_went[:5000])
+        if self._notes:
+            self._client.set_tag(self._id, "mlflow.note.content", self._notes[:5000])
+        for film in self._videos:
+            self._client.log_artifact(self._id, str(film), "videos")
+
     def _finish(self, failed: bool) -> None:
+        self._client.log_text(self._id, self._event_lines(), "events.jsonl")
         self._client.set_terminated(self._id, status="FAILED" if failed else "FINISHED")
 
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import numpy as np
+
+MASK = "obs/action_mask"
+"""The leaf that says which actions are allowed, `[sum(sizes)]`, 0 or 1 for each choice: no input of a network."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,49 @@ class ActionSpec:
 
 
 @dataclass(frozen=True)
+class AgentKind:
+    """Agents of one environment that have equal spaces."""
+
+    agents: tuple[int, ...]
+    """Their places among all names."""
+    obs: tuple[ObsLeaf, ...]
+    action: ActionSpec
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> AgentKind:
+        obs = tuple(ObsLeaf(**tuples(leaf)) for leaf in data["obs"])
+        return AgentKind(tuple(data["agents"]), obs, ActionSpec(**tuples(data["action"])))
+
+
+@dataclass(frozen=True)
+class Agents:
+    """Who may take part in an environment of several agents."""
+
+    names: tuple[str, ...]
+    kinds: tuple[AgentKind, ...]
+    turns: bool = False
+    """Whether one moves at a time (PettingZoo's AEC), else all at once."""
+    state: int = 0
+    """Numbers in the environment's own global state; 0 if it has none."""
+
+    @property
+    def state_width(self) -> int:
+        """Numbers in the global state: the environment's own, or all that all agents see."""
+        leaves = [[leaf for leaf in kind.obs if leaf.path != MASK] for kind in self.kinds]
+        widths = [sum(math.prod(leaf.shape) for leaf in each) for each in leaves]
+        each = [len(kind.agents) * width for kind, width in zip(self.kinds, widths, strict=True)]
+        return self.state or sum(each)
+
+    def kind_of(self, agent: int) -> int:
+        return next(i for i, kind in enumerate(self.kinds) if agent in kind.agents)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Agents:
+        kinds = tuple(AgentKind.from_json(kind) for kind in data["kinds"])
+        return Agents(tuple(data["names"]), kinds, data["turns"], data["state"])
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """All that the rest of Raynforce knows of an environment."""
 
@@ -50,14 +100,40 @@ class EnvSpec:
     action: ActionSpec
     args: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments it is made with."""
+    agents: Agents | None = None
+    """Who takes part, if there are several; `obs` and `action` are then those of one of them."""
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of one environment: one for each agent."""
+        return 1 if self.agents is None else len(self.agents.names)
+
+    @property
+    def masked(self) -> bool:
+        """Whether it says which actions are allowed."""
+        return any(leaf.path == MASK for leaf in self.obs)
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        data = dataclasses.asdict(self)
+        if self.agents is None:
+            del data["agents"]
+        return data
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> EnvSpec:
         obs = tuple(ObsLeaf(**tuples(leaf)) for leaf in data["obs"])
-        return EnvSpec(data["env"], obs, ActionSpec(**tuples(data["action"])), data["args"])
+        agents = Agents.from_json(data["agents"]) if "agents" in data else None
+        return EnvSpec(data["env"], obs, ActionSpec(**tuples(data["action"])), data["args"], agents)
+
+
+FORBIDS = "forbids every choice: at least one must be allowed until the episode has terminated"
+
+
+def forbids_all(masks: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+    """`[N]` which of masks `[N, sum(sizes)]` leave nothing to choose, for any element of an action."""
+    starts = np.cumsum((0, *sizes[:-1]))
+    some: np.ndarray = np.logical_or.reduceat(masks, starts, axis=1)  # [N, len(sizes)]
+    return np.logical_not(some.all(axis=1))
 
 
 CHANNELS = (1, 3, 4)

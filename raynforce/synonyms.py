@@ -28,6 +28,7 @@ def _by_word(rows: str) -> dict[str, list[Here]]:
 
 # Where a word is in several rows, the first setting that the algorithm has is meant.
 SETTINGS: Mapping[str, list[Here]] = _by_word("""\
+data (recorded episodes, for bc): input_ dataset dataset_id demonstrations demo_path demos offline_data
 steps (of all environments together): total_timesteps timesteps n_timesteps num_timesteps max_timesteps total_steps
     max_steps total_env_steps num_env_steps train_for_env_steps env_steps stop_timesteps max_num_actor_steps
 steps (in steps of the environment, whatever it skips): total_frames num_frames frames
@@ -46,6 +47,7 @@ log_every (in environment steps): log_interval log_freq logging_interval report_
 seed: random_seed rng_seed
 env: env_id env_name environment
 env_args: env_config env_kwargs env_params
+env_args (env_args.wrappers is a list of names): env_wrapper env_wrappers wrapper_class wrappers
 env_args (for a gymnasium id, env_args.max_episode_steps): max_episode_steps max_ep_len max_episode_length
     episode_length time_limit
 sampling.envs (of each sampler): n_envs num_envs n_env num_env num_environments training_num n_training_envs
@@ -64,11 +66,14 @@ algorithm.batch_size: train_batch_size train_batch_size_per_learner
 sampling.fragment (a batch is sampling.samplers x sampling.envs x sampling.fragment steps): train_batch_size
     train_batch_size_per_learner
 runtime (inline has all in one process): serial_mode
-topology (async, or replay for dqn): async_rl async_mode
+topology (async, or replay for dqn, sac and td3): async_rl async_mode
 stream.max_lag (in policy versions, on topology async): max_policy_lag
 algorithm.learning_rate: lr step_size
-algorithm.anneal_learning_rate (true lets it fall linearly to zero): anneal_lr lr_schedule lr_decay linear_lr_decay
+algorithm.anneal_learning_rate (linear or cosine lets it fall to zero): anneal_lr lr_schedule lr_decay linear_lr_decay
     use_linear_lr_decay
+algorithm.gsde: use_sde
+algorithm.gsde_every: sde_sample_freq
+algorithm.rnd_coef: rnd intrinsic_reward_coef curiosity
 algorithm.adam_epsilon: adam_eps optimizer_eps opt_eps
 algorithm.max_grad_norm: grad_clip max_gradient_norm grad_norm_clipping gradient_clip clip_grad_norm clip_grad
     gradient_clip_norm
@@ -94,13 +99,21 @@ algorithm.target_kl (it ends a round's epochs early; there is no KL penalty): kl
 algorithm.rho_clip: vtrace_clip_rho_threshold vtrace_rho clip_rho_threshold
 algorithm.c_clip: vtrace_c
 algorithm.log_std_init: init_log_std initial_log_std
-algorithm.buffer_size: buffer_capacity capacity memory_size replay_size replay_buffer_size replay_capacity
+algorithm.buffer_size: buffer_capacity capacity replay_size replay_buffer_size replay_capacity
     max_replay_size
 algorithm.learning_starts (in environment steps): learning_start start_timesteps warmup_steps min_replay_size
     num_steps_sampled_before_learning_starts
 algorithm.samples_per_insert (batch size x updates / environment steps): train_freq train_frequency gradient_steps
     training_intensity update_per_step updates_per_step utd utd_ratio replay_ratio
-algorithm.target_tau (with algorithm.target_update=soft): tau polyak polyak_tau
+algorithm.target_tau (of dqn with algorithm.target_update=soft): tau polyak polyak_tau
+algorithm.initial_alpha (algorithm.learn_alpha=false keeps it): alpha init_alpha temperature init_temperature ent_coef
+algorithm.learn_alpha: autotune auto_alpha automatic_entropy_tuning
+algorithm.actor_learning_rate (algorithm.learning_rate is the critics'): actor_lr policy_lr pi_lr
+algorithm.learning_rate (of the critics; algorithm.actor_learning_rate is the actor's): critic_lr q_lr
+algorithm.policy_delay: policy_frequency policy_freq update_actor_freq actor_delay
+algorithm.exploration_noise (a deviation, of actions from -1 to 1): action_noise expl_noise act_noise
+algorithm.target_noise: target_policy_noise policy_noise smooth_target_policy
+algorithm.target_noise_clip: noise_clip
 algorithm.target_every (in updates, not in steps): target_update_interval target_network_frequency
     target_network_update_freq target_update_freq target_update_period target_update_frequency
 algorithm.epsilon_fraction: exploration_fraction
@@ -120,6 +133,10 @@ network.hidden (a list of widths, such as [64, 64]): net_arch hidden_sizes hidde
     fcnet_hiddens layer_sizes mlp_layers encoder_mlp_layers hidden_size hidden_dim
 network.hidden (with network.activation, network.conv and network.factory; images get convolutions): policy
     policy_kwargs model model_config
+network.memory (lstm or gru): use_lstm use_rnn use_recurrent rnn_type lstm gru
+network.memory_size: lstm_cell_size rnn_size lstm_hidden_size rnn_hidden_size recurrent_hidden_size
+algorithm.sequence: max_seq_len recurrence seq_len sequence_length bptt_length chunk_length
+algorithm.burn_in: replay_buffer_burn_in burnin burn_in_length
 network.activation: activation_fn fcnet_activation nonlinearity
 network.conv (as [[channels, kernel, stride], ...]): conv_filters cnn_layers
 network.factory (your own torch module as module:factory): features_extractor features_extractor_class custom_model
@@ -138,22 +155,16 @@ faults.restarts: restart_failed_env_runners recreate_failed_workers max_num_env_
 
 NONE: Mapping[str, str] = {
     # What there is nothing for, and what comes nearest, if anything does.
-    "use_sde sde_sample_freq": "there is no state-dependent exploration (gSDE)",
-    "use_lstm use_rnn use_recurrent lstm_cell_size rnn_size recurrence use_attention max_seq_len": (
-        "networks have no memory; raynforce.envs.frames:stacked shows the newest observations together"
-    ),
-    "frame_stack n_stack num_stack": "stack frames in the environment: raynforce.envs.frames:stacked",
+    "use_attention": "there is no attention; network.memory=lstm or gru is what remembers",
+    "frame_stack n_stack num_stack": "stack frames by env_args.wrappers=[{FrameStack: {frames: 4}}]",
     "optimizer optimizer_class use_rms_prop rms_prop_eps weight_decay": "the optimiser is Adam, without weight decay",
     "num_learners num_learner_workers": "there is one learner",
-    "num_policies policies policy_mapping_fn": "there is one agent, and one policy",
+    "num_policies policy_mapping_fn policies_to_train": "policies says by agent who plays by which, and which learn",
     "use_gae use_critic": "advantages always come from a critic; algorithm.gae_lambda=1 sums up rewards as they are",
     "with_vtrace use_vtrace": "V-trace is used wherever data is older than the policy",
     "dual_clip recompute_adv recompute_advantage": "PPO is the plain one, without this extension",
     "clip_rewards reward_clipping clip_reward": "clip rewards in the environment: gymnasium.wrappers.TransformReward",
     "noisy noisy_nets num_atoms v_min v_max num_quantiles": "dqn has no noisy networks and no distributions of values",
-    "target_entropy policy_delay target_policy_noise target_noise_clip action_noise exploration_noise": (
-        "it belongs to SAC, TD3 or DDPG, which raynforce does not have"
-    ),
     "tensorboard_log log_dir train_dir save_dir output_dir local_dir storage_path exp_name experiment": (
         "all that a run writes is in one directory: --out DIR, or out= in Python"
     ),
@@ -171,17 +182,18 @@ VALUES: Mapping[str, str] = {
     "asynchronous": "async",
 }
 
-_CONTINUOUS = "for continuous actions there is ppo, which is on-policy"
-_ONE_AGENT = "there is one agent: nothing for several in one environment"
+_CONTINUOUS = "for continuous actions there are sac, td3 and ppo"
+_AGENTS = "several agents go with ppo: one policy for all, one for each (policies), algorithm.central_critic for MAPPO"
 _MODEL = "nothing here learns a model of the environment"
-_RECORDED = "nothing here learns from recorded data or demonstrations"
+_RECORDED = "bc learns from recorded episodes: --data PATH"
 _EVOLUTION = "nothing here is an evolution strategy"
-_MEMORY = "networks have no memory; raynforce.envs.frames:stacked shows the newest observations together"
+_MEMORY = "dqn with network.memory=lstm comes nearest, with stored states and algorithm.burn_in"
 _MEAN = "dqn learns the mean of returns, not their distribution"
 
 ALGORITHMS: Mapping[str, str] = {
     # What comes nearest in purpose, if anything does.
-    "sac td3 ddpg d4pg tqc redq droq crossq mpo vmpo naf discrete_sac": _CONTINUOUS,
+    "ddpg d4pg tqc redq droq crossq mpo vmpo naf": _CONTINUOUS,
+    "discrete_sac": "sac, with algorithm.discrete=true",
     "a2c": "a3c on --topology sync is A2C",
     "trpo acktr ppo2 ppo1 ppg vpg": "ppo comes nearest",
     "pg reinforce": "a3c on --topology sync comes nearest; examples/own_algorithm.py is REINFORCE",
@@ -195,13 +207,14 @@ ALGORITHMS: Mapping[str, str] = {
     "per prioritized_dqn": "dqn, with algorithm.prioritized=true",
     "q_learning sarsa nfq simple_q": "dqn comes nearest",
     "c51 qrdqn iqn fqf": _MEAN,
-    "r2d2 r2d3 ngu agent57 drqn recurrent_ppo ppo_lstm": _MEMORY,
-    "qmix vdn mappo ippo maddpg coma qplex": _ONE_AGENT,
+    "r2d2 r2d3 ngu agent57 drqn": _MEMORY,
+    "recurrent_ppo ppo_lstm ppo_recurrent": "ppo, with network.memory=lstm",
+    "qmix vdn mappo ippo maddpg coma qplex": _AGENTS,
     "dreamer dreamer_v2 dreamer_v3 planet muzero efficientzero alphazero mbpo pets tdmpc tdmpc2 mbmpo": _MODEL,
-    "bc marwil cql iql bcq crr awr awac td3_bc gail airl dqfd dt decision_transformer dagger sqil": _RECORDED,
+    "marwil cql iql bcq crr awr awac td3_bc gail airl dqfd dt decision_transformer dagger sqil": _RECORDED,
     "es ars cem cma_es openai_es": _EVOLUTION,
     "her": "there is no hindsight replay; dqn replays what happened",
-    "rnd icm": "there is no bonus for curiosity; algorithm.entropy_coef keeps ppo exploring",
-    "maskable_ppo": "there are no action masks",
+    "icm": "there is no bonus for curiosity but RND's: algorithm.rnd_coef of ppo",
+    "maskable_ppo": "ppo: every algorithm for discrete actions knows action masks",
     "grpo dpo rlhf": "nothing here is made for language models",
 }

@@ -96,7 +96,7 @@ class Command:
                         found.append(int(entry.name))
         return found
 
-    def nothing_left(self, seconds: float = 15.0) -> None:
+    def nothing_left(self, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while (left := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -109,7 +109,9 @@ def no_ray(one_ray: SharedRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 @pytest.fixture(scope="session")
 def head() -> Iterator[Head]:
     folder = Path(tempfile.mkdtemp(prefix="rnt-", dir="/tmp"))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHONPATH"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "RAYNFORCE_", "PYTHONPATH"))
+    }
     environment |= {"HOME": str(folder), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     words = ["start", "--head", "--block", "--port=0", "--num-cpus=4", "--resources", '{"simulator": 1}']
     words += ["--include-dashboard=false", "--object-store-memory=200000000", f"--temp-dir={folder}"]

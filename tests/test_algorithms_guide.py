@@ -67,15 +67,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_page_has_what_is_tested() -> None:
-    assert list(FILES) == ["my_algos.py", "my_settings.py", "my_q.py", "my_buffer.py", "my_sac.py", "test_my_algos.py"]
-    assert len(COMMANDS) == 11
+    files = ["my_algos.py", "my_settings.py", "my_memory.py", "my_q.py", "my_buffer.py", "my_marwil.py", "my_sac.py"]
+    assert list(FILES) == [*files, "test_my_algos.py"]
+    assert len(COMMANDS) == 15
 
 
 def test_its_commands(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("raynforce.checkup.MANY", 12)
     for line in COMMANDS:
         words = line.split()[1:]
-        if words[0] != "doctor":
+        if words[0] not in ("doctor", "record"):
             words += ["--steps", "1200", *QUICK] if words[0] == "train" else ["--steps", "1400", "--quiet"]
         assert main(words) == 0, (line, capsys.readouterr())
         said = capsys.readouterr()

@@ -65,7 +65,7 @@ def test_a_run_leaves_config_metrics_events_and_checkpoints(run: raynforce.Run) 
         manifest = json.loads((run.path / pointer / "manifest.json").read_text())
         assert manifest["format_version"] == 2
         assert {"policy.safetensors", "policy.json"} <= set(manifest["files"])
-    assert [line["event"] for line in events(run.path)] == ["started", "stopped"]
+    assert [line["event"] for line in events(run.path)] == ["started", "stopped", "result"]
     assert not list(run.path.rglob("*.tmp"))
 
 

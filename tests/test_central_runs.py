@@ -195,7 +195,7 @@ def _signal(start: Start, run: Path, how: str, words: list[str]) -> None:
     assert command.ended() == (143 if how == "SIGTERM" else 130), command.said
     assert "Traceback" not in command.said
     command.nothing_left(5)
-    assert [line["event"] for line in events(run)] == ["started", "stopped"]
+    assert [line["event"] for line in events(run)] == ["started", "stopped", "result"]
     step = checkpoint.manifest(run / "last")["step"]
     assert step == events(run)[-1]["steps"] > 0
     assert raynforce.resume(run, steps=step + 200, runtime="inline", progress="quiet").result.steps >= step + 200

@@ -151,13 +151,11 @@ def test_the_version_is_pinned_and_training_goes_on(process: Runtime) -> None:
     began, rounds, found = time.monotonic(), 0, None
     while found is None:
         assert time.monotonic() < began + DEADLINE
-        round_began = time.monotonic()
         scene.learn()
-        assert time.monotonic() - round_began < 0.7, "no round waits for it"
         found = scene.evaluations.finished()
         rounds += 1
     assert time.monotonic() - began > 2.4
-    assert rounds > 20
+    assert rounds > 20, "no round waits for it: three would have"
     assert found[0] == pinned
     assert found[1].tolist() == [1.0] * 3, "of the version as it was"
     assert scene.evaluations.waited == 0

@@ -113,8 +113,9 @@ def test_too_few_samplers_stop_the_run_with_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(words("Doomed", "inline", **doomed(tmp_path, 1.0))) == 1
+    assert main([word for word in words("Doomed", "inline", **doomed(tmp_path, 1.0)) if word != "--quiet"]) == 1
     said = "".join(capsys.readouterr())
+    assert "run: run" in said.splitlines()
     line = said.splitlines()[-1]
     assert line.startswith("raynforce: sampler 0 failed 3 times in a row"), said
     for word in ("faults.restarts", "1 of 2 samplers are left", "'fault_envs:Doomed'", "seed", "step", "licence"):

@@ -106,6 +106,6 @@ def test_an_environment_of_a_notebook_trains_is_interrupted_resumes_and_evaluate
     assert after == "True 5.0\n[5.0, 5.0, 5.0] True\n"
     assert "env: '__main__:Maze@notebook'\n" in (tmp_path / "inline" / "config.yaml").read_text()
     events = [json.loads(line) for line in (tmp_path / "process" / "events.jsonl").read_text().splitlines()]
-    assert (events[-1]["event"], events[-1]["reason"]) == ("stopped", "SIGINT")
+    assert (events[-2]["event"], events[-2]["reason"]) == ("stopped", "SIGINT")
     with pytest.raises(raynforce.UsageError, match=r"'__main__:Maze' was defined in notebook.*env=Maze"):
         raynforce.evaluate(tmp_path / "inline")

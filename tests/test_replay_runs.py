@@ -225,5 +225,5 @@ def test_what_cannot_be_is_refused_in_one_line(settings: dict[str, Any], line: s
 
 
 def test_ppo_has_no_replay(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"needs an algorithm that learns from replay, such as dqn, and ppo learns"):
+    with pytest.raises(UsageError, match=r"learns from replay, such as dqn, sac or td3, and ppo learns"):
         raynforce.train("CartPole-v1", "ppo", topology="replay", runtime="inline", out=tmp_path / "run")

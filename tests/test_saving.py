@@ -43,7 +43,7 @@ def test_training_does_not_wait_for_what_is_written(told: Told) -> None:
     began = time.monotonic()
     told.saver.write("the checkpoint of step 5", 5, lambda: 10 * go_on.wait(10))
     told.saver.look()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 9
     assert told.saver.busy
     assert told.saver.last is None
     go_on.set()

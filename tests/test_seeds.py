@@ -25,7 +25,7 @@ from raynforce.errors import RaynforceError, UsageError
 from raynforce.runs.catalog import find
 from raynforce.runs.progress import ProgressState
 from raynforce.runs.seeds_view import LiveSeeds, PlainSeeds
-from raynforce.seeds import SeedRun, Seeds, cores_of, numbers
+from raynforce.seeds import SeedRun, Seeds, cores_of, numbers, resume_seeds
 
 SETTINGS = {"sampling.envs": 2, "sampling.fragment": 16, "eval.episodes": 2, "eval.final_episodes": 2}
 SMALL: dict[str, Any] = {"runtime": "inline", "steps": 64, "settings": SETTINGS, "progress": "quiet"}
@@ -132,7 +132,7 @@ def snapshot(steps: int) -> ProgressState:
 def test_a_pipe_gets_one_line_for_all_seeds_and_none_twice() -> None:
     stream, now = io.StringIO(), [0.0]
     view = PlainSeeds(stream, clock=lambda: now[0])
-    view.start("ppo on x, 20 seeds", range(20), 1000)
+    view.start("ppo on x, 20 seeds", range(20), 1000, target=475.0)
     for second in range(100):
         now[0] = float(second)
         for seed in range(20):
@@ -147,6 +147,16 @@ def test_a_pipe_gets_one_line_for_all_seeds_and_none_twice() -> None:
     assert len(said) == len(set(said)) < 35, "half of the time nothing happens"
     assert all(len(line) < 120 for line in said)
     assert said[-2:] == ["seed 3: target met at 100 steps, after 2.0 s; best policy 480.0", "seed 4: failed: it broke"]
+
+
+def test_a_target_that_was_removed_is_not_told() -> None:
+    met = result(3, solved_steps=100, solved_at=2.0, eval_return=480.0)
+    stream = io.StringIO()
+    view = PlainSeeds(stream, clock=lambda: 0.0)
+    view.start("resuming x", [3], 1000, target=None)
+    view.ended(3, met, "")
+    assert stream.getvalue().splitlines()[-1].startswith(f"seed 3: {met.stopped} at {met.steps:,} steps;")
+    assert Seeds("runs/x", [SeedRun(3, "runs/x/seed3", met)], None, 1).to_json()["summary"]["solved"] == 0
 
 
 def test_a_terminal_gets_a_table_with_those_at_work_first() -> None:
@@ -240,8 +250,8 @@ def interrupted(start: Start, tmp_path: Path) -> Path:
     command.nothing_left()
     assert "Traceback" not in command.said
     for seed in (0, 1):
-        last = [json.loads(line) for line in (folder / f"seed{seed}" / "events.jsonl").read_text().splitlines()][-1]
-        assert (last["event"], last["reason"]) == ("stopped", "SIGINT")
+        last = [json.loads(line) for line in (folder / f"seed{seed}" / "events.jsonl").read_text().splitlines()][-2]
+        assert (last["event"], last["reason"]) == ("stopped", "SIGINT")  # before the result
     return folder
 
 
@@ -257,7 +267,7 @@ def test_a_command_that_is_killed_leaves_no_seed_behind_and_each_has_its_checkpo
     command.send("SIGKILL")
     assert command.ended() == -signal.SIGKILL
     command.nothing_left(60.0)
-    last = [json.loads(line) for line in (folder / "seed0" / "events.jsonl").read_text().splitlines()][-1]
+    last = [json.loads(line) for line in (folder / "seed0" / "events.jsonl").read_text().splitlines()][-2]
     assert (last["event"], last["reason"]) == ("stopped", "SIGTERM")
 
 
@@ -274,6 +284,19 @@ def test_two_signals_end_all_at_once(start: Start, tmp_path: Path) -> None:
     command.nothing_left()
 
 
+def test_the_same_again_with_resume_trains_what_is_left_and_refuses_another_config(tmp_path: Path) -> None:
+    first = raynforce.train(ENV, out=tmp_path / "s/seed0", **SMALL | {"topology": "sync"})
+    again = seeds_module.train_seeds(ENV, seeds=2, out=tmp_path / "s", resume=True, **SMALL)
+    assert [result.seed for result in again.results] == [0, 1]
+    assert again.results[0] == first.result  # as it was told then
+    events = (tmp_path / "s/seed0/events.jsonl").read_text()
+    assert events.count('"started"') == 1
+    assert again.results[1].topology == "sync"  # what was chosen for the first, not what `auto` would choose now
+    with pytest.raises(UsageError, match=r"another config \(steps is 64 and not 128\)"):
+        seeds_module.train_seeds(ENV, seeds=3, out=tmp_path / "s", resume=True, **SMALL | {"steps": 128})
+    assert not (tmp_path / "s/seed2").exists()
+
+
 def test_on_a_cluster_one_seed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """How much room it has is not for this machine to say."""
     config = Config(env="x", runtime="ray", topology="sync")
@@ -283,3 +306,17 @@ def test_on_a_cluster_one_seed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     assert seeds_module.at_once(replace(config, ray=RayConfig(address="auto")), 5) == 1
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     assert seeds_module.at_once(config, 5) == 1
+
+
+def test_resumed_seeds_have_a_port_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in (10, 9):
+        (tmp_path / f"seed{seed}").mkdir()
+        (tmp_path / f"seed{seed}" / "config.yaml").write_text(Config(env="CartPole-v1", seed=seed).to_yaml())
+    found: list[Any] = []
+    monkeypatch.setattr(seeds_module, "_side_by_side", lambda title, folder, config, jobs, *_: found.append(jobs))
+    resume_seeds(tmp_path, {"metrics_port": 9100}, progress="quiet")
+    assert {seed: job.changes["metrics_port"] for seed, job in found[0].items()} == {9: 9100, 10: 9101}
+    resume_seeds(tmp_path, {"steps": 10}, progress="quiet")
+    assert {seed: dict(job.changes) for seed, job in found[1].items()} == {9: {"steps": 10}, 10: {"steps": 10}}
+    with pytest.raises(UsageError, match="metrics_port 65535 leaves no room for 2 seeds: 65534 at most"):
+        resume_seeds(tmp_path, {"metrics_port": 65535}, progress="quiet")

@@ -307,6 +307,12 @@ def test_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve({"env": "Tuned-v0", "algo": "ppo"})[1] == {}
 
 
+def test_a_preset_is_found_by_the_id_that_a_module_registers() -> None:
+    found = presets.preset_for("ppo", "minigrid:MiniGrid-Empty-5x5-v0", "sync")
+    assert found == presets.preset_for("ppo", "MiniGrid-Empty-5x5-v0", "sync") != {}
+    assert presets.preset_for("ppo", "my_envs:make", "sync") == {}
+
+
 def test_every_preset_resolves() -> None:
     for algo, env, *_ in presets.PRESETS:
         config, applied = resolve({"env": env, "algo": algo})
@@ -314,8 +320,8 @@ def test_every_preset_resolves() -> None:
         for path, value in applied.items():
             found: Any = config
             for name in path.split("."):
-                found = getattr(found, name)
-            assert found == (tuple(value) if isinstance(value, list) else value), path
+                found = found[name] if isinstance(found, dict) else getattr(found, name)
+            assert found in (value, tuple(value) if isinstance(value, list) else value), path
 
 
 def test_the_algorithm_s_section_has_the_algorithm_s_type() -> None:
@@ -326,7 +332,7 @@ def test_the_algorithm_s_section_has_the_algorithm_s_type() -> None:
 
 def test_unknown_algorithm() -> None:
     assert complaint({"algo": "dqm"}).startswith(
-        "no algorithm 'dqm' (did you mean 'dqn'?); raynforce has ppo, dqn, impala, a3c"
+        "no algorithm 'dqm' (did you mean 'dqn'?); raynforce has ppo, dqn, sac, td3, impala, a3c"
     )
     assert "not a subclass" in complaint({"algo": "raynforce.config:Config"})
 

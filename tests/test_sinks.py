@@ -87,6 +87,50 @@ def test_a_service_gets_every_line_and_knows_the_run_when_it_goes_on(tmp_path: P
     assert again.sent[-1].step == run.result.steps
 
 
+class Listening(Fake):
+    """Keeps what it is told beside metrics."""
+
+    def _tell(self) -> None:
+        self.told = [event["event"] for event in self._events]
+
+    def _conclude(self, result: Mapping[str, Any], where_the_time_went: str) -> None:
+        self.result, self.went, self.films = result, where_the_time_went, [film.name for film in self._videos]
+
+
+def test_a_service_is_told_of_faults_the_result_what_bound_the_run_and_films(tmp_path: Path) -> None:
+    sink = Listening()
+
+    def film(status: raynforce.Status) -> None:
+        (status.path / "episodes").mkdir(exist_ok=True)
+        (status.path / "episodes" / "one.mp4").write_bytes(b"")
+        (status.path / "notes.txt").write_text("to remember")
+
+    run = train(tmp_path / "run", sink, callbacks=[film])
+    assert sink.told[:1] == ["started"]
+    assert [json.loads(line)["event"] for line in sink._event_lines().splitlines()] == ["started", "stopped", "result"]
+    assert sink.result == run.result.to_json()
+    assert sink.went == run.where_the_time_went
+    assert sink.films == ["one.mp4"]
+    assert sink._notes == "to remember"
+
+
+def test_faults_and_their_reasons_reach_sinks(tmp_path: Path) -> None:
+    sink = Listening()
+    run = raynforce.train(
+        "fault_envs:Raising",
+        out=tmp_path / "run",
+        steps=400,
+        runtime="inline",
+        progress="quiet",
+        sinks=[sink],
+        settings=SMALL | {"log_every": 1},
+    )
+    assert run.result.env_restarts
+    assert "fault" in sink.told
+    assert sink._faults[0].endswith("; environment restarted")
+    assert sink.sent[-2].metrics["health/restarts/env/raised"] > 0
+
+
 @pytest.mark.parametrize("fails", ["open", "send", "finish"])
 def test_a_service_that_fails_is_left_out_with_one_line(
     fails: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -238,15 +282,26 @@ def test_wandb_offline(offline: Any, tmp_path: Path) -> None:
     config = {item.key: json.loads(item.value_json) for item in opened.config.update}
     assert config["run_path"] == str(tmp_path / "run")
     assert (config["env"], config["sampling"]["envs"]) == (ENV, 2)
+    (events,) = first.glob("files/events.jsonl")
+    assert [json.loads(line)["event"] for line in events.read_text().splitlines()] == ["started", "stopped", "result"]
+    told = [
+        item.key
+        for made in records(first)
+        if made.WhichOneof("record_type") == "summary"
+        for item in made.summary.update
+    ]
+    assert {"result/weights_sha256", "where_the_time_went"} <= set(told)
     axes = [made.metric for made in records(first) if made.WhichOneof("record_type") == "metric"]
     assert [axis.step_metric for axis in axes if axis.glob_name == "*"] == ["step"]
 
+    Path("run/notes.txt").write_text("to remember")
     time.sleep(1.1)  # W&B names folders by the second
     assert main(["resume", "run", "--steps", "160", "--quiet"]) == 0  # it goes on there without being told
     assert json.loads(Path("run/wandb.json").read_text()) == known
     (second,) = set(Path("wandb").glob(f"offline-run-*-{known['id']}")) - {first}
-    later = metrics(tmp_path / "run")[len(told) :]
+    later = metrics(tmp_path / "run")[len(written) :]
     assert [line["step"] for line in history(second)] == [line["step"] for line in later]
+    assert "to remember" in [made.run.notes for made in records(second) if made.WhichOneof("record_type") == "run"]
 
 
 @pytest.mark.slow  # its database takes its time to be made
@@ -260,6 +315,7 @@ def test_mlflow_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
     try:
         assert main(["train", "ppo", ENV, *TINY, "--out", "run", "--log", "mlflow"]) == 0
         known = json.loads(Path("run/mlflow.json").read_text())
+        Path("run/notes.txt").write_text("to remember")
         assert main(["resume", "run", "--steps", "160", "--quiet"]) == 0
         assert json.loads(Path("run/mlflow.json").read_text()) == known
     finally:
@@ -269,6 +325,10 @@ def test_mlflow_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
     assert (found.info.run_id, found.info.status, found.info.run_name) == (known["run_id"], "FINISHED", "run")
     assert found.data.params["sampling.envs"] == "2"
     assert found.data.tags["raynforce.path"] == str(tmp_path / "run")
+    assert found.data.tags["raynforce.result.stopped"] == "steps done"
+    assert found.data.tags["mlflow.note.content"] == "to remember"
+    assert "time went" in found.data.tags["raynforce.where_the_time_went"]
+    assert "events.jsonl" in [artifact.path for artifact in client.list_artifacts(known["run_id"])]
     for name in ("charts/episodic_return", "eval/return", "charts/info/is_success", "charts/info/made/total"):
         told = [(point.step, point.value) for point in client.get_metric_history(known["run_id"], name)]
         written = [(line["step"], pytest.approx(line[name])) for line in metrics(tmp_path / "run") if name in line]

@@ -115,7 +115,7 @@ def one_signal(start: Start, tmp_path: Path, runtime: str, topology: str, how: s
     assert "Traceback" not in command.said
     assert "stopping after this round" in command.said
     command.nothing_left(5)
-    assert [line["event"] for line in events(run)] == ["started", "stopped"]
+    assert [line["event"] for line in events(run)] == ["started", "stopped", "result"]
     assert checkpoint.manifest(run / "last")["step"] == events(run)[-1]["steps"] > 0
 
 

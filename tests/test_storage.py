@@ -93,7 +93,7 @@ def test_a_directory_that_becomes_read_only_in_mid_run(tmp_path: Path) -> None:
         for path in (run, run / "checkpoints"):
             path.chmod(0o555)
         _until(lambda: "ALARM: cannot write checkpoint" in log.read_text(), process, log)
-        assert "Permission denied" in log.read_text()
+        assert "Permission denied" in " ".join(log.read_text().split())  # lines are wrapped
         kept = RunDirectory.open(run).load_newest()
         assert kept is not None
         assert kept.notes == []
@@ -136,13 +136,13 @@ def test_storage_that_is_slow_does_not_hold_training_up(tmp_path: Path, monkeypa
 
     def slowly(self: RunDirectory, *args: Any) -> Any:
         if args[0]:
-            time.sleep(1.0)
+            time.sleep(2.0)
         return save(self, *args)
 
     monkeypatch.setattr(RunDirectory, "save", slowly)
     run = train(tmp_path / "run")
     pauses = [line["disk/checkpoint_pause"] for line in metrics(run.path) if "losses/policy_loss" in line]
-    assert max(pauses) < 0.8
+    assert max(pauses) < 1.8
     assert run.result.weights_sha256 == quiet.result.weights_sha256
     assert checkpoint.manifest(run.path / "last")["step"] == run.result.steps
 

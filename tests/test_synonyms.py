@@ -103,11 +103,11 @@ ANSWERS: list[tuple[str, str, str]] = [
     ("ppo", "num-env-runners", ": here it is sampling.samplers (at least 1, which --runtime inline keeps in this "
      "process)"),
     ("impala", "lambda_", ": here it is algorithm.vtrace_lambda"),
-    ("ppo", "algorithm.buffer_size", ": dqn has it, ppo does not"),
+    ("ppo", "algorithm.buffer_size", ": dqn, sac and td3 have it, ppo does not"),
     ("dqn", "clip_range", ": ppo has it (algorithm.clip), dqn does not"),
     ("a3c", "minibatch_size", ": here it is sampling.fragment (each gradient is of one fragment: sampling.envs x "
      "sampling.fragment steps)"),
-    ("ppo", "use_sde", ": there is no state-dependent exploration (gSDE)"),
+    ("ppo", "use_sde", ": here it is algorithm.gsde"),
     ("ppo", "sampling.env", " (did you mean 'sampling.envs'?)"),
     ("ppo", "algorithm.clp", " (did you mean 'algorithm.clip'?)"),
     ("ppo", "algorithm.nothing_like_it", ""),
@@ -159,7 +159,7 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["train", "ppo", "X", "--num-env-runners", "2"], "here it is --samplers 2"),
     (["train", "ppo", "X", "--net-arch", "[64, 64]"], "here it is --set 'network.hidden=[64, 64]'"),
     (["train", "ppo", "X", "--gamma", "0.9"], "'--gamma': here it is --set algorithm.gamma=0.9"),
-    (["train", "ppo", "X", "--buffer-size", "9"], "dqn has it (algorithm.buffer_size), ppo does not"),
+    (["train", "ppo", "X", "--buffer-size", "9"], "dqn, sac and td3 have it (algorithm.buffer_size), ppo does not"),
     (["train", "dqn", "X", "--buffer-size", "9"], "here it is --set algorithm.buffer_size=9"),
     (["train", "mine:Own", "X", "--buffer-size", "9"], "here it is --set algorithm.buffer_size=9"),
     (["train", "ppo", "--env", "X"], "'--env': it needs none here: raynforce train ALGO ENV"),
@@ -182,18 +182,19 @@ def test_options(words: list[str], answer: str) -> None:
 
 # -- algorithms -------------------------------------------------------------------------------------------
 
-HAS = "raynforce has ppo, dqn, impala, a3c, or your own module:Class"
+HAS = "raynforce has ppo, dqn, sac, td3, impala, a3c, bc, or your own module:Class"
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("sac", " (for continuous actions there is ppo, which is on-policy)"),
+        ("ddpg", " (for continuous actions there are sac, td3 and ppo)"),
+        ("discrete-sac", " (sac, with algorithm.discrete=true)"),
         ("a2c", " (a3c on --topology sync is A2C)"),
         ("APPO", " (ppo or impala on --topology async come nearest)"),
         ("apex", " (dqn on --topology replay, with algorithm.prioritized=true, comes nearest)"),
         ("Dreamer-v3", " (nothing here learns a model of the environment)"),
-        ("mpo", " (for continuous actions there is ppo, which is on-policy)"),
+        ("mpo", " (for continuous actions there are sac, td3 and ppo)"),
         ("PPO", " (did you mean 'ppo'?)"),
         ("impla", " (did you mean 'impala'?)"),
         ("xyz", ""),

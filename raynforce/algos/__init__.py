@@ -12,8 +12,11 @@ from raynforce.imports import load_object
 BUILT_IN = {
     "ppo": "raynforce.algos.ppo:PPO",
     "dqn": "raynforce.algos.dqn:DQN",
+    "sac": "raynforce.algos.sac:SAC",
+    "td3": "raynforce.algos.td3:TD3",
     "impala": "raynforce.algos.impala:IMPALA",
     "a3c": "raynforce.algos.a3c:A3C",
+    "bc": "raynforce.algos.bc:BC",
 }
 
 

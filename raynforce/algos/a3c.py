@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from raynforce.algos.base import Algorithm, Arrays, Batch, Loss, advantages, concatenate, observations, rows
-from raynforce.config import AlgorithmConfig
+from raynforce.config import AlgorithmConfig, SequenceConfig
 from raynforce.experience.fragment import Fragment
 from raynforce.policies.acting import ActingSpec
 from raynforce.policies.distributions import head_size
 from raynforce.policies.spec import NetworkSpec
-from raynforce.policies.torch_distributions import taken
+from raynforce.policies.torch_distributions import allowed, taken
 from raynforce.settings import Range
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class A3CConfig(AlgorithmConfig):
+class A3CConfig(SequenceConfig):
     """Settings of A3C."""
 
     learning_rate: Annotated[float, Range(0, 10)] = 2e-3
@@ -48,6 +48,7 @@ class A3C(Algorithm[A3CConfig]):
     defaults: ClassVar[Mapping[str, Any]] = {"sampling.fragment": 20}
     max_lag = 0
     shares_gradients = True
+    recurrent = True
 
     def heads(self) -> dict[str, int]:
         return {"policy": head_size(self.env.action), "value": 1}
@@ -71,7 +72,7 @@ class A3C(Algorithm[A3CConfig]):
         """Algorithm S3: the three terms, each with its derivative, which halves the time autograd takes."""
         hp, count = self.hp, len(minibatch["advantage"])
         out = net.record(observations(minibatch))
-        policy = taken(self.env.action, out, minibatch["action"])
+        policy = taken(self.env.action, out, minibatch["action"], allowed(minibatch))
 
         policy_loss = -(minibatch["advantage"] * policy.logp).mean()
         d_logp = minibatch["advantage"] / -count

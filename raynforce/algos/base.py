@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -9,19 +10,35 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 
 import numpy as np
 
-from raynforce.config import AlgorithmConfig, Config
+from raynforce.algos.augment import images_of, shifted
+from raynforce.algos.sequences import concatenated, sequenced, shuffled_sequences, unrolled
+from raynforce.config import AlgorithmConfig, Anneal, Config
 from raynforce.errors import AlgorithmError
 from raynforce.experience.advantages import Steps, final_values, gae, vtrace
+from raynforce.experience.builder import SEQUENCE, STATE
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.limiter import Limiter
 from raynforce.experience.replay_spec import ReplaySpec
 from raynforce.lazy import LazyModule
 from raynforce.policies.acting import ActingSpec
-from raynforce.policies.distributions import policy_distribution
+from raynforce.policies.distributions import Gaussian, masked, policy_distribution
 from raynforce.policies.groups import Group, rate_of
 from raynforce.policies.images import with_images
-from raynforce.policies.spec import Free, Input, Linear, NetworkSpec, Tower, action_input, inputs_of, mlp, several
-from raynforce.spaces import ActionSpec, EnvSpec
+from raynforce.policies.spec import (
+    GRU,
+    LSTM,
+    Free,
+    Input,
+    Layer,
+    Linear,
+    NetworkSpec,
+    Tower,
+    action_input,
+    inputs_of,
+    mlp,
+    several,
+)
+from raynforce.spaces import MASK, ActionSpec, EnvSpec
 from raynforce.trees import Tree
 
 if TYPE_CHECKING:
@@ -49,6 +66,8 @@ class Loss(NamedTuple):
     """`[N]` errors, for algorithms that feed them back into replay."""
     gradients: Mapping[str, Tensor] | None = None
     """The derivative of `total` by each output of `net.record(obs)`, if you have worked it out; None asks autograd."""
+    frozen: Collection[str] = ()
+    """Names of `groups` that this step leaves as they are."""
 
 
 @dataclass(slots=True)
@@ -77,13 +96,16 @@ class Algorithm(Generic[H]):
     """Defaults for settings outside its own section, dotted: `{"sampling.fragment": 16}`."""
     topology_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The same for one topology, over those of all: `{"shared-agent": {"sampling.fragment": 1}}`."""
-    consumes: ClassVar[Literal["stream", "replay"]] = "stream"
-    """Whether each fragment is learned from once, or kept in a buffer and sampled again."""
+    consumes: ClassVar[Literal["stream", "replay", "data"]] = "stream"
+    """Whether each fragment is learned from once, is kept in a buffer and sampled again, or is of recorded episodes."""
     max_lag: ClassVar[int | None] = 0
     """How many policy versions old a fragment may be when it is learned from; None: any, it corrects for that."""
     shares_gradients: ClassVar[bool] = False
     """Whether several workers may each compute gradients with a copy of the network that is a little old, and have them
     applied one after another: topology `shared-agent`. It takes one pass over what was sampled."""
+    recurrent: ClassVar[bool] = False
+    """Whether it can learn a network with memory: its arrays come from `rows`, its minibatches from `shuffled` (or are
+    all rows), and its loss calls the network on `observations(minibatch)`."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """Names of attributes that later updates depend on, made in `__init__` or `begin`: torch modules, optimisers,
     tensors, arrays, random generators, replay buffers, numbers, and lists or dicts of these. They are put on the
@@ -100,6 +122,7 @@ class Algorithm(Generic[H]):
         """Whether its replay buffer, if it has one, is here; else shards or workers have it."""
         self.round = LearningRound()
         """What the learner tells; a new one for each round."""
+        self._augmented = images_of(env.obs) if getattr(self.hp, "augment", "no") == "shift" else {}
 
     @property
     def version(self) -> int:
@@ -131,17 +154,42 @@ class Algorithm(Generic[H]):
         raise NotImplementedError
 
     def network(self) -> NetworkSpec:
-        """The network; by default a multi-layer perceptron for each head, sharing nothing."""
+        """The network; by default a multi-layer perceptron for each head, sharing nothing but what is remembered."""
+        if torso := self.remembering():
+            heads = (Tower(n, (Linear(size, gain=1.0),), source="torso") for n, size in self.heads().items())
+            return self.spec(Tower("torso", torso), *heads)
         hidden = mlp(self.config.network.hidden, self.config.network.activation)
         return self.spec(*(Tower(n, (*hidden, Linear(size, gain=1.0))) for n, size in self.heads().items()))
 
-    def actor_critic(self, log_std_init: float = 0.0) -> NetworkSpec:
-        """A network for the heads `policy` and `value`, with a free `log_std` if actions are continuous."""
+    def actor_critic(self, log_std_init: float = 0.0, *, sde: bool = False, central: bool = False) -> NetworkSpec:
+        """A network for the heads `policy` and `value`, with a free `log_std` if actions are continuous; with `sde`, of
+        the noise that depends on `latent`, the policy's last hidden layer; with `central`, `value` also reads the
+        global state of several agents."""
         hidden = mlp(self.config.network.hidden, self.config.network.activation)
-        policy = Tower("policy", (*hidden, Linear(self.heads()["policy"], gain=0.01)))  # near-uniform at first
         value = Tower("value", (*hidden, Linear(1, gain=1.0)))
+        named: tuple[Input, ...] = ()
+        if central and self.env.agents is not None:
+            value = replace(value, source=("input", "global_state"))
+            named = (Input("global_state", "vector", (self.env.agents.state_width,)),)
+        if sde:
+            size = self.heads()["policy"]
+            features = Free("log_std", self.config.network.hidden[-1] * size, log_std_init)
+            policy = Tower("policy", (Linear(size, gain=0.01),), source="latent")
+            return self.spec(Tower("latent", hidden), policy, value, free=[features], named=named)
+        towers = [Tower("policy", (*hidden, Linear(self.heads()["policy"], gain=0.01))), value]  # near-uniform at first
+        if torso := self.remembering():
+            heads = [replace(tower, layers=tower.layers[-1:], source="torso") for tower in towers]
+            towers = [Tower("torso", torso), *heads]
         log_std = [Free("log_std", self.heads()["policy"], log_std_init)] if self.env.action.kind == "box" else []
-        return self.spec(policy, value, free=log_std)
+        return self.spec(*towers, free=log_std, named=named)
+
+    def remembering(self) -> tuple[Layer, ...]:
+        """The hidden layers and the recurrent one that `network.memory` asks for; none if it does not."""
+        config = self.config.network
+        if config.memory not in ("lstm", "gru"):
+            return ()
+        layer = LSTM if config.memory == "lstm" else GRU
+        return *mlp(config.hidden, config.activation), layer(config.memory_size)
 
     def spec(self, *towers: Tower, free: Sequence[Free] = (), named: Sequence[Input] = ()) -> NetworkSpec:
         """A network spec for this observation space, with convolutions in front of towers that read images.
@@ -151,7 +199,8 @@ class Algorithm(Generic[H]):
         """
         config = self.config.network
         if config.factory:
-            return NetworkSpec(inputs_of(self.env.obs), (), tuple(free), config.normalize_obs)
+            state = config.memory_size if config.memory == "own" else 0
+            return NetworkSpec(inputs_of(self.env.obs), (), tuple(free), config.normalize_obs, own_state=state)
         names = {*(i.path for i in named), *(t.name for t in towers)}
         if "action" not in names and any("action" in several(t.source) for t in towers):
             named = (*named, action_input(self.env.action))
@@ -168,7 +217,7 @@ class Algorithm(Generic[H]):
 
     def schedules(self, progress: float) -> dict[str, float]:
         """Values that follow the progress from 0 to 1; `learning_rate`, or `learning_rate/NAME` of a group."""
-        left = 1.0 - progress if self.hp.anneal_learning_rate else 1.0
+        left = annealed(self.hp.anneal_learning_rate, progress)
         rates = {"learning_rate": self.hp.learning_rate * left}
         return rates | {rate_of(name): group.learning_rate * left for name, group in self.groups().items()}
 
@@ -200,8 +249,15 @@ class Algorithm(Generic[H]):
         if not batch:
             who = type(self).__name__
             raise AlgorithmError(f"{who}.prepare returned no arrays: return some, or define {who}.minibatches")
-        if len(next(iter(batch.values()))):
+        if SEQUENCE in batch:
+            yield from shuffled_sequences(batch, None, rng)
+        elif len(next(iter(batch.values()))):
             yield batch
+
+    def seen(self, minibatch: Batch, prefix: str = "") -> dict[str, Tensor]:
+        """The observations of a minibatch (`prefix="next_"` for the next ones), augmented if the settings say so."""
+        obs = observations(minibatch, prefix)
+        return shifted(obs, self._augmented) if self._augmented else obs
 
     def loss(self, net: Network, minibatch: Batch) -> Loss:
         """The objective on one minibatch."""
@@ -231,9 +287,21 @@ class Algorithm(Generic[H]):
         """Undo `state`."""
 
 
+def annealed(how: Anneal | bool, progress: float) -> float:
+    """What is left of a value at a progress from 0 to 1."""
+    if how == "cosine":
+        return 0.5 + 0.5 * math.cos(math.pi * progress)
+    return 1.0 - progress if how in ("linear", True) else 1.0
+
+
 def observations(batch: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The observation columns of a batch under their own paths (`prefix="next_"` for the next ones)."""
+    """The observation columns of a batch under their own paths (`prefix="next_"` for the next ones).
+
+    With those come, for a network with memory, how they are laid out in sequences and what these began with.
+    """
     start = f"{prefix}obs"
+    if not prefix and any(k.startswith(STATE) for k in batch):
+        return {k: v for k, v in batch.items() if k.startswith(("obs/", STATE)) or k in ("obs", "first", "rows")}
     return {k[len(prefix) :]: v for k, v in batch.items() if k == start or k.startswith(start + "/")}
 
 
@@ -241,7 +309,10 @@ def rows(fragment: Fragment, columns: Mapping[str, np.ndarray]) -> Arrays:
     """Flatten `[T, B, ...]` columns, and the fragment's observations and actions, to the `[N, ...]` valid steps."""
     steps = fragment.length * fragment.lanes
     keep = fragment["valid"].reshape(-1)
-    everything = {k: v[:-1] for k, v in fragment.obs().items()} | {"action": fragment["action"]} | dict(columns)
+    seen = fragment.obs() | fragment.state_columns()
+    everything = {k: v[:-1] for k, v in seen.items()} | {"action": fragment["action"]} | dict(columns)
+    if SEQUENCE in fragment.columns:
+        return sequenced(fragment, everything)
     flat = {k: v.reshape(steps, *v.shape[2:]) for k, v in everything.items()}
     return flat if keep.all() else {k: v[keep] for k, v in flat.items()}
 
@@ -250,7 +321,7 @@ def advantages(
     net: Network, fragment: Fragment, *, reward_scale: float, gamma: float, gae_lambda: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Advantage, return and value `[T, B]` of each step, by GAE with the network's `value` output."""
-    _, steps = _predicted(net, fragment, reward_scale)
+    _, steps = _predicted(net, fragment, reward_scale, only=("value",))
     advantage, returns = gae(steps, gamma, gae_lambda)
     return advantage, returns, steps.value[:-1]
 
@@ -265,35 +336,51 @@ def corrected(
     vtrace_lambda: float,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
+    distribution: Gaussian | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `advantages` gives, for a fragment of any age: V-trace, by the recorded `logp` and the network's own."""
-    out, steps = _predicted(net, fragment, reward_scale)
-    policy, count = policy_distribution(action), fragment.length * fragment.lanes
-    first, *free = policy.outputs
-    acted = {first: out[first][:count], **{k: out[k] for k in free}}  # without the row that begins the next fragment
+    """What `advantages` gives, for a fragment of any age: V-trace, by the recorded `logp` and the network's own, which
+    is of another `distribution` than is usual for this action if one is given."""
+    out, steps = _predicted(net, fragment, reward_scale, (*distribution.outputs, "value") if distribution else ())
+    policy, count = distribution or policy_distribution(action), fragment.length * fragment.lanes
+    acted = {k: out[k][:count] if out[k].ndim > 1 else out[k] for k in policy.outputs}  # without the next one's first
+    if MASK in fragment.columns:
+        first = policy.outputs[0]
+        mask = fragment[MASK][:-1] | ~fragment["valid"][..., None]  # where nothing was chosen, anything may have been
+        acted[first] = masked(acted[first], mask.reshape(count, -1))
     logp = policy.logp(acted, fragment["action"].reshape(count, *action.shape))
     log_ratio = logp.reshape(fragment.length, fragment.lanes) - fragment["logp"]
     advantage, targets = vtrace(steps, log_ratio, gamma, vtrace_lambda, rho_clip, c_clip)
     return advantage, targets, steps.value[:-1]
 
 
-def _predicted(net: Network, fragment: Fragment, reward_scale: float) -> tuple[Arrays, Steps]:
-    """All of the network's outputs `[(T+1) * B, ...]` on a fragment's observations, and its steps with their values."""
-    out = net.predict({k: v.reshape(-1, *v.shape[2:]) for k, v in fragment.obs().items()})
+def _predicted(net: Network, fragment: Fragment, reward_scale: float, only: Sequence[str] = ()) -> tuple[Arrays, Steps]:
+    """The network's outputs `[(T+1) * B, ...]` on a fragment's observations, all if not `only` some, and its steps."""
+    if SEQUENCE in fragment.columns:
+        out, final = unrolled(net, fragment, tuple(only))
+    else:
+        states = {k: v.reshape(-1, v.shape[2]) for k, v in fragment.state_columns().items()}
+        out = net.predict({k: v.reshape(-1, *v.shape[2:]) for k, v in fragment.obs().items()}, only, **states)
+        final = np.zeros(0, np.float32)  # [K]
+        if len(fragment["final/index"]):
+            last = {k: fragment[f"final/{k}"] for k in states}
+            final = net.predict(fragment.final_obs(), ("value",), **last)["value"][:, 0]
     value = out["value"].reshape(fragment.length + 1, fragment.lanes)  # [T+1, B]
-    ended = len(fragment["final/index"]) > 0
-    final = net.predict(fragment.final_obs())["value"][:, 0] if ended else np.zeros(0, np.float32)  # [K]
     ends = (fragment["terminated"], fragment["truncated"], final_values(fragment, value, final))
     return out, Steps(fragment["reward"] * np.float32(reward_scale), value, *ends)
 
 
 def concatenate(parts: Sequence[Arrays]) -> Arrays:
     """Join the rows of several fragments."""
+    if len(parts) > 1 and SEQUENCE in parts[0]:
+        return concatenated(list(parts))
     return parts[0] if len(parts) == 1 else {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
 
 
 def shuffled(batch: Batch, size: int, rng: np.random.Generator) -> Iterator[Batch]:
-    """One epoch: permute all rows once, then cut views of nearly equal length close to `size`."""
+    """One epoch: permute all rows once, then cut views of nearly equal length close to `size`; or whole sequences."""
+    if SEQUENCE in batch:
+        yield from shuffled_sequences(batch, size, rng)
+        return
     first = next(iter(batch.values()))
     if not len(first):  # every row of the round was only a reset
         return

@@ -14,6 +14,7 @@ import numpy as np
 
 import raynforce
 from raynforce.algos.base import Algorithm, Loss
+from raynforce.algos.sequences import has_memory, sequence_length
 from raynforce.config import Config
 from raynforce.errors import AlgorithmError, RaynforceError, UsageError, summary
 from raynforce.policies.acting import ActingSpec
@@ -41,16 +42,16 @@ def require_consistent(kind: type[Algorithm[Any]], name: str) -> None:
     consumes, lag, shares = (getattr(kind, name) for name in ("consumes", "max_lag", "shares_gradients"))
     has_spec = kind.replay_spec.__func__ is not Algorithm.replay_spec.__func__  # type: ignore[attr-defined]
     wrong = ""
-    if consumes not in ("stream", "replay"):
-        wrong = f"consumes = {consumes!r}; it is 'stream' or 'replay'"
+    if consumes not in ("stream", "replay", "data"):
+        wrong = f"consumes = {consumes!r}; it is 'stream', 'replay' or 'data'"
     elif lag is not None and (isinstance(lag, bool) or not isinstance(lag, int) or lag < 0):
         wrong = f"max_lag = {lag!r}; it is how many policy versions old a fragment may be, or None for any"
     elif not isinstance(shares, bool):
         wrong = f"shares_gradients = {shares!r}; it is True or False"
     elif consumes == "replay" and lag is not None:
         wrong = f"consumes = 'replay' and max_lag = {lag}, and what a buffer holds is of any age: set max_lag = None"
-    elif consumes == "stream" and has_spec:
-        wrong = "a replay_spec and consumes = 'stream': set consumes = 'replay', or leave the spec out"
+    elif consumes != "replay" and has_spec:
+        wrong = f"a replay_spec and consumes = {consumes!r}: set consumes = 'replay', or leave the spec out"
     if wrong:
         raise UsageError(f"algorithm {name!r} declares {wrong}")
 
@@ -98,7 +99,25 @@ def declared(config: Config, env: EnvSpec, kind: type[Algorithm[Any]]) -> Acting
         raise _wrong(algo, "schedules", schedules, wanted)
     if not config.network.factory:  # else the learner, which has the module, sees what there is
         stretches(groups, network.parts)
-    return replace(acting, factory_args=config.network.factory_args)  # which an algorithm need not know of
+    acting = replace(acting, factory_args=config.network.factory_args)  # which an algorithm need not know of
+    return replace(acting, sequence=_sequence(config, acting, kind))
+
+
+def _sequence(config: Config, acting: ActingSpec, kind: type[Algorithm[Any]]) -> int:
+    """Steps of a sequence if the network has memory, else 0; refuses memory where it cannot be learned."""
+    asked = has_memory(config)
+    if not (asked or acting.network.states):
+        if (given := getattr(config.algorithm, "sequence", None)) is not None:
+            what = f"algorithm.sequence = {given} is for networks with memory"
+            raise UsageError(f"{what}: set network.memory=lstm or gru, or leave it out")
+        return 0
+    what = f"network.memory = {config.network.memory!r}" if asked else "its network has a recurrent layer"
+    if not kind.recurrent:
+        able = "use ppo, impala, a3c or dqn, or leave it out"
+        raise UsageError(f"{what}, and {config.algo} learns without memory: {able}")
+    if not acting.network.states:
+        raise UsageError(f"{what}, and {config.algo} declares a network without a recurrent layer: leave it out")
+    return sequence_length(config)
 
 
 def _is_mapping(given: Any, kind: Any) -> bool:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 
 from raynforce.algos.base import Algorithm, Arrays, Batch, Loss, concatenate, corrected, observations, rows, shuffled
-from raynforce.config import AlgorithmConfig
+from raynforce.config import AlgorithmConfig, SequenceConfig
 from raynforce.experience.fragment import Fragment
 from raynforce.policies.distributions import head_size
 from raynforce.policies.spec import NetworkSpec
-from raynforce.policies.torch_distributions import exp, taken
+from raynforce.policies.torch_distributions import allowed, exp, taken
 from raynforce.settings import Range
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class IMPALAConfig(AlgorithmConfig):
+class IMPALAConfig(SequenceConfig):
     """Settings of IMPALA."""
 
     learning_rate: Annotated[float, Range(0, 10)] = 3e-3
@@ -58,6 +58,7 @@ class IMPALA(Algorithm[IMPALAConfig]):
     Settings: ClassVar[type[AlgorithmConfig]] = IMPALAConfig
     defaults: ClassVar[Mapping[str, Any]] = {"sampling.envs": 16, "sampling.fragment": 20}
     max_lag = None
+    recurrent = True
 
     def heads(self) -> dict[str, int]:
         return {"policy": head_size(self.env.action), "value": 1}
@@ -68,8 +69,12 @@ class IMPALA(Algorithm[IMPALAConfig]):
     def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:
         """Section 4.1: values by the newest network, and with them V-trace targets."""
         hp, parts = self.hp, []
-        scales = {"reward_scale": self.reward_scale, "gamma": hp.gamma, "vtrace_lambda": hp.vtrace_lambda}
-        clips = {"rho_clip": hp.rho_clip, "c_clip": hp.c_clip}
+        scales: dict[str, Any] = {
+            "reward_scale": self.reward_scale,
+            "gamma": hp.gamma,
+            "vtrace_lambda": hp.vtrace_lambda,
+        }
+        clips: dict[str, Any] = {"rho_clip": hp.rho_clip, "c_clip": hp.c_clip}
         for fragment in fragments:
             advantage, targets, _ = corrected(net, fragment, self.env.action, **scales, **clips)
             parts.append(rows(fragment, {"logp": fragment["logp"], "advantage": advantage, "targets": targets}))
@@ -83,7 +88,7 @@ class IMPALA(Algorithm[IMPALAConfig]):
         """Section 4.2: the three terms, each with its derivative, which halves the time autograd takes."""
         hp, count = self.hp, len(minibatch["advantage"])
         out = net.record(observations(minibatch))
-        policy = taken(self.env.action, out, minibatch["action"])
+        policy = taken(self.env.action, out, minibatch["action"], allowed(minibatch))
 
         rho = exp((policy.logp - minibatch["logp"]).clamp(max=math.log(hp.rho_clip)))
         weight = rho * minibatch["advantage"]  # a constant: no derivative runs through rho

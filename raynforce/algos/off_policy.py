@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar, cast
 
 import numpy as np
 
+from raynforce.algos.augment import Augment
 from raynforce.algos.base import Algorithm, Arrays, Batch, Loss
 from raynforce.config import AlgorithmConfig, Config
 from raynforce.errors import UsageError
@@ -31,7 +32,7 @@ else:
 Fraction = Annotated[float, Range(0, 1)]
 AT_ONCE = 64  # minibatches drawn in one go at most
 AT_ONCE_BYTES = 2**20  # of their observations
-REPLAY_SETTINGS = tuple(field.name for field in fields(ReplaySpec) if field.name != "divisible")
+REPLAY_SETTINGS = tuple(f.name for f in fields(ReplaySpec) if f.name not in ("divisible", "sequence", "burn_in"))
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class OffPolicyConfig(AlgorithmConfig):
     """How strongly error counts in sampling; 0 is uniform."""
     priority_beta: Fraction = 0.4
     """How much of the sampling bias is corrected at the start; it rises to 1 over the run."""
+    augment: Augment = "no"
+    """Learn from images that are shifted by up to a 21st of their side, anew each time: shift (DrQ), or no."""
 
 
 H = TypeVar("H", bound=OffPolicyConfig)
@@ -79,6 +82,7 @@ class OffPolicy(Algorithm[H]):
         if config.replay.compress:
             require_images(env.obs)
         self.limiter = make_limiter(config, spec)
+        self._draws = spec.draws
         # Minibatches drawn in one go cost a tenth of each alone; with priorities, whose newest count, it is one.
         most = AT_ONCE_BYTES // (2 * observation_bytes(env.obs) * spec.batch_size)
         self._at_once = 1 if spec.prioritized else max(1, min(AT_ONCE, most))
@@ -106,7 +110,9 @@ class OffPolicy(Algorithm[H]):
     def begin(self, net: Network) -> None:
         self._device = net.flat.device
         # None if others have it: shards, or workers.
-        self.replay = make_replay(self.config, self.replay_spec(self.config), self.env) if self.has_buffer else None
+        spec = self.replay_spec(self.config)
+        states = self.network().states if spec.sequence else {}
+        self.replay = make_replay(self.config, spec, self.env, states) if self.has_buffer else None
 
     def prepare(self, net: Network, fragments: Sequence[Fragment]) -> Arrays:
         if self.replay is not None:
@@ -116,7 +122,7 @@ class OffPolicy(Algorithm[H]):
         return {}
 
     def minibatches(self, batch: Batch, rng: np.random.Generator) -> Iterator[Mapping[str, Tensor | np.ndarray]]:
-        replay, size, made = self.replay, self.hp.batch_size, 0
+        replay, size, made = self.replay, self._draws, 0
         assert replay is not None
         while len(replay) >= size:
             due = self.limiter.updates() if self.round.due is None else self.round.due - made
@@ -124,7 +130,7 @@ class OffPolicy(Algorithm[H]):
             if not count:
                 return
             if self.round.due is None:
-                self.limiter.sample(count * size)
+                self.limiter.sample(count * self.hp.batch_size)
             made += count
             drawn = replay.sample(size, rng, self.scheduled["priority_beta"], count)
             columns = [torch.split(torch.from_numpy(column).to(self._device), size) for column in drawn.values()]

@@ -17,7 +17,7 @@ from raynforce.envs.doctor import Report
 from raynforce.errors import UsageError
 from raynforce.experiment import resolve
 from raynforce.measured import cost_of_env
-from raynforce.policies.spec import Linear
+from raynforce.policies.spec import GRU, LSTM, Linear
 from raynforce.spaces import EnvSpec
 from raynforce.topologies import topology
 
@@ -114,7 +114,9 @@ def _products(config: Config, spec: EnvSpec) -> int:
         return 0
     network = acting.network
     dense = sum(math.prod(shape) * layer.size for _, _, layer, shape in network.walk() if isinstance(layer, Linear))
-    return network.conv_products + dense
+    cells = [(layer, shape) for _, _, layer, shape in network.walk() if isinstance(layer, LSTM | GRU)]
+    recurrent = sum(layer.gates * layer.size * (shape[0] + layer.size) for layer, shape in cells)
+    return network.conv_products + dense + recurrent
 
 
 def _learner(config: Config, chosen: Config, facts: Facts, products: int) -> tuple[str, Config]:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:  # they import numpy: not for `--version`
 
 COUNT = Annotated[int, settings.Range(1, 1_000_000)]
 SECONDS = Annotated[float, settings.Range(0.1, 1e6)]
+AMOUNT = Annotated[float, settings.Range(0, 1e6)]
 STEPS = Annotated[int, settings.Range(1, 10**9)]
+PORT = Annotated[int, settings.Range(0, 65535)]
 SEED = Annotated[int, settings.Range(0, 2**63 - 1)]
 
 
@@ -43,15 +45,33 @@ def run(arguments: argparse.Namespace) -> int:
         "train": train,
         "resume": resume,
         "eval": evaluate,
+        "record": record,
         "runs": runs,
         "show": show,
+        "watch": watch,
+        "plot": plot,
+        "report": report,
+        "export-metrics": export_metrics,
         "doctor": doctor,
+        "explain": explain,
         "sim": sim,
+        "tune": tune,
+        "import": import_,
+        "submit": submit,
+        "jobs": jobs,
+        "cluster": cluster,
+        "export": export,
+        "pipeline": pipeline,
+        "promote": promote,
+        "rollback": rollback,
+        "registry": registry,
+        "serve": serve,
     }
     return commands[arguments.command](arguments)
 
 
-def train(arguments: argparse.Namespace) -> int:
+def experiment(arguments: argparse.Namespace) -> tuple[Config, dict[str, Any]]:
+    """The config that the arguments of `train` stand for, and the preset that was applied, dotted."""
     from raynforce.algos import BUILT_IN
     from raynforce.experiment import resolve
 
@@ -68,8 +88,15 @@ def train(arguments: argparse.Namespace) -> int:
     config, preset = resolve(file, assigned, given)
     if _asks_for_ray(arguments, config.runtime):
         config = replace(config, runtime="ray")
+    if arguments.resume and arguments.out is None:
+        raise UsageError("--resume goes on with the run at --out, and none is given: add --out DIR")
+    return config, preset
+
+
+def train(arguments: argparse.Namespace) -> int:
+    config, preset = experiment(arguments)
     if arguments.print_config:
-        print(config.to_yaml(explain=True), end="")
+        print(_printed(config), end="")
         return 0
     if arguments.seeds is not None:
         from raynforce.cli import seeds
@@ -78,7 +105,25 @@ def train(arguments: argparse.Namespace) -> int:
     from raynforce.api import start
     from raynforce.sinks import services
 
-    return _train(arguments, lambda **how: start(config, preset, arguments.out, **how), services(arguments.log))
+    at: dict[str, Any] = {"out": arguments.out, "go_on": arguments.resume}
+    return _train(arguments, lambda **how: start(config, preset, **at, **how), services(arguments.log))
+
+
+def _printed(config: Config) -> str:
+    """An experiment as what trains it would have it: settings, or a script for RLlib."""
+    if config.engine != "rllib":
+        return config.to_yaml(explain=True)
+    from raynforce.engines.rllib.code import program
+    from raynforce.engines.rllib.translation import translate
+    from raynforce.envs.vector import probe
+
+    found = translate(config, probe(config.env, config.env_args))
+    if config.rllib:  # which RLlib alone can judge; the rest is ours, and printed without it
+        from raynforce.engines import engine_class
+
+        engine: Any = engine_class(config.engine)
+        engine.require_taken(found, config)
+    return program(found, config)
 
 
 def resume(arguments: argparse.Namespace) -> int:
@@ -139,19 +184,36 @@ def _no_empty(arguments: argparse.Namespace, *options: str) -> None:
 
 def _train(arguments: argparse.Namespace, start: Any, sinks: Sequence[Service]) -> int:
     from raynforce.api import Interrupted
+    from raynforce.cli.watch import page
 
+    told: list[Any] = [*sinks]
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:  # the driver of a job
+        from raynforce.ops.agent_metrics import AgentSink
+        from raynforce.ops.draining import watch
+
+        watch()
+        told.append(AgentSink())
     stream = sys.stderr if arguments.json else sys.stdout
     code = 0
-    how: dict[str, Any] = {"stream": stream, "progress": "auto", "began": _process_start(), "sinks": sinks}
-    if arguments.quiet:  # the path as it is, for a script to read
-        tell = Output(stream).write if stream is not None else len
-        how |= {"progress": "quiet", "opened": lambda path: tell(f"{path}\n")}
+    how: dict[str, Any] = {"stream": stream, "progress": view(arguments), "began": _process_start(), "sinks": told}
+    tell = Output(stream).write if stream is not None else len
+    opened: list[str] = []
+    how["opened"] = opened.append
+    if arguments.record is not None:
+        how["callbacks"] = [_filming(arguments)]
+    if how["progress"] == "quiet":  # the path as it is, for a script to read
+        how["opened"] = lambda path: tell(f"{path}\n")
     try:
-        run = start(**how)
+        with page(arguments, how, tell):
+            run = start(**how)
     except Interrupted as interrupted:
         run, code = interrupted.run, 128 + interrupted.number
+    except Exception:
+        for path in opened:
+            tell(f"run: {path}\n")
+        raise
     result = run.result
-    if not arguments.quiet:
+    if how["progress"] != "quiet":
         print(*_summary(run.config, result, run.where_the_time_went, columns(stream)), sep="\n", file=stream)
         for sink in sinks:
             if sink.url:
@@ -159,6 +221,30 @@ def _train(arguments: argparse.Namespace, start: Any, sinks: Sequence[Service]) 
     if arguments.json:
         print(json.dumps(result.to_json()))
     return code
+
+
+def _filming(arguments: argparse.Namespace) -> Any:
+    from importlib.util import find_spec
+
+    from raynforce.driver.filming import Filming
+
+    if find_spec("av") is None:
+        raise UsageError('--record needs PyAV, which is not installed: pip install "raynforce[video]"')
+    return Filming(settings.coerce(arguments.record, COUNT, "--record"))
+
+
+def watch(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.watch import watch
+
+    _no_empty(arguments, "port")
+    port = None if arguments.port is None else settings.coerce(arguments.port, PORT, "--port")
+    return watch(arguments.sources, port=port, browser=not arguments.no_browser, as_json=arguments.json)
+
+
+def view(arguments: argparse.Namespace) -> str:
+    """How progress is shown."""
+    given: str | None = arguments.progress
+    return "quiet" if arguments.quiet else given or os.environ.get("RAYNFORCE_PROGRESS") or "auto"
 
 
 def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterator[str]:
@@ -263,6 +349,18 @@ def evaluate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def record(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.record import tell
+
+    _no_empty(arguments, "out", "policy", "episodes", "steps", "seed")
+    kinds = {"episodes": COUNT, "steps": STEPS, "seed": SEED}
+    given = {name: getattr(arguments, name) for name in kinds}
+    how = {name: settings.coerce(v, kinds[name], f"--{name}") for name, v in given.items() if v is not None}
+    how |= {name: getattr(arguments, name) for name in ("out", "sampled", "policy", "format", "parallel")}
+    how |= {"env_args": _env_args("record", arguments.set), "which": arguments.checkpoint}
+    return tell(arguments.source, **how, me=_me(), as_json=arguments.json)
+
+
 def runs(arguments: argparse.Namespace) -> int:
     from raynforce.cli.runs import tell
 
@@ -271,8 +369,35 @@ def runs(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     from raynforce.cli.show import tell
+    from raynforce.runs.catalog import is_registry
 
+    if is_registry(Path(arguments.run)):
+        from raynforce.cli.pipeline import tell_registry
+
+        return tell_registry(arguments.run, as_json=arguments.json)
     return tell(arguments.run, me=_me(), verify=arguments.verify, as_json=arguments.json)
+
+
+def plot(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.charts import plot
+
+    _no_empty(arguments, "out", "metric", "target")
+    target = None if arguments.target is None else settings.coerce(arguments.target, float, "--target")
+    return plot(arguments, target)
+
+
+def report(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.charts import report
+
+    _no_empty(arguments, "out")
+    return report(arguments)
+
+
+def export_metrics(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.charts import export_metrics
+
+    _no_empty(arguments, "out")
+    return export_metrics(arguments)
 
 
 def sim(arguments: argparse.Namespace) -> int:
@@ -287,6 +412,124 @@ def sim(arguments: argparse.Namespace) -> int:
     if arguments.action == "keys":
         return keys(arguments.target, me=_me())
     return check(arguments.target, as_json=arguments.json)
+
+
+def tune(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.tune import tell
+
+    return tell(arguments, tune_settings(arguments), _me())
+
+
+def tune_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the arguments of `tune` say of all runs, dotted."""
+    from raynforce.algos import BUILT_IN
+
+    _no_empty(arguments, "out", "config", "seeds", "resume", "scheduler", "objective", "address")
+    if arguments.env in BUILT_IN and arguments.algo not in BUILT_IN:
+        raise UsageError(f"ALGO comes before ENV: raynforce tune {arguments.env} {arguments.algo}")
+    where = ("ray.address", "runtime")
+    given = {name: value for name, value in _given(arguments).items() if name not in where}
+    given = settings.dotted(settings.parse_assignments(arguments.set)) | given
+    if arguments.no_preset:
+        given["preset"] = "none"
+    return given
+
+
+def import_(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.importing import tell
+
+    if arguments.what != "rllib":
+        hint = nearest(arguments.what, ("rllib",))
+        raise UsageError(f"unknown source {arguments.what!r}{hint}: raynforce import rllib DIR --trust")
+    how = {"env": arguments.env, "out": arguments.out, "trust": arguments.trust}
+    return tell(arguments.folder, **how, me=_me(), as_json=arguments.json)
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.explain import tell
+
+    return tell(arguments.topic, width=columns(sys.stdout), as_json=arguments.json)
+
+
+def submit(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.jobs import submit
+
+    _no_empty(arguments, "runs", "id", "address", "python", "working_dir")
+    how: dict[str, Any] = {name: getattr(arguments, name) for name in ("runs", "id", "env", "python", "working_dir")}
+    amounts = {"cpus": AMOUNT, "gpus": AMOUNT, "grace": COUNT}
+    given = {name: getattr(arguments, name) for name in amounts}
+    how |= {name: settings.coerce(v, amounts[name], f"--{name}") for name, v in given.items() if v is not None}
+    as_json = arguments.json or "--json" in arguments.words
+    return submit(arguments.words, address=arguments.address, me=_me(), as_json=as_json, detach=arguments.detach, **how)
+
+
+def jobs(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.jobs import ACTIONS, act
+
+    if arguments.action not in ACTIONS:
+        known = ", ".join(ACTIONS)
+        hint = nearest(arguments.action, ACTIONS)
+        raise UsageError(f"unknown action {arguments.action!r}{hint}: raynforce jobs does one of {known}")
+    if (arguments.id is None) != (arguments.action == "list"):
+        needs = f"{arguments.action} needs the id of a job" if arguments.id is None else "list takes no id"
+        raise UsageError(f"jobs {needs}: raynforce jobs lists them")
+    _no_empty(arguments, "address", "id")
+    timeout = None if arguments.timeout is None else settings.coerce(arguments.timeout, SECONDS, "--timeout")
+    how: dict[str, Any] = {"follow": arguments.follow, "timeout": timeout, "as_json": arguments.json}
+    return act(arguments.action, arguments.id, address=arguments.address, me=_me(), **how)
+
+
+def cluster(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.cluster import run
+
+    return run(arguments, me=_me())
+
+
+def export(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.export import tell
+
+    _no_empty(arguments, "to")
+    return tell(arguments.run, arguments.to, arguments.folder, which=arguments.checkpoint, as_json=arguments.json)
+
+
+def pipeline(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.pipeline import run
+
+    _no_empty(arguments, "from", "dir")
+    how: dict[str, Any] = {"start_at": arguments.__dict__["from"], "dry_run": arguments.dry_run, "dir": arguments.dir}
+    return run(arguments.file, **how, quiet=arguments.quiet, as_json=arguments.json, me=_me())
+
+
+def promote(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.pipeline import promote
+
+    _no_empty(arguments, "to", "name")
+    kinds = {"episodes": Annotated[int, settings.Range(2, 1_000_000)], "seed": SEED}
+    kinds["level"] = Annotated[float, settings.Range(1e-6, 0.5)]
+    given = {name: getattr(arguments, name) for name in kinds}
+    how = {name: settings.coerce(v, kinds[name], f"--{name}") for name, v in given.items() if v is not None}
+    how |= {"name": arguments.name, "which": arguments.checkpoint, "force": arguments.force}
+    return promote(arguments.run, arguments.to, as_json=arguments.json, **how)
+
+
+def rollback(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.pipeline import rollback
+
+    _no_empty(arguments, "to")
+    return rollback(arguments.registry, arguments.to, as_json=arguments.json)
+
+
+def registry(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.pipeline import tell_registry
+
+    return tell_registry(arguments.registry, as_json=arguments.json)
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    from raynforce.cli.serve import run
+
+    _no_empty(arguments, "run", "host", "token", "address")
+    return run(arguments)
 
 
 def doctor(arguments: argparse.Namespace) -> int:

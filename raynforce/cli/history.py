@@ -17,13 +17,13 @@ from typing import Any
 from raynforce import settings
 from raynforce.cli.text import BOLD, DIM, GREEN, RED, YELLOW, Page, count, paint, times
 from raynforce.errors import RaynforceError
+from raynforce.runs.advising import advice
 from raynforce.runs.catalog import last_lines, whole
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import ENV_RESTARTED, FaultGroup, History, each_event, summarise
 from raynforce.runs.terminal import folded
 
 LABEL = 8  # columns
-CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)(?:,)? in (\S+)')
 
 
@@ -144,38 +144,6 @@ def _clean(group: FaultGroup) -> str:
     if group.kind == "hung":
         cause = cause.partition("; if ")[0]
     return textwrap.shorten(cause, 300, placeholder="…")
-
-
-def advice(group: FaultGroup, config: Mapping[str, Any]) -> str:
-    text, learner, section = group.cause + group.said, group.role == "learner", config.get("faults")
-
-    def setting(name: str) -> str:
-        value = section.get(name) if isinstance(section, dict) else None
-        return f"faults.{name} (now {value:g})" if isinstance(value, int | float) else f"faults.{name}"
-
-    if group.kind == "raised":
-        return "fix the environment" + "; the run went on with a new one" * (set(group.actions) == {ENV_RESTARTED})
-    if group.kind == "garbage":
-        return "let the environment return finite numbers that fit its spaces"
-    if group.kind == "hung":
-        name = setting("learn_seconds" if learner else "sample_seconds")
-        return f"if it is only slow, raise {name} or, at the start, {setting('start_seconds')}"
-    if group.kind == "memory":
-        limit = f"{setting('memory_mb')} is the limit at which it is replaced"
-        return f"if it grows without end, the environment leaks: fix that; {limit}"
-    if any(name in text for name in CRASHES):
-        return f"native code crashed: {'torch or its driver' if learner else 'most likely the simulator'}"
-    if "SIGKILL" in text or "out of memory" in text.lower():
-        why = "if that was not you, the kernel was short of memory (sudo dmesg | grep -i oom)"
-        if set(group.actions) == {ENV_RESTARTED}:
-            return f"{why}: lower sampling.envs; the run went on with a new one"
-        fix = "lower sampling.samplers or sampling.envs, or set faults.memory_mb"
-        return f"{why}: {fix}, so that samplers that grow are replaced before"
-    if "node" in group.cause:
-        return "nothing, if the node was meant to leave; its samplers move to others that have room"
-    if set(group.actions) == {ENV_RESTARTED}:
-        return "what it said last, above, tells why; the run went on with a new one"
-    return "the last lines it printed say more" if group.said or group.trace else "the cause is above: fix that"
 
 
 def _place(trace: str) -> str:

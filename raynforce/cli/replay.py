@@ -322,7 +322,8 @@ def _sampler(
     config: Config = resolve({"preset": "none"}, settings_of(run.config)[0])[0]
     parts = checkpoint.load(run.path / FOLDER / f"{number:04d}")
     acting = declared(config, probe(config.env, config.env_args), algorithm_class(config.algo))
-    envs = EnvArgs(config.env, config.sampling.envs, config.seed, config.env_args, config.sampling.exact_resume)
+    how = config.sampling.envs, config.seed, config.env_args, config.sampling.exact_resume
+    envs = EnvArgs(config.env, *how, masked=acting.env.masked)
     sampler = Sampler(acting, envs, config.sampling.fragment, index)
     opened.callback(_close, sampler)
     try:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from raynforce.cli.watch import page
 from raynforce.config import Config
 from raynforce.errors import UsageError
-from raynforce.runs.progress import number
+from raynforce.runs.progress import Output, number
 from raynforce.seeds import InterruptedSeeds, Seeds, Spread, numbers, resume_seeds, start_seeds
 from raynforce.sinks import services
 
@@ -23,7 +25,8 @@ def train(arguments: argparse.Namespace, config: Config, preset: dict[str, Any],
         raise UsageError("--seeds names the seeds already: drop --seed, or give --seeds their number")
     seeds = numbers(arguments.seeds, config.seed)
     services(arguments.log)  # what cannot be is refused here, once
-    return _tell(arguments, lambda **how: start_seeds(config, preset, seeds, arguments.out, **how), me)
+    at: dict[str, Any] = {"out": arguments.out, "go_on": arguments.resume}
+    return _tell(arguments, lambda **how: start_seeds(config, preset, seeds, **at, **how), me)
 
 
 def resume(arguments: argparse.Namespace, changes: dict[str, Any], me: str) -> int:
@@ -31,13 +34,22 @@ def resume(arguments: argparse.Namespace, changes: dict[str, Any], me: str) -> i
 
 
 def _tell(arguments: argparse.Namespace, start: Callable[..., Seeds], me: str) -> int:
+    if arguments.record is not None:
+        raise UsageError("--record films one run, and these are several: leave it out, or train each --seed")
     stream = sys.stderr if arguments.json else sys.stdout
+    progress = "quiet" if arguments.quiet else arguments.progress or os.environ.get("RAYNFORCE_PROGRESS") or "auto"
+    how: dict[str, Any] = {"stream": stream, "log": arguments.log, "progress": progress}
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:  # the driver of a job
+        from raynforce.ops.draining import watch
+
+        watch()
     try:
-        seeds = start(stream=stream, log=arguments.log, progress="quiet" if arguments.quiet else "auto")
+        with page(arguments, how, Output(stream).write if stream is not None else len):
+            seeds = start(**how)
         code = 1 if seeds.failed else 0
     except InterruptedSeeds as interrupted:
         seeds, code = interrupted.seeds, 128 + interrupted.number
-    if arguments.quiet:
+    if progress == "quiet":
         for run in seeds.failed:
             print(f"raynforce: seed {run.seed}: {run.error}", file=sys.stderr)
         print(f"runs: {seeds.folder}", file=stream)

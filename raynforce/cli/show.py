@@ -159,6 +159,8 @@ class _Run:
 
     def _where(self) -> list[str]:
         config, found = self.config, [plain(str(self.config.get(name, "?"))) for name in ("runtime", "topology")]
+        if (engine := str(config.get("engine", "native"))) != "native":
+            found[0] = f"{plain(engine)} on {found[0]}"
         sampling = config.get("sampling")
         if isinstance(sampling, dict):
             counts = (("sampler", sampling.get("samplers")), ("environment", sampling.get("envs")))

@@ -11,6 +11,7 @@ from typing import TextIO
 from raynforce import infos
 from raynforce.config import Config
 from raynforce.driver.evaluating import FINAL, Evaluations, Pinned, Played, Schedule
+from raynforce.driver.live import Live
 from raynforce.driver.machines import Machines
 from raynforce.driver.recording import Best, Recorder
 from raynforce.driver.resuming import require_fit, settings_note, steps_note, weights_to_begin_with
@@ -22,7 +23,7 @@ from raynforce.engines.base import Round
 from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
 from raynforce.imports import bare
 from raynforce.policies.acting import PolicyVersion
-from raynforce.policy import Policy
+from raynforce.policy import Policy, policy_of
 from raynforce.runs.directory import RunDirectory
 from raynforce.runs.faults import FaultHistory
 from raynforce.runs.metrics import Sink
@@ -34,6 +35,7 @@ from raynforce.topologies.declaration import env_args, evaluator_rules
 from raynforce.trees import Tree
 
 EVALUATOR = "raynforce.roles.evaluator:Evaluator"
+AGENTS_EVALUATOR = "raynforce.roles.agents_evaluator:AgentsEvaluator"
 
 
 class Driver:
@@ -59,6 +61,7 @@ class Driver:
         self._tally = Tally(config, self._began)
         self._status = self._tally.status
         self._status.path, self._status.make_policy = run.path, self._newest_policy
+        self._status.save_now, self._status.count_idle = self._save_at_once, self._was_idle
         self._shown: Policy | None = None  # to callbacks
         self._schedule = Schedule(config.eval, config.steps, config.target is not None)
         self._best: Pinned | None = None  # the policy version that evaluated best
@@ -68,6 +71,9 @@ class Driver:
         self._trained_seconds: float | None = None  # in this process, once the loop has ended
         self._resumes = 0  # how often the run was resumed
         self._told: set[str] = set()  # notes
+        self._went = ""  # where the time went, once that is known
+        self._times: dict[str, dict[str, float]] = {}  # shares of each role's time, and
+        self._saved = ""  # the newest checkpoint, both as of the last report
         self._progress = make_progress(stream, mode=progress)
         self.stop_request = StopRequest(self._announce_stop)
         # Closes what was opened if the rest cannot be built.
@@ -120,7 +126,8 @@ class Driver:
         )
         if weights is not None:
             self._progress.message(weights.note)
-            engine.begin_from(weights.version, weights.step)
+            whole = not weights.places
+            engine.begin_from(weights.version if whole else weights.over(engine.newest()[0].result()), weights.step)
         if saved is not None:
             self._load(saved)
         self._version, self._number = engine.newest()
@@ -138,6 +145,8 @@ class Driver:
         self._record = Recorder(run, lock, config, sinks, self._progress.fault, opened, resume_step, positions)
         supervision.history = FaultHistory(run, self._progress.fault)
         opened.callback(supervision.history.close)
+        self._live = Live(run)
+        opened.callback(self._live.close)
         if saved is None:
             self._record.save_now(self._save, self._show)  # from here on there is always something to resume from
         else:
@@ -145,9 +154,10 @@ class Driver:
 
     def _make_evaluator(self, _: int) -> Handle:
         config, faults = self._config, self._config.faults
-        envs = env_args(config, min(config.eval.envs, config.eval.episodes))
+        envs = env_args(config, min(config.eval.envs, config.eval.episodes), masked=self._acting.env.masked)
         args = self._acting, envs, faults.restarts, faults.sample_seconds
-        return self._runtime.spawn(EVALUATOR, *args, name="evaluator", place=self._runtime.places.get("evaluator"))
+        role = EVALUATOR if self._acting.env.agents is None else AGENTS_EVALUATOR
+        return self._runtime.spawn(role, *args, name="evaluator", place=self._runtime.places.get("evaluator"))
 
     def _go_on_evaluating(self, saved: Mapping[str, Tree]) -> None:
         """What was being evaluated when the checkpoint was written is evaluated again."""
@@ -172,7 +182,10 @@ class Driver:
                 if self._status.steps < self._config.steps:
                     self._loop()
                 self._finish()
-                return self._result()
+                result = self._result()
+                self._went = self.where_the_time_went()
+                self._record.end(result.to_json(), self._went)
+                return result
             except Exception as error:
                 self._show()
                 with contextlib.suppress(RaynforceError):  # the disk may be what failed
@@ -219,9 +232,14 @@ class Driver:
             self._evaluate()
         for callback in self._callbacks:  # if one raises, what is then saved lacks nothing of this round
             callback.on_round(status)
+        self._tell_live()
+        asked = self._live.asked()
+        if "stop" in asked:
+            self.stop_request.ask()
         status.stop_reason = self.stop_request.name or status.stop_reason
         self._record.look()
-        if self._record.is_due(before, status.steps) and status.stop_reason is None:
+        due = self._record.is_due(before, status.steps, asked="checkpoint" in asked)
+        if due and status.stop_reason is None:
             self._save()
 
     def _count(self, round_: Round) -> None:
@@ -249,8 +267,31 @@ class Driver:
                 **self._record.metrics(),
                 **self._runtime.health(),
             }
+            self._look_back()
+            self._record.episodes(status.steps, *self._tally.episodes())
             self._record.write(status.steps, dict(status.metrics))
         self._show()
+
+    def _tell_live(self, *, now: bool = False) -> None:
+        """Roles and what bounds the run, for those who look on."""
+        if now or self._live.is_due:
+            told, status = self.where_the_time_went(), self._status
+            # At a URL, metrics.jsonl comes with checkpoints alone.
+            more = {"metrics": dict(status.metrics)} if self._live.is_remote else {}
+            self._live.tell(self._engine.pool.members, steps=status.steps, time_went=told, **more)
+
+    def _look_back(self) -> None:
+        """What the view shows of the last report."""
+        metrics = self._status.metrics
+        self._times = {}
+        for name, share in metrics.items():
+            words = name.split("/")
+            if len(words) == 3 and words[0] == "time":
+                self._times.setdefault(words[1], {})[words[2]] = share
+        if (step := metrics.get("disk/checkpoint_step")) is not None:
+            took = f"{metrics['disk/checkpoint_seconds']:.2f} s, {metrics['disk/checkpoint_bytes'] / 1e6:,.1f} MB"
+            failing = metrics["disk/failures_in_a_row"]
+            self._saved = f"step {step:,.0f} in {took}" + (f"; {failing:.0f} have failed since" if failing else "")
 
     @property
     def _speed(self) -> float:
@@ -276,6 +317,8 @@ class Driver:
                 ending=status.stop_reason is not None,
                 faults=0 if history is None else history.faults,
                 last_fault="" if history is None else history.last,
+                roles=self._times,
+                checkpoint=self._saved,
             )
         )
 
@@ -312,7 +355,9 @@ class Driver:
         self._tally.evaluated = pinned.number
         score = status.last_eval = float(returns.mean())
         measured = {"eval/return": score, "eval/deviation": float(returns.std()), "time/seconds": self._tally.seconds}
-        measured |= {f"eval/info/{name}": mean for name, mean in infos.means(self._evaluations.info).items()}
+        of_agents = self._acting.env.agents is not None  # who tell what each earned
+        where = "eval/" if of_agents else "eval/info/"
+        measured |= {where + name: mean for name, mean in infos.means(self._evaluations.info).items()}
         self._record.write(pinned.steps, measured)
         if status.best_eval is None or score >= status.best_eval:
             status.best_eval, self._best = score, pinned
@@ -328,22 +373,28 @@ class Driver:
 
     # -- the end --------------------------------------------------------------------------------------
 
+    @property
+    def _may_play(self) -> bool:
+        """Whether there is time to evaluate: whoever sent a signal waits for the end."""
+        return self.stop_request.number is None and self._status.play_last
+
     def _finish(self) -> None:
         status = self._status
         status.stop_reason = status.stop_reason or "steps done"
         unevaluated = self._unevaluated
-        if self.stop_request.number is None:
+        if self._may_play:
             self._evaluations.drop_due()
             self._judge(self._evaluations.wait())
         due = status.stop_reason != "target met" and self._tally.evaluated != self._number
-        if self.stop_request.number is None and due:
+        if self._may_play and due:
             self._judge(self._evaluations.play(self._pinned, self._config.eval.episodes, "evaluating"))
         self._evaluations.stop()
-        if self.stop_request.number is not None:
+        if not self._may_play:
             self._owed = unevaluated
         status.stop_reason = self.stop_request.name or status.stop_reason
         if self._tally.trained_here or self._record.best_is_unsaved:
             self._record.save_last(self._save, self._show)
+        self._tell_live(now=True)
         self._run.event("stopped", reason=status.stop_reason, steps=status.steps)
         for callback in self._callbacks:
             callback.on_end(status)
@@ -356,7 +407,7 @@ class Driver:
         alone = self._evaluations.count == 1 and not self._resumes and self._best is not None
         if alone and 0 < episodes <= config.eval.episodes:  # it was not chosen for its outcome
             eval_return = status.last_eval
-        elif episodes and self.stop_request.number is None:
+        elif episodes and self._may_play:
             best = self._best or self._pinned
             played = self._evaluations.play(best, episodes, "evaluating the best policy", FINAL)
             eval_return = None if played is None else float(played.returns.mean())
@@ -390,16 +441,22 @@ class Driver:
 
     def where_the_time_went(self) -> str:
         """A few lines on what bound the run, and which setting to change."""
-        evaluation, training = self._evaluations.waited, self._trained_seconds or 0.0
+        if self._went:  # it has ended
+            return self._went
+        evaluation, now = self._evaluations.waited, time.monotonic()
         startup = self._turning_since - self._began
-        rest = time.monotonic() - self._began - startup - training - evaluation
+        training = self._trained_seconds or 0.0
+        going_on = self._trained_seconds is None
+        if going_on and self._tally.trained_here:
+            training = now - self._turning_since - evaluation
+        rest = now - self._began - startup - training - evaluation
         seconds = {"start-up": startup, "training": training, "evaluation": evaluation, "saving": rest}
-        return self._engine.where_the_time_went(seconds, self._tally.trained_here)
+        return self._engine.where_the_time_went(seconds, 0 if going_on else self._tally.trained_here)
 
     def _newest_policy(self) -> Policy:
         version = self._version.result()
         if self._shown is None or self._shown.version.number != version.number:
-            self._shown = Policy(self._acting, version)
+            self._shown = policy_of(self._acting, version)
         return self._shown
 
     # -- what is saved --------------------------------------------------------------------------------
@@ -417,6 +474,14 @@ class Driver:
         self._record.save(self._status.steps, parts)
         self._status.metrics["disk/checkpoint_pause"] = time.monotonic() - began
 
+    def _save_at_once(self) -> None:
+        self._record.save_now(self._save, self._show)
+
+    def _was_idle(self, seconds: float) -> None:
+        self._began += seconds
+        self._tally.began += seconds
+        self._turning_since += seconds
+
     def _counts(self) -> Tree:
         return {
             **self._tally.state(),
@@ -428,6 +493,7 @@ class Driver:
             "env_restarts": self._supervision.env_restarts,
             "recycled": self._supervision.recycled,
             "recycle_cuts": self._supervision.recycle_cuts,
+            "reasons": dict(self._supervision.reasons),
             "schedule": self._schedule.state(),
             "sinks": self._record.position(),
         }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from raynforce.config import Config
 from raynforce.driver.saving import LAST_SECONDS, Saver
@@ -62,9 +64,21 @@ class Recorder:
         self._metrics.add(self._jsonl)
         self._metrics.add(self._tensorboard)
         self._metrics.begin(run.path, config.to_dict())
+        run.heard = self._metrics.event
+        opened.callback(setattr, run, "heard", None)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._metrics.write(step, metrics)
+
+    def episodes(self, step: int, returns: np.ndarray, lengths: np.ndarray) -> None:
+        if len(returns):
+            self._metrics.episodes(step, returns, lengths)
+
+    def end(self, result: Mapping[str, Any], where_the_time_went: str) -> None:
+        """Write down how the run ended."""
+        self._run.event("result", **result, where_the_time_went=where_the_time_went)
+        self._metrics.end({"result": result, "where_the_time_went": where_the_time_went})
+        self.finish()
 
     def position(self) -> Tree:
         return {"metrics": self._jsonl.position(), "tensorboard": self._tensorboard.position()}
@@ -84,9 +98,10 @@ class Recorder:
         if not self._saver.failing:
             self.save_best()
 
-    def is_due(self, before: int, after: int) -> bool:
+    def is_due(self, before: int, after: int, *, asked: bool = False) -> bool:
         """Whether a checkpoint can and should be taken now, after a round that led from one step count to another."""
         every, seconds = self._how.every, self._how.seconds
+        self._due |= asked
         self._due |= every > 0 and before // every != after // every  # also if it has to wait its turn
         self._due |= 0 < seconds < time.monotonic() - self._saved_at
         due = self._saver.retry_is_due if self._saver.failing else self._due

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from raynforce import settings
 from raynforce.config import Config
 from raynforce.errors import CheckpointError, RaynforceError, summary
 from raynforce.policies.acting import ActingSpec, PolicyVersion
+from raynforce.policies.spec import NetworkSpec, several
 from raynforce.policy import read_policy
 from raynforce.runs import checkpoint, fitting
 from raynforce.runs.directory import RunDirectory, find_policy
@@ -43,7 +45,15 @@ def steps_note(before: int, now: int, done: int) -> Iterator[str]:
 class Weights(NamedTuple):
     version: PolicyVersion
     step: int  # of the run they are from: as much as its normaliser has seen
-    note: str  # one line on where they are from
+    note: str  # one line on where they are from, and what is taken if it is not all
+    places: Sequence[tuple[slice, slice]] = ()  # from where to where, if they are parts of another network
+
+    def over(self, fresh: PolicyVersion) -> PolicyVersion:
+        """A network's own first parameters, with the parts that are taken."""
+        params = fresh.params.copy()
+        for source, target in self.places:
+            params[target] = self.version.params[source]
+        return replace(self.version, params=params)
 
 
 def weights_to_begin_with(config: Config, acting: ActingSpec) -> Weights | None:
@@ -53,6 +63,16 @@ def weights_to_begin_with(config: Config, acting: ActingSpec) -> Weights | None:
     path = find_policy(local_path(config.start_from))
     saved, version = read_policy(path)
     found, expected = _networks(path.resolve().parents[1], config)  # RUN/checkpoints/NAME
+    step, env = int(checkpoint.manifest(path).get("step", 0)), saved.env.env
+    where = "" if env == config.env else f", trained on {env}"
+    note = f"begins with the weights of {path} at step {step:,}{where}"
+    if taken := _parts_of_actor(saved, acting):
+        own, other = acting.network, saved.network
+        places = [(other.parts[name], at) for name, at in own.parts.items() if name.partition(".")[0] in taken]
+        new, left = ([p for p in _parts(spec) if p not in taken] for spec in (own, other))
+        told = [f"{', '.join(taken)} taken", f"{', '.join(new)} new" if new else ""]
+        told.append(f"{', '.join(left)} left out" if left else "")
+        return Weights(version, step, f"{note}: {'; '.join(filter(None, told))}", places)
     different = {k: found[k] for k in expected if found[k] != expected[k]}
     shown = {k: v if isinstance(v, str) else json.dumps(v, separators=(",", ":")) for k, v in different.items()}
     changes = [f"--set network.{k}={v}" for k, v in shown.items()]
@@ -64,9 +84,33 @@ def weights_to_begin_with(config: Config, acting: ActingSpec) -> Weights | None:
         settings=({"network": found}, {"network": expected}),
         hint=f"the checkpoint's own settings: {' '.join(changes)}" if helps else "",
     )
-    step, env = int(checkpoint.manifest(path).get("step", 0)), saved.env.env
-    where = "" if env == config.env else f", trained on {env}"
-    return Weights(version, step, f"begins with the weights of {path} at step {step:,}{where}")
+    return Weights(version, step, note)
+
+
+def _parts_of_actor(saved: ActingSpec, acting: ActingSpec) -> list[str]:
+    """Towers and free vectors that two networks have in common, if they differ and the whole actor is among these."""
+    if saved.factory or acting.factory or "policy" not in acting.distribution().outputs:
+        return []
+    both = []
+    for spec in (saved, acting):
+        network = spec.network.facts()
+        world = {k: v for k, v in spec.facts(weights_alone=True).items() if k not in network and k != "heads"}
+        facts: dict[str, dict[str, Any]] = {"": world | {"normalize": network["network.normalize_obs"]}}
+        for name, value in network.items():
+            facts.setdefault(name.partition(".")[0], {})[name] = value
+        both.append(json.loads(json.dumps(facts, default=str)))
+    found, expected = both
+    equal = {name for name in _parts(acting.network) if found.get(name) == expected[name]}
+    for tower in acting.network.towers:  # one counts with all that it reads, which comes before it
+        if any(source not in equal for source in several(tower.source) if source in _parts(acting.network)):
+            equal.discard(tower.name)
+    acts = found[""] == expected[""] and equal.issuperset(acting.distribution().outputs)
+    same = saved.network.facts() == acting.network.facts()
+    return [name for name in _parts(acting.network) if name in equal] if acts and not same else []
+
+
+def _parts(network: NetworkSpec) -> list[str]:
+    return [*(tower.name for tower in network.towers), *(free.name for free in network.free)]
 
 
 def require_fit(found: Tree | None, acting: ActingSpec, config: Config, run: RunDirectory) -> None:

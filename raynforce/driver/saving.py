@@ -39,6 +39,7 @@ class Saver:
         """`say` is for the user, `event` for the run's history, `patience` the seconds for the last checkpoint."""
         self.last: Written | None = None  # the newest checkpoint that this process has written
         self.failures = 0  # how often writing failed so far
+        self.count = 0  # checkpoints that were written
         self._say, self._event, self._patience = say, event, patience
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._news: queue.SimpleQueue[tuple[_Task, int, float, Exception | None]] = queue.SimpleQueue()
@@ -139,9 +140,10 @@ class Saver:
             self._thread.join(CLOSE_SECONDS)
 
     def metrics(self) -> dict[str, float]:
-        found = {"disk/failures": float(self.failures)}
+        found = {"disk/failures": float(self.failures), "disk/failures_in_a_row": float(self._in_a_row)}
         if self.last is not None:
             found |= {"disk/checkpoint_bytes": self.last.bytes, "disk/checkpoint_seconds": self.last.seconds}
+            found |= {"disk/checkpoint_step": float(self.last.step), "disk/checkpoints": float(self.count)}
         return found
 
     def _work(self) -> None:
@@ -157,7 +159,7 @@ class Saver:
     def _succeeded(self, task: _Task, size: int, seconds: float) -> None:
         if not task.whole:
             return
-        self.last = Written(task.step, size, seconds)
+        self.last, self.count = Written(task.step, size, seconds), self.count + 1
         if self._in_a_row:
             self._say(f"{task.what} is written: the storage works again")
             self._event("storage", state="works again", steps=task.step)

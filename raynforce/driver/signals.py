@@ -44,6 +44,12 @@ class StopRequest:
             for number, handler in before.items():
                 signal.signal(number, handler or signal.SIG_DFL)  # None: installed by a library in C
 
+    def ask(self) -> None:
+        """As the first SIGTERM would."""
+        if self.number is None:
+            self.number = signal.SIGTERM
+            self._announce()
+
     def _received(self, number: int, frame: Any) -> None:
         if self._at_once or self.number is not None:
             if time.monotonic() - self._ending_since > AGAIN:

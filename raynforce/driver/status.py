@@ -12,7 +12,7 @@ import numpy as np
 
 from raynforce.config import Config
 from raynforce.errors import UsageError
-from raynforce.experience.counts import Counts
+from raynforce.experience.counts import Counts, Record
 from raynforce.policy import Policy
 from raynforce.roles.learned import Learned
 from raynforce.trees import Tree
@@ -36,6 +36,9 @@ class Status:
     stop_reason: str | None = None
     path: Path = Path()  # the run's directory; of a run at a URL, the working copy on this machine
     make_policy: Callable[[], Policy] | None = field(default=None, repr=False)
+    play_last: bool = True  # whether a run that ends is evaluated once more
+    save_now: Callable[[], None] | None = field(default=None, repr=False)
+    count_idle: Callable[[float], None] | None = field(default=None, repr=False)
 
     def policy(self) -> Policy:
         """The newest version of the policy, ready to act. It is made when it is asked for, once for each version."""
@@ -43,9 +46,20 @@ class Status:
             raise UsageError("there is no policy yet: ask for it in a callback")
         return self.make_policy()
 
-    def stop(self, reason: str = "a callback asked for it") -> None:
-        """End the run after this round, with a checkpoint."""
-        self.stop_reason = reason
+    def stop(self, reason: str = "a callback asked for it", *, evaluate: bool = True) -> None:
+        """End the run after this round, with a checkpoint; without `evaluate` at once, as a signal does."""
+        self.stop_reason, self.play_last = reason, evaluate
+
+    def save(self) -> None:
+        """Write a checkpoint, and wait until it is on the disk; in `on_round` alone."""
+        if self.save_now is None:
+            raise UsageError("there is nothing to save yet: call it in on_round of a callback")
+        self.save_now()
+
+    def idle(self, seconds: float) -> None:
+        """A callback has kept the run waiting for so long, which is not to count as time of the run."""
+        if self.count_idle is not None:
+            self.count_idle(seconds)
 
 
 class Tally:
@@ -61,6 +75,7 @@ class Tally:
         self._unreported = 0  # environment steps since the last line of metrics
         self._seconds_before = 0.0  # of training before this process
         self.counts = Counts()
+        self._ended: list[Record] = []  # with episodes that have ended since the last report
 
     @property
     def seconds(self) -> float:
@@ -73,6 +88,8 @@ class Tally:
             counts.add(record)
             self.trained_here += record.steps
             self._unreported += record.steps
+            if len(record.returns):
+                self._ended.append(record)
         status.steps, status.episodes = counts.steps, counts.episodes
         status.updates += learned.updates
         status.metrics |= {name: float(value) for name, value in learned.metrics.items()}
@@ -87,6 +104,13 @@ class Tally:
         due = self._unreported >= self._log_every
         self._unreported = 0 if due else self._unreported
         return due
+
+    def episodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths `[E]` of the episodes that have ended since this was asked before."""
+        ended, self._ended = self._ended, []
+        if not ended:
+            return np.zeros(0, np.float32), np.zeros(0, np.int64)
+        return np.concatenate([each.returns for each in ended]), np.concatenate([each.lengths for each in ended])
 
     def state(self) -> Tree:
         status = self.status

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from raynforce.envs.faults import CUT, KEPT, RECYCLED
 from raynforce.errors import EnvError
-from raynforce.runs.faults import FaultHistory, same_cause
+from raynforce.runs.faults import FaultHistory, kind_of, same_cause
 from raynforce.runs.repeats import Repeats
 from raynforce.runtimes.member import Fault, Job, Member
 from raynforce.runtimes.pool import Pool
@@ -24,6 +25,7 @@ class Supervision:
         self.env_restarts = 0  # environments that broke and were restarted
         self.recycled = 0  # simulator processes that were replaced as `sims` says
         self.recycle_cuts = 0  # episodes that were cut for that
+        self.reasons: Counter[str] = Counter()  # how often `restarts/sampler/died`, `given_up/sampler/hung`, …
         self.history: FaultHistory | None = None  # where faults are written, once the run has a directory
         self.steps = 0  # where the run is
         self.lost = 0  # steps that were lost with the fault that will be told next
@@ -38,6 +40,7 @@ class Supervision:
                 self._recycled(role, facts)
                 continue
             self.env_restarts += 1
+            self.reasons[f"restarts/env/{facts['kind']}"] += 1
             if self.env_restarts in MILESTONES:
                 so_far = f" ({self.env_restarts:,} so far)" if self.env_restarts > 1 else ""
                 cause = "the same again" if facts["cause"] == self._last_cause else facts["cause"]
@@ -61,6 +64,8 @@ class Supervision:
 
     def fault(self, fault: Fault, member: Member) -> None:
         error, lost, self.lost = fault.error, self.lost, 0
+        done = {"restarted": "restarts", "given up": "given_up"}.get(fault.action, "left_out")
+        self.reasons[f"{done}/{kind_of(fault.role)}/{fault.kind}"] += 1
         if fault.action != "stopped":  # its error ends the run, and is told as that
             attempt = f", attempt {fault.attempt}" if fault.attempt > 1 else ""
             equal = (fault.action, same_cause(fault.role, fault.kind, fault.cause))
@@ -75,6 +80,13 @@ class Supervision:
                 facts={**error.facts, "lost": lost} if lost else error.facts,
                 evidence=member.rules.evidence(member) if fault.kind in ("died", "hung") else None,
             )
+
+    def role_failed(self, role: str, cause: str, action: str) -> None:
+        """A role that is in no pool of ours."""
+        self._say_if_due(f"{role}: {cause}; {action}", action, same_cause(role, "failed", cause))
+        self.reasons[f"restarts/{kind_of(role)}/died"] += 1
+        if self.history is not None:
+            self.history.role_fault(role, "died", cause, action, 1, self.steps)
 
     def recovered(self, role: str, seconds: float) -> None:
         self._say_if_due(f"{role} is back after {seconds:.1f} s", "back", role)
@@ -115,9 +127,11 @@ class Supervision:
         self.redone_updates = counts["redone_updates"]
         self.env_restarts = counts["env_restarts"]
         self.recycled, self.recycle_cuts = counts.get("recycled", 0), counts.get("recycle_cuts", 0)
+        self.reasons.update(counts.get("reasons", {}))
 
     def metrics(self, pool: Pool) -> dict[str, float]:
         counts = {"restarts": pool.restarts, "env_restarts": self.env_restarts, "redone_updates": self.redone_updates}
         if self.recycled:
             counts |= {"recycled": self.recycled, "recycle_cuts": self.recycle_cuts}
+        counts |= self.reasons
         return {f"health/{name}": float(count) for name, count in counts.items()}

@@ -1,16 +1,31 @@
-"""What trains, behind one seam (`base.py`): `native` is a folder here, yours may be a class in any module."""
+"""What trains, behind one seam (`base.py`): `native` and `rllib` are folders here, yours a class in any module."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from raynforce.algos import algorithm_class
 from raynforce.errors import UsageError
 from raynforce.imports import load_object, require_named
 
 if TYPE_CHECKING:
+    from raynforce.algos.base import Algorithm
     from raynforce.engines.base import Engine
+    from raynforce.engines.rllib.algorithms import Described
 
-BUILT_IN = {"native": "raynforce.engines.native.engine:NativeEngine"}
+BUILT_IN = {
+    "native": "raynforce.engines.native.engine:NativeEngine",
+    "rllib": "raynforce.engines.rllib.engine:RLlibEngine",
+}
+
+
+def algorithm_of(engine: str, algo: str) -> type[Algorithm[Any]] | Described:
+    """What an algorithm declares to a config (`Settings`, `defaults`, `topology_defaults`), for the engine it is of."""
+    if engine == "rllib":
+        from raynforce.engines.rllib.algorithms import described
+
+        return described(algo)
+    return algorithm_class(algo)
 
 
 def engine_class(name: str) -> type[Engine]:

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from raynforce.auto import settle
 from raynforce.config import Config
 from raynforce.errors import RaynforceError
 from raynforce.policies.acting import ActingSpec, PolicyVersion
@@ -36,6 +37,7 @@ class Supervisor(Watcher, Protocol):
 
     def say(self, text: str) -> None: ...  # the consequence of a failure
     def env_faults(self, role: str, faults: Sequence[Mapping[str, object]]) -> None: ...  # environments that broke
+    def role_failed(self, role: str, cause: str, action: str) -> None: ...  # one that is not of a pool
 
 
 class Totals(NamedTuple):
@@ -55,6 +57,11 @@ class Engine(Closable):
     def __init__(self, config: Config, env: EnvSpec) -> None:
         """Refuse a config that it cannot train, with one line. Nothing is started yet."""
         self.config, self.env = config, env
+
+    @classmethod
+    def settle(cls, config: Config) -> tuple[Config, EnvSpec, str]:
+        """The config without `auto`, what its environment takes and gives, and one line that says what was chosen."""
+        return settle(config)
 
     def require_resumable(self, before: Config, run: str) -> None:
         """Refuse to go on with a run whose config was `before`, where its checkpoints do not allow that."""
@@ -104,5 +111,8 @@ class Engine(Closable):
         return Totals()
 
     def where_the_time_went(self, run: Mapping[str, float], steps: int) -> str:
-        """A few lines on what bound the run, from the driver's seconds by purpose and the steps trained meanwhile."""
+        """A few lines on what bound the run, from the driver's seconds by purpose and the steps trained meanwhile.
+
+        While it goes on these are 0, and nothing may be tried out for it: it is asked for every second.
+        """
         return ""

@@ -5,21 +5,33 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
+from raynforce.envs import masks
 from raynforce.envs.causes import State, state_of
 from raynforce.envs.cost import Cost, Stopwatch
-from raynforce.envs.describe import bits, describe, flatten_obs, is_flag, is_scalar, leaf_spaces, misfit, short
+from raynforce.envs.describe import (
+    bits,
+    describe,
+    flatten_obs,
+    is_flag,
+    is_scalar,
+    leaf_spaces,
+    misfit,
+    short,
+    unread_note,
+)
 from raynforce.envs.frames import layers, stacks_of
 from raynforce.envs.make import Env
+from raynforce.envs.masks import random_action
 from raynforce.envs.patience import patience
 from raynforce.errors import UsageError, summary
-from raynforce.spaces import EnvSpec, ObsLeaf
+from raynforce.spaces import FORBIDS, EnvSpec, ObsLeaf, forbids_all
 
 STEPS = 10_000  # that are tried, unless a number is given, or time is up before
 SECONDS = 4.0  # for these steps
@@ -97,6 +109,9 @@ class Checkup:
         self.leaves: tuple[ObsLeaf, ...] = ()
         self.boxes: dict[str, spaces.Box] = {}
         self.starts_vary = False
+        self.masked: bool | None = None  # whether observations come with a mask of allowed actions; None: not known yet
+        self.mask: np.ndarray | None = None  # that of the last one
+        self.allowed: list[float] = []  # what share of choices it allowed
         self.watch = Stopwatch()
 
     def run(self) -> tuple[Rollout, Differs | None]:
@@ -108,6 +123,9 @@ class Checkup:
         if not rollout.wrong:
             few = f", of {self.steps:,} that were to be tried: time was up" if tried < self.steps else ""
             self.report.add("ok", "steps", f"{tried:,} random steps gave numbers and flags of the right kind{few}")
+        if self.allowed:
+            share = f"{np.mean(self.allowed):.0%} of choices were allowed on average, at least one at every step"
+            self.report.add("ok", "action masks", f"{share}; forbidden ones are never taken")
         self.check_ends(rollout)
         with patience(HANGS, "the doctor"):
             self.check_reset_in_mid_episode()
@@ -138,6 +156,9 @@ class Checkup:
         self.boxes = {path: space for path, space in leaves if isinstance(space, spaces.Box)}
         obs, action = (short(space) for space in spaces_of)
         self.report.add("ok", "spaces", f"observation {obs}, action {action}")
+        if skipped := unread_note(self.name, self.env.observation_space):
+            fix = "encode what it says as numbers if the policy is to know it"
+            self.report.add("warning", "a part of the observation is skipped", skipped, fix)
         if spec.action.kind == "box" and not np.all(np.isfinite([*spec.action.low, *spec.action.high])):
             fix = "give Box finite low and high if the env has limits"
             self.report.add("warning", "the action space has infinite bounds", "actions are not clipped there", fix)
@@ -172,7 +193,7 @@ class Checkup:
                     raw = self.begin(out)
                 while len(out.actions) < steps:
                     number = len(out.actions)
-                    action = self.env.action_space.sample() if actions is None else actions[number]
+                    action = random_action(self.env.action_space, self.mask) if actions is None else actions[number]
                     out.actions.append(action)
                     again = "" if actions is None else ", played again"
                     raw, ended = self.advance(out, raw, action, f"step {number + 1}{again}", length := length + 1)
@@ -218,7 +239,9 @@ class Checkup:
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             fix = "return (obs, info), where info is a dict and may be empty"
             raise self.stop("reset does not return (obs, info)", f"it returned {_kinds(result)}", fix)
-        return result[0], _digest(self.check_obs(result[0], self.doing))
+        seen = self.check_obs(result[0], self.doing)
+        self.check_mask(*result, self.doing, over=False)
+        return result[0], _digest(seen)
 
     def step(self, action: Any, where: str) -> tuple[Any, bytes, bool, bool]:
         """Step the env; gives the observation as it came, a digest of all that came, terminated and truncated."""
@@ -244,6 +267,7 @@ class Checkup:
         if not isinstance(info, dict):
             self.report.add("warning", "info is not a dict", f"{where}: it is a {type(info).__name__}", "return {}")
         seen = self.check_obs(raw, where)
+        self.check_mask(raw, info, where, over=bool(terminated))
         outcome = float(reward), bool(terminated), bool(truncated)
         return raw, _digest((seen, *outcome)), *outcome[1:]
 
@@ -277,6 +301,31 @@ class Checkup:
             if leaf.path in self.boxes:
                 self.check_box(array, leaf, self.boxes[leaf.path], where, finite=finite)
         return tuple(stored)
+
+    def check_mask(self, raw: Any, info: Any, where: str, *, over: bool) -> None:
+        """Look at the mask of allowed actions; after an episode that is `over` there need be none."""
+        mask, spec = masks.found(raw, info), self.report.spec
+        assert spec is not None
+        if self.masked is None:
+            self.masked = mask is not None
+            if mask is not None and spec.action.kind == "box":
+                fix = "leave it out, or rename it"
+                raise self.stop("action masks are for discrete actions", f"{where}: its actions are continuous", fix)
+            if mask is not None and not spec.masked:
+                self.report.spec = replace(spec, obs=(*spec.obs, masks.mask_leaf(spec.action)))
+        self.mask = None
+        if not self.masked or (over and mask is None):
+            return
+        choices, sizes = sum(spec.action.sizes), spec.action.sizes
+        wrong = "is not there" if mask is None else masks.misfit(mask, choices)
+        if not wrong and not over and forbids_all(np.asarray(mask)[None], sizes)[0]:
+            wrong = FORBIDS
+        if wrong:
+            fix = f"give {choices} flags with every observation, 1 for each choice that is allowed"
+            raise self.stop("the action mask does not fit", f"{where}: {masks.KEY} {wrong}", fix)
+        if not over:
+            self.mask = np.array(mask)
+            self.allowed.append(float(self.mask.mean()))
 
     def check_box(self, array: np.ndarray, leaf: ObsLeaf, box: spaces.Box, where: str, *, finite: bool) -> None:
         if array.dtype != box.dtype:
@@ -325,7 +374,7 @@ class Checkup:
         wrong = self.wrong
         for seed, when in ((1, "before"), (2, "after")):
             self.reset(seed, f"a reset {when} one in mid-episode" if seed == 1 else "a reset in mid-episode")
-            self.step(self.env.action_space.sample(), f"step 1 {when} a reset in mid-episode")
+            self.step(random_action(self.env.action_space, self.mask), f"step 1 {when} a reset in mid-episode")
         if self.wrong == wrong:
             self.report.add("ok", "reset in mid-episode", "works")
 

@@ -22,7 +22,7 @@ from raynforce.protocol.codec import BROKE, ENDED, FIRST, RESET
 from raynforce.protocol.frame import Message, Type
 from raynforce.protocol.handshake import Deadlines, Hello, Inference, prove
 from raynforce.protocol.spaces import misfits
-from raynforce.spaces import EnvSpec
+from raynforce.spaces import MASK, EnvSpec
 
 SECONDS = 10.0
 """For an answer, or to end."""
@@ -301,7 +301,7 @@ def reset_again(peer: Peer) -> None:
 @case("a part of a request may come again")
 def part_again(peer: Peer) -> None:
     envs = ready(peer)
-    actions = peer.actions(ENVS)
+    actions = peer.actions(range(ENVS))
     rows = peer.ask(request := peer.step(envs, actions))
     again = peer.ask(peer.step([1], actions[1:2], sequence=request.sequence))
     if again[1] != rows[1]:
@@ -666,7 +666,7 @@ class Acting:
             for leaf, c in zip(self.spec.env.obs, found.buffers, strict=False)
         }
         expected = actor.distribution.logp(
-            actor.outputs(obs), columns["action"].reshape(-1, *self.spec.env.action.shape)
+            actor.masked(actor.outputs(obs), obs), columns["action"].reshape(-1, *self.spec.env.action.shape)
         )
         worst = np.abs(expected - columns["logp"].reshape(-1))[columns["status"].reshape(-1) != BROKE].max(initial=0)
         if not worst < 1e-3:
@@ -813,9 +813,12 @@ class Speed(NamedTuple):
 def speed(env: str, envs: int, seconds: float = 1.0) -> Speed:
     lanes, times = simulators(env, {}, envs), array("d")
     try:
-        actions = random_actions(lanes.spec.action, envs, np.random.default_rng(0)).astype(lanes.spec.action.dtype)
+        rng, action, masks = np.random.default_rng(0), lanes.spec.action, lanes.obs.get(MASK)
+        actions = random_actions(action, envs, rng, masks).astype(action.dtype)
         until = time.monotonic() + seconds
         while time.monotonic() < until or len(times) < 10:
+            if masks is not None:
+                actions = random_actions(action, envs, rng, masks).astype(action.dtype)
             began = time.perf_counter()
             lanes.step_all(actions)
             times.append(time.perf_counter() - began)

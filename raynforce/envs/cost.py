@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raynforce.envs import masks
 from raynforce.envs.make import Env, close_env
 
 TRIAL_SECONDS = 0.5  # seconds; an env whose first step takes longer is slow
@@ -167,13 +168,13 @@ class _Trial(threading.Thread):
                 return
             if ended:
                 watch.start()
-                made.reset(seed=episode)
+                seen, info = made.reset(seed=episode)
                 self._resets.append(watch.stop()[0])
                 episode += 1
-            action = made.action_space.sample()
+            action = masks.random_action(made.action_space, masks.found(seen, info))
             watch.start()
             self._began = self._began or (watch.queued, watch.computed, watch.wall)
-            _, _, terminated, truncated, _ = made.step(action)
+            seen, _, terminated, truncated, info = made.step(action)
             self._steps.append(watch.stop())
             ended = bool(terminated or truncated)
             self._ends += ended

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from raynforce.envs.masks import mask_leaf, require_leaves, require_mask
 from raynforce.errors import UsageError, summary
-from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
+from raynforce.spaces import MASK, ActionSpec, EnvSpec, ObsLeaf
 
 Space = spaces.Space[Any]
 Args = Mapping[str, Any] | None
@@ -22,14 +23,49 @@ _ACTION = "Discrete, MultiDiscrete, MultiBinary and Box of floats"
 
 
 def describe(
-    env: str, obs_space: Space, action_space: Space, env_args: Args = None, stacks: Mapping[str, int] | None = None
+    env: str,
+    obs_space: Space,
+    action_space: Space,
+    env_args: Args = None,
+    stacks: Mapping[str, int] | None = None,
+    *,
+    masked: bool = False,
 ) -> EnvSpec:
-    """An environment's spaces as data; `stacks` says by path how many frames an observation has."""
-    frames = stacks or {}
-    leaves = tuple(_obs_leaf(env, path, space, frames.get(path, 1)) for path, space in leaf_spaces(env, obs_space))
+    """An environment's spaces as data; `stacks` says by path how many frames an observation has.
+
+    The leaf `action_mask` is a mask of allowed actions; `masked` if there is one anyway, then it comes in `info`.
+    Leaves that no network reads are left out, unless there are no others.
+    """
+    frames, action = stacks or {}, _action(env, action_space)
+    found = dict(leaf_spaces(env, obs_space))
+    without = unread(obs_space)
+    leaves = []
+    for path, space in ({path: space for path, space in found.items() if path not in without} or found).items():
+        leaf = _obs_leaf(env, path, space, frames.get(path, 1))
+        if path == MASK:
+            require_mask(env, f"the leaf {MASK!r}", leaf.shape, space.dtype, action)
+            leaf = mask_leaf(action)
+        leaves.append(leaf)
+    if masked and all(leaf.path != MASK for leaf in leaves):
+        leaves.append(mask_leaf(action))
     if not any(math.prod(leaf.shape) for leaf in leaves):
         raise UsageError(f"env {env!r} has an empty observation space {short(obs_space)}; allowed: {_OBS}")
-    return EnvSpec(env=env, obs=leaves, action=_action(env, action_space), args=dict(env_args or {}))
+    require_leaves(env, leaves, action)
+    return EnvSpec(env=env, obs=tuple(leaves), action=action, args=dict(env_args or {}))
+
+
+def unread(obs_space: Space) -> list[str]:
+    """The leaves of a `Dict` or `Tuple` that no network reads, such as a `Text`: nothing learns from them."""
+    readable = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    return [path for path, space in leaf_spaces("", obs_space) if not isinstance(space, readable)]
+
+
+def unread_note(env: str, obs_space: Space) -> str:
+    """A line on the leaves that are skipped; empty if there are none."""
+    if not (skipped := unread(obs_space)):
+        return ""
+    names = ", ".join(path.removeprefix("obs/") for path in skipped)
+    return f"{names} of env {env!r} {'is' if len(skipped) == 1 else 'are'} skipped: no network reads such a space"
 
 
 def leaf_spaces(env: str, space: Space, path: str = "obs") -> Iterator[tuple[str, Space]]:

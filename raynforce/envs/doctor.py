@@ -16,8 +16,11 @@ from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import close_env, locate, make
 from raynforce.envs.native import NativeVector
 from raynforce.envs.patience import patience
-from raynforce.envs.vector import VectorEnv, make_vector
+from raynforce.envs.simulators import random_actions
+from raynforce.envs.vector import Step, VectorEnv, make_vector
 from raynforce.errors import EnvError, RaynforceError, UsageError, summary
+from raynforce.protocol.spaces import forbidden
+from raynforce.spaces import MASK
 from raynforce.trees import join, split
 
 __all__ = ["Finding", "Report", "check_env"]
@@ -84,7 +87,8 @@ def _check_resume(env: str, args: Args, report: Report, actions: list[Any], *, f
     """Save in a second episode and play on; load, into a `fresh` env if asked, and play on with the same actions."""
     vector: VectorEnv | None = None
     try:
-        vector = make_vector(env, args, 1, seed=0)
+        masked = report.spec is not None and report.spec.masked
+        vector = make_vector(env, args, 1, seed=0, masked=masked)
         report.native = isinstance(vector, NativeVector)
         if report.native:
             report.add("ok", "vectorised by its own implementation", "all lanes are stepped in one call")
@@ -97,17 +101,17 @@ def _check_resume(env: str, args: Args, report: Report, actions: list[Any], *, f
         vector.reset()
         _end_an_episode(vector, choices)
         for choice in choices:
-            vector.step(choice)
+            _step(vector, choice)
         arrays, rest = split(vector.state())  # as a checkpoint would give it back: arrays apart, the rest as JSON
         tree = join({path: array.copy() for path, array in arrays.items()}, json.loads(json.dumps(rest)))
-        then = [vector.step(choice) for choice in choices]
+        then = [_step(vector, choice) for choice in choices]
         if fresh:
             vector.close()
-            vector = make_vector(env, args, 1, seed=0)
+            vector = make_vector(env, args, 1, seed=0, masked=masked)
         notes = vector.load(tree)
         now = []
         for choice in choices:
-            now.append(vector.step(choice))
+            now.append(_step(vector, choice))
             vector.state()  # which must not change the course of things
     except (Exception, SystemExit) as error:
         detail = str(error) if isinstance(error, RaynforceError) else summary(error)
@@ -131,9 +135,19 @@ def _check_resume(env: str, args: Args, report: Report, actions: list[Any], *, f
         report.add("ok", _COMES_BACK, detail)
 
 
+def _step(vector: VectorEnv, choice: np.ndarray) -> Step:
+    """Take a step with this action, or another if it is forbidden where the environment is."""
+    mask, action = vector.current().get(MASK), vector.spec.action
+    if mask is not None:
+        start = np.array(action.start).reshape(action.shape)
+        if forbidden(mask, choice - start, action):
+            choice = random_actions(action, 1, np.random.default_rng(0), mask).astype(action.dtype)
+    return vector.step(choice)
+
+
 def _end_an_episode(vector: VectorEnv, choices: np.ndarray) -> None:
     for number in range(4 * len(choices)):
-        step = vector.step(choices[number % len(choices)])
+        step = _step(vector, choices[number % len(choices)])
         if step.terminated[0] or step.truncated[0]:
             return
     vector.reset()

@@ -1,4 +1,4 @@
-"""Frame stacking: the newest images of an episode as one observation, so that a policy sees what moves."""
+"""Frame stacking: the newest frames of an episode as one observation, so that a policy sees what moves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class FrameStack(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Every image of an observation becomes its newest `frames`, `[frames * channels, height, width]`, the newest last.
 
     An image is a uint8 `Box` of `[H, W]`, `[H, W, C]` or `[C, H, W]` with 1, 3 or 4 channels, alone or in a `Dict`; all
-    else stays as it is. An episode begins with repeats of its first frame. Running episodes can be saved through it.
+    else stays as it is. Without images, every `Box` of one dimension becomes its newest `frames`, `[frames * n]`. An
+    episode begins with repeats of its first frame. Running episodes can be saved through it.
     """
 
     def __init__(self, env: Env, frames: int = 4) -> None:
@@ -40,11 +41,13 @@ class FrameStack(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise UsageError(f"frame stack: frames = {frames} is not allowed; it is a whole number from 1 to {MOST}")
         self.frames = frames
         self.stacks: dict[str, np.ndarray] = {}  # what is shown now, by path; not written to again
-        self.paths: list[str] = []
-        self.observation_space = self._stacked("obs", env.observation_space)
+        boxes = _boxes(env.observation_space)
+        self.paths = [path for path, box in boxes.items() if box.dtype == np.uint8 and _is_image(box.shape)]
+        self.paths = self.paths or [path for path, box in boxes.items() if len(box.shape) == 1]
         if not self.paths:
-            found = f"frame stack: the observation has no image but is {short(env.observation_space)}"
+            found = f"frame stack: the observation has no image and no vector but is {short(env.observation_space)}"
             raise UsageError(f"{found}; an image is a uint8 Box of HxW, HxWxC or CxHxW with 1, 3 or 4 channels")
+        self.observation_space = self._stacked("obs", env.observation_space)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
@@ -58,15 +61,15 @@ class FrameStack(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _stacked(self, path: str, space: spaces.Space[Any]) -> spaces.Space[Any]:
         if isinstance(space, spaces.Dict):
             return spaces.Dict({key: self._stacked(f"{path}/{key}", below) for key, below in space.spaces.items()})
-        if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or not _is_image(space.shape):
+        if path not in self.paths or not isinstance(space, spaces.Box):
             return space
-        self.paths.append(path)
-        low, high = (np.concatenate([_channels_first(bound)] * self.frames) for bound in (space.low, space.high))
-        return spaces.Box(low, high, low.shape, np.uint8)
+        low, high = (np.concatenate([_frame(bound)] * self.frames) for bound in (space.low, space.high))
+        kind: Any = space.dtype
+        return spaces.Box(low, high, low.shape, kind)
 
     def _push(self, path: str, obs: Any) -> Any:
         if path in self.paths:
-            frame = _channels_first(np.asarray(obs))  # [C, H, W]
+            frame = _frame(np.asarray(obs))  # [C, H, W] or [n]
             before = self.stacks.get(path)
             parts = [frame] * self.frames if before is None else [before[len(frame) :], frame]
             self.stacks[path] = np.concatenate(parts)
@@ -87,7 +90,8 @@ def stacks_of(env: Env) -> dict[str, int]:
             frames, paths = int(layer.stack_size), list(given)
         else:
             continue
-        return {path: frames for path in paths if 1 < frames <= MOST and given[path] == seen.get(path)}
+        same = [path for path in paths if path in seen and given[path].shape == seen[path].shape]
+        return {path: frames for path in same if 1 < frames <= MOST}
     return {}
 
 
@@ -99,16 +103,18 @@ def layers(env: Env) -> Iterator[Any]:
     yield layer
 
 
-def _boxes(space: spaces.Space[Any]) -> dict[str, tuple[int, ...]]:
-    return {path: leaf.shape for path, leaf in leaf_spaces("", space) if isinstance(leaf, spaces.Box)}
+def _boxes(space: spaces.Space[Any]) -> dict[str, spaces.Box]:
+    return {path: leaf for path, leaf in leaf_spaces("", space) if isinstance(leaf, spaces.Box)}
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 or (len(shape) == 3 and shape[2 if channels_last(shape) else 0] in CHANNELS)
 
 
-def _channels_first(image: np.ndarray) -> np.ndarray:
-    """An image as `[C, H, W]`."""
+def _frame(image: np.ndarray) -> np.ndarray:
+    """An image as `[C, H, W]`, a vector as it is."""
+    if image.ndim == 1:
+        return image
     if image.ndim == 2:
         return image[None]
     return image.transpose(2, 0, 1) if channels_last(image.shape) else image

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
-from raynforce.envs.describe import bits, flatten_obs, in_range, misfit, wrong_reset, wrong_step
+from raynforce.envs.describe import (
+    bits,
+    flatten_obs,
+    in_range,
+    leaf_spaces,
+    misfit,
+    unread_note,
+    wrong_reset,
+    wrong_step,
+)
 from raynforce.envs.faults import MOST_BYTES, EnvFault, count_break, trace_of
 from raynforce.envs.make import close_env, make_described
+from raynforce.envs.masks import KEY, has_mask, not_flags
+from raynforce.envs.masks import misfit as mask_misfit
 from raynforce.envs.rows import Rows
 from raynforce.envs.snapshots import NoTree, Pair, difference, keepers, pair_of
 from raynforce.envs.vector import FINITE, NOT_AT_ALL, derive_seed, finite, first_of_attempt
 from raynforce.errors import ContractError, EnvError, UsageError, summary
 from raynforce.infos import Info, numbers
+from raynforce.spaces import FORBIDS, MASK, forbids_all
 from raynforce.trees import Tree
 
 REPLAY = "by replaying their actions"
@@ -46,6 +58,7 @@ class LanePlan(NamedTuple):
     sampler: int
     first: int
     record: bool
+    masked: bool = False
 
 
 @dataclass
@@ -71,10 +84,13 @@ class Lane:
 
     def __init__(self, plan: LanePlan, index: int = 0, shared: Shared | None = None) -> None:
         self.plan, self.number, self.shared = plan, plan.first + index, shared or Shared()
-        self.env, self.spec = make_described(plan.env, plan.args)
+        self.env, self.spec = make_described(plan.env, plan.args, masked=plan.masked)
         self._info: Info | None = None
         self._seed = plan.seed
         self._leaves = self.spec.obs
+        paths = [path for path, _ in leaf_spaces(plan.env, self.env.observation_space)]
+        self._shown = self._leaves[: len(paths)]  # what observations have
+        self._masks = MASK if MASK in paths else f"info[{KEY!r}]" if self.spec.masked else ""  # where they come from
         self._plain = self._leaves[0].path == "obs"
         action_space = self.env.action_space
         self._scalar_action, self._action_dtype = isinstance(action_space, spaces.Discrete), action_space.dtype
@@ -92,11 +108,13 @@ class Lane:
         if self._pair and self.saves:
             self.way_back = f"through {self._pair.name}"
         self._keeps = next(iter(keepers(self.env)), None) if replays else None
-        self.note = ""
         if self._keeps:
-            self.note = f"running episodes of env {plan.env!r} start over at resume: {'; '.join(self._keeps)}"
+            note = f"running episodes of env {plan.env!r} start over at resume: {'; '.join(self._keeps)}"
         elif replays and reason:
-            self.note = f"running episodes of env {plan.env!r} come back {self.way_back}, {reason}"
+            note = f"running episodes of env {plan.env!r} come back {self.way_back}, {reason}"
+        else:
+            note = ""
+        self.note = "; ".join(filter(None, (unread_note(plan.env, self.env.observation_space), note)))
 
     def keep_actions(self) -> None:
         self.saves, self._actions = False, np.empty((64, *self.spec.action.shape), self.spec.action.dtype)
@@ -110,6 +128,7 @@ class Lane:
         self.row = row
         self._places = [column[0, ...] for column in row.obs.values()]
         self._finals = [column[0, ...] for column in row.final.values()]
+        self._mask = row.obs[MASK][0] if self._masks else np.empty(0, np.int8)
         leaf = self._leaves[0]
         self._common = (leaf.shape, np.dtype(leaf.dtype)) if self._plain and not leaf.sizes else None
         both = zip(row.obs, self._places, strict=True)
@@ -195,6 +214,8 @@ class Lane:
         if wrong := wrong_reset(result):
             raise Broke("garbage", wrong)
         self._put(result[0])
+        if self._masks or has_mask(result[1]):
+            self._put_mask(result[1])
         self._require_finite(0.0)
 
     def _note_start(self, episode: int) -> None:
@@ -211,6 +232,8 @@ class Lane:
             raise Broke("garbage", wrong)
         raw, reward, terminated, truncated, info = result
         self._put(raw)
+        if self._masks:
+            self._put_mask(info, over=bool(terminated))
         return float(reward), bool(terminated), bool(truncated), info
 
     def _put(self, raw: Any) -> None:
@@ -218,10 +241,10 @@ class Lane:
             self._places[0][...] = raw
             return
         try:
-            values = (raw,) if self._plain else flatten_obs(raw, self._leaves).values()
+            values = (raw,) if self._plain else flatten_obs(raw, self._shown).values()
         except UsageError as error:
             raise Broke("garbage", str(error)) from None
-        for leaf, place, value in zip(self._leaves, self._places, values, strict=True):
+        for leaf, place, value in zip(self._shown, self._places, values, strict=False):
             try:
                 one = np.asarray(value)
                 fits = one.shape == leaf.shape  # asked first, because copyto would broadcast
@@ -232,6 +255,28 @@ class Lane:
                 fits = False
             if not fits:
                 raise Broke("garbage", f"the observation {misfit(value, leaf)}")
+
+    def _put_mask(self, info: Any, *, over: bool = False) -> None:
+        """Check the mask, which may come in `info`; of an episode that is `over` there need be none."""
+        place, where = self._mask, self._masks
+        if not where:
+            why = "its actions are continuous: masks are for discrete ones"
+            if self.spec.action.kind != "box":
+                why = "the very first reset had none, or took long: always give it, or as a leaf of the observation"
+            raise Broke("garbage", f"reset gave info[{KEY!r}], and {why}")
+        if where != MASK:
+            value = info.get(KEY) if isinstance(info, Mapping) else None
+            if value is None and over:
+                value = np.ones_like(place)
+            elif value is None:
+                raise Broke("garbage", f"there is no {where}, which was there at first; give it with every observation")
+            if wrong := mask_misfit(value, place.size):
+                raise Broke("garbage", f"{where} {wrong}")
+            place[...] = value
+        elif wrong := not_flags(place):
+            raise Broke("garbage", f"{where} {wrong}")
+        if not over and forbids_all(place[None], self.spec.action.sizes)[0]:
+            raise Broke("garbage", f"{where} {FORBIDS}")
 
     def _require_finite(self, reward: float) -> None:
         if not math.isfinite(reward):
@@ -257,7 +302,7 @@ class Lane:
 
     def _make_again(self) -> None:
         try:
-            self.env, spec = make_described(self.plan.env, self.plan.args)
+            self.env, spec = make_described(self.plan.env, self.plan.args, masked=self.plan.masked)
         except (Exception, SystemExit) as error:
             raise Broke("raised", f"it could not be made again: {summary(error)}") from error
         if spec != self.spec:

@@ -59,6 +59,7 @@ class Lanes:
         attempt: int = 0,
         record: bool = False,
         hang_seconds: float = math.inf,
+        masked: bool = False,
     ) -> None:
         self.count = count
         self.hang_seconds, self._parallel = hang_seconds, parallel
@@ -71,7 +72,8 @@ class Lanes:
         self._making: set[int] = set()  # those whose new env is not there yet
         self._faults: list[EnvFault] = []
         self._info: dict[int, Info] = {}  # by lane
-        self.executor = _executor(parallel, LanePlan(env, dict(args or {}), seed, sampler, first, record), count)
+        plan = LanePlan(env, dict(args or {}), seed, sampler, first, record, masked)
+        self.executor = _executor(parallel, plan, count)
         self.fileno, self.threads, self.close = self.executor.fileno, self.executor.threads, self.executor.close
         self._poll = select.poll()
         self._poll.register(self.executor.fileno(), select.POLLIN)

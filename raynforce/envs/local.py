@@ -92,8 +92,9 @@ class LocalVector(LaneVector):
         record: bool = True,
         note: str = "",
         lane: type[Lane] = Lane,
+        masked: bool = False,
     ) -> None:
-        plan = LanePlan(env, dict(env_args or {}), seed, sampler, 0, record)
+        plan = LanePlan(env, dict(env_args or {}), seed, sampler, 0, record, masked)
         self._shared = Shared()
         self._lanes: list[Any] = []
         with closed_on_error(self):

@@ -6,14 +6,19 @@ import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import gymnasium
 
+from raynforce.envs import wrappers
 from raynforce.envs.describe import describe
 from raynforce.envs.frames import stacks_of
+from raynforce.envs.joined import STATE, JoinedEnv, is_of_agents
 from raynforce.envs.launching import command, is_simulator
+from raynforce.envs.masks import has_mask
+from raynforce.envs.patience import left, patience
 from raynforce.errors import EnvError, UsageError, nearest, summary
 from raynforce.imports import is_given, load_module, load_object
 from raynforce.spaces import EnvSpec
@@ -29,22 +34,58 @@ _EXTRAS = {
 }
 
 Env = gymnasium.Env[Any, Any]
+LOOK = 10.0  # seconds for the reset that shows whether there are masks: one that hangs is found by those who step it
 
 
 def make(env: str, env_args: Mapping[str, Any] | None = None) -> Env:
-    """Make the environment `env`, a gymnasium id or `module:factory`, with `env_args` as keyword arguments."""
+    """Make `env`, a gymnasium id or `module:factory`, with `env_args`: keyword arguments, and `wrappers` around it."""
     args = dict(env_args or {})
+    state = bool(args.pop(STATE, False))
     found = locate(env)
-    if isinstance(found, str):
-        return _from_id(env, found, args)
-    return _from_factory(env, found, args)
+    around = {} if _takes(found, wrappers.KEY) else {k: args.pop(k) for k in (wrappers.KEY,) if k in args}
+    made = _from_id(env, found, args) if isinstance(found, str) else _from_factory(env, found, args, state)
+    if not around:
+        return made
+    with closed_on_error(made):
+        if isinstance(made, JoinedEnv):
+            what = f"env_args.{wrappers.KEY} = {around[wrappers.KEY]} is for environments of one agent"
+            raise UsageError(f"{what}, and env {env!r} has several: wrap it in a factory of yours")
+        return wrappers.wrap(env, made, around)
 
 
-def make_described(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[Env, EnvSpec]:
-    """Make it and describe it."""
+def _takes(found: str | Callable[..., Any], name: str) -> bool:
+    """Whether a factory has a parameter of this name."""
+    try:
+        return not isinstance(found, str) and name in inspect.signature(found).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def make_described(env: str, env_args: Mapping[str, Any] | None = None, *, masked: bool = False) -> tuple[Env, EnvSpec]:
+    """Make it and describe it; `masked` if it is known to say which actions are allowed."""
     made = make(env, env_args)
     with closed_on_error(made):
-        return made, describe(env, made.observation_space, made.action_space, env_args, stacks_of(made))
+        stacks = stacks_of(made)
+        masked = masked and not isinstance(made, JoinedEnv)  # whose masks are part of what agents see
+        spec = describe(env, made.observation_space, made.action_space, env_args, stacks, masked=masked)
+        return made, replace(spec, agents=made.agents) if isinstance(made, JoinedEnv) else spec
+
+
+def make_probed(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[Env, EnvSpec]:
+    """Make it and describe it, with what its first reset tells: whether there are action masks in `info`."""
+    made, spec = make_described(env, env_args)
+    with closed_on_error(made):
+        if not spec.masked and not is_simulator(env) and spec.action.kind != "box" and _tells_masks(made):
+            spec = describe(env, made.observation_space, made.action_space, env_args, stacks_of(made), masked=True)
+        return made, spec
+
+
+def _tells_masks(made: Env) -> bool:
+    try:
+        with patience(min(LOOK, left() / 2), "its first reset"):
+            return has_mask(made.reset(seed=0)[1])
+    except (Exception, SystemExit):  # those who step it say it better
+        return False
 
 
 @contextlib.contextmanager
@@ -123,7 +164,7 @@ def _from_id(env: str, name: str, args: dict[str, Any]) -> Env:
         raise UsageError(f"env {env!r} could not be made: {summary(error)}") from error
 
 
-def _from_factory(env: str, factory: Callable[..., Any], args: dict[str, Any]) -> Env:
+def _from_factory(env: str, factory: Callable[..., Any], args: dict[str, Any], state: bool) -> Env:
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
@@ -144,7 +185,10 @@ def _from_factory(env: str, factory: Callable[..., Any], args: dict[str, Any]) -
         raise UsageError(f"env {env!r} could not be made: the factory raised {summary(error)}") from error
     except (Exception, SystemExit) as error:
         raise UsageError(f"env {env!r} could not be made: the factory raised {summary(error)}") from error
+    if not isinstance(made, gymnasium.Env) and is_of_agents(made):
+        with closed_on_error(made):
+            return JoinedEnv(env, made, args, state=state)
     if not isinstance(made, gymnasium.Env):
         kind = f"{type(made).__module__}.{type(made).__qualname__}"
-        raise UsageError(f"env {env!r} returned a {kind}; the factory must return a gymnasium.Env")
+        raise UsageError(f"env {env!r} returned a {kind}; the factory must return a gymnasium.Env, or PettingZoo's")
     return made

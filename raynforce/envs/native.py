@@ -10,13 +10,17 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from raynforce.envs.describe import Args, describe, flatten_obs
+from raynforce.envs.describe import Args, describe, flatten_obs, leaf_spaces
 from raynforce.envs.faults import EnvFault, trace_of
 from raynforce.envs.make import close_env, locate, make
+from raynforce.envs.masks import KEY, misfit
 from raynforce.envs.snapshots import path_of, snapshot_of
 from raynforce.envs.vector import NOT_AT_ALL, Step, VectorEnv, derive_seed, first_of_attempt
+from raynforce.envs.wrappers import KEY as WRAPPERS
+from raynforce.envs.wrappers import SETTING
 from raynforce.errors import ContractError, EnvError, UsageError, summary
 from raynforce.infos import NOTHING, Info, numbers
+from raynforce.spaces import FORBIDS, MASK, forbids_all
 from raynforce.trees import Tree
 
 Arrays = dict[str, np.ndarray]
@@ -30,6 +34,8 @@ def registered_vector(
     name = locate(env)
     if not isinstance(name, str) or gymnasium.registry[name].vector_entry_point is None:
         return None, ""
+    if args.get(WRAPPERS):
+        return None, f"env {env!r} is stepped in a loop: {SETTING} are around single environments"
     if gymnasium.registry[name].entry_point is not None:
         close_env(make(env, args))  # it says best what is wrong with env_args
     if args.get("max_episode_steps") == -1:  # gymnasium.make's word for "no time limit", which only wrappers know
@@ -47,8 +53,11 @@ def registered_vector(
 class NativeVector(VectorEnv):
     """A gymnasium `VectorEnv` of any autoreset mode; one random stream, and whatever breaks is an `EnvError`."""
 
-    def __init__(self, env: str, vector: GymVector, *, seed: int, sampler: int = 0, env_args: Args = None) -> None:
-        spec = describe(env, vector.single_observation_space, vector.single_action_space, env_args)
+    def __init__(
+        self, env: str, vector: GymVector, *, seed: int, sampler: int = 0, env_args: Args = None, masked: bool = False
+    ) -> None:
+        space, action_space = vector.single_observation_space, vector.single_action_space
+        spec = describe(env, space, action_space, env_args, masked=masked)
         self._snapshot = snapshot_of(vector)
         by = f"through the snapshot registered for {path_of(vector)}"
         super().__init__(spec, vector.num_envs, "", by if self._snapshot is not None else NOT_AT_ALL)
@@ -56,7 +65,11 @@ class NativeVector(VectorEnv):
         self._proven = False  # whether a step has gone well
         self._mode = AutoresetMode(vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._action_dtype = vector.action_space.dtype
-        self._leaves = [(x.path, np.dtype(x.dtype), (self.num_envs, *x.shape)) for x in spec.obs]
+        paths = [path for path, _ in leaf_spaces(env, space)]
+        self._shown = spec.obs[: len(paths)]  # what observations have
+        self._leaves = [(x.path, np.dtype(x.dtype), (self.num_envs, *x.shape)) for x in self._shown]
+        self._masks = MASK if MASK in paths else f"infos[{KEY!r}]" if spec.masked else ""  # where they come from
+        self._everyone = np.arange(self.num_envs)
         self._resets = self._steps = 0
         self._ended = np.zeros(self.num_envs, np.bool_)  # NEXT_STEP: lanes whose next step only resets
         self._resetting = False
@@ -67,10 +80,10 @@ class NativeVector(VectorEnv):
         stream = derive_seed(self._seed, self._sampler, self._resets)
         self._resets += 1
         try:
-            raw, _ = self._vector.reset(seed=stream)
+            raw, infos = self._vector.reset(seed=stream)
         except (Exception, SystemExit) as error:
             raise self._broken(f"reset raised {summary(error)}", error) from error
-        self._obs = self._copied(raw)
+        self._obs = self._seen(raw, infos)
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._resetting = False
         return self._obs
@@ -90,7 +103,6 @@ class NativeVector(VectorEnv):
             raw, rewards, ends, cuts, infos = self._vector.step(action.astype(self._action_dtype, copy=False))
         except (Exception, SystemExit) as error:
             raise self._broken(f"step raised {summary(error)}", error) from error
-        obs = self._copied(raw)
         try:
             reward = np.array(rewards, np.float32)
             terminated, truncated = np.array(ends, np.bool_), np.array(cuts, np.bool_)
@@ -99,6 +111,7 @@ class NativeVector(VectorEnv):
         if not reward.shape == terminated.shape == truncated.shape == (self.num_envs,):
             came = f"{reward.shape}, {terminated.shape}, {truncated.shape}"
             raise self._broken(f"reward, terminated, truncated have shapes {came}; expected ({self.num_envs},)")
+        obs = self._seen(raw, infos, None if self._mode is AutoresetMode.SAME_STEP else terminated)
         valid = self._all_valid
         if self._resetting:
             valid = ~self._ended
@@ -113,7 +126,7 @@ class NativeVector(VectorEnv):
             self._ended, self._resetting = ended, any_ended
         elif any_ended:
             final_lanes = np.flatnonzero(ended)
-            final_obs = self._finish(obs, ended, final_lanes, infos)
+            final_obs = self._finish(obs, ended, final_lanes, infos, truncated & ~terminated)
         self._obs = obs
         self._proven = True
         return Step(obs, reward, terminated, truncated, valid, final_lanes, final_obs, self._no_lanes, told)
@@ -138,7 +151,7 @@ class NativeVector(VectorEnv):
             return [f"{which}: its vector implementation has no snapshot; exact_resume=true would replay them"]
         self._resets = int(tree["resets"])
         self._snapshot.load(self._vector, tree["env"])
-        self._obs = {path: array.copy() for (path, _, _), array in zip(self._leaves, saved, strict=True)}
+        self._obs = {leaf.path: array.copy() for leaf, array in zip(self.spec.obs, saved, strict=True)}
         self._ended = np.array(tree["ended"], np.bool_)
         self._resetting = bool(self._ended.any())
         return []
@@ -149,7 +162,7 @@ class NativeVector(VectorEnv):
     def _copied(self, raw: Any) -> Arrays:
         """Copy a batched observation: the env may reuse its memory. In C order: a policy rounds otherwise."""
         try:
-            values = flatten_obs(raw, self.spec.obs)
+            values = flatten_obs(raw, self._shown)
         except UsageError as error:
             raise self._broken(str(error)) from error
         obs = {}
@@ -162,15 +175,18 @@ class NativeVector(VectorEnv):
                 raise self._broken(f"the observation {path!r} has shape {array.shape}; expected {shape}")
         return obs
 
-    def _finish(self, obs: Arrays, ended: np.ndarray, lanes: np.ndarray, infos: Mapping[str, Any]) -> Arrays:
-        """The true last observations `[K, ...]` of the lanes that ended; `obs` then shows their next episodes."""
+    def _finish(
+        self, obs: Arrays, ended: np.ndarray, lanes: np.ndarray, infos: Mapping[str, Any], cut: np.ndarray
+    ) -> Arrays:
+        """The true last observations `[K, ...]` of the lanes that ended; `obs` then shows their next episodes. Of those
+        that were `cut` `[B]`, masks are needed."""
         if self._mode is AutoresetMode.DISABLED:
             final = {path: array[lanes] for path, array in obs.items()}
             try:
-                raw, _ = self._vector.reset(options={"reset_mask": ended.copy()})
+                raw, again = self._vector.reset(options={"reset_mask": ended.copy()})
             except (Exception, SystemExit) as error:
                 raise self._broken(f"reset raised {summary(error)}", error) from error
-            for path, array in self._copied(raw).items():
+            for path, array in self._seen(raw, again, ~ended).items():
                 obs[path][lanes] = array[lanes]
             return final
         last = infos.get("final_obs")
@@ -178,10 +194,10 @@ class NativeVector(VectorEnv):
             raise self._broken("it resets in the same step, but infos has no 'final_obs' for the episodes that ended")
         try:
             if isinstance(last, np.ndarray) and last.dtype == object:  # [B] observations, None where none ended
-                rows = [flatten_obs(last[lane], self.spec.obs) for lane in lanes]
+                rows = [flatten_obs(last[lane], self._shown) for lane in lanes]
                 final = {path: np.array([row[path] for row in rows], dtype) for path, dtype, _ in self._leaves}
             else:
-                values = flatten_obs(last, self.spec.obs)
+                values = flatten_obs(last, self._shown)
                 final = {path: np.array(np.asarray(values[path])[lanes], dtype) for path, dtype, _ in self._leaves}
         except Exception as error:  # it may be anything
             raise self._broken(f"infos['final_obs'] does not fit: {summary(error)}") from error
@@ -189,7 +205,43 @@ class NativeVector(VectorEnv):
             if final[path].shape != (len(lanes), *shape):
                 came = f"{path!r} of shape {final[path].shape[1:]}"
                 raise self._broken(f"infos['final_obs'] has {came}; expected {tuple(shape)}")
+        if self._masks and self._masks != MASK:
+            final[MASK] = self._mask_in(infos.get("final_info"), ~cut)[lanes]
+        if self._masks:
+            self._require_allowed(final[MASK][cut[lanes]], lanes[cut[lanes]])
         return final
+
+    def _seen(self, raw: Any, infos: Any, over: np.ndarray | None = None) -> Arrays:
+        """What is seen, a mask included that comes in `infos`; none is needed of lanes `[B]` that are `over`."""
+        obs = self._copied(raw)
+        if self._masks:
+            over = np.zeros(self.num_envs, np.bool_) if over is None else over
+            if self._masks != MASK:
+                obs[MASK] = self._mask_in(infos, over)
+            obs[MASK][over & ~obs[MASK].any(axis=1)] = 1  # in a step that only resets any action will do
+            self._require_allowed(obs[MASK], self._everyone)
+        return obs
+
+    def _mask_in(self, infos: Any, over: np.ndarray) -> np.ndarray:
+        """The masks `[B, n]` in `infos`; all is allowed where there is none, and the episode is `over` `[B]`."""
+        choices = sum(self.spec.action.sizes)
+        masks = np.ones((self.num_envs, choices), np.int8)
+        given: Any = infos.get(KEY) if isinstance(infos, Mapping) else None
+        there = ~self._all_valid if given is None else infos.get(f"_{KEY}", self._all_valid)
+        for lane in range(self.num_envs):
+            if there[lane]:
+                if wrong := misfit(given[lane], choices):
+                    raise self._broken(f"{self._masks} of env {lane} {wrong}")
+                masks[lane] = given[lane]
+            elif not over[lane]:
+                raise self._broken(f"there is no {self._masks} of env {lane}; give it with every observation")
+        return masks
+
+    def _require_allowed(self, masks: np.ndarray, lanes: np.ndarray) -> None:
+        """Of masks `[K, n]` of these lanes, each must allow some action."""
+        bad = forbids_all(masks, self.spec.action.sizes)
+        if bad.any():
+            raise self._broken(f"{self._masks} of env {lanes[bad][0]} {FORBIDS}")
 
     def _told(self, infos: Any, lanes: np.ndarray) -> Mapping[int, Info]:
         """By lane the numbers in `infos` (arrays `[B]` with masks `_key`, or `[B]` dicts) of episodes that ended."""

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 from raynforce.errors import EnvError
+
+_deadlines: list[float] = []  # of the limits that are in force, one inside the other
+
+
+def left() -> float:
+    """Seconds until the first of the limits in force runs out."""
+    return min(_deadlines, default=math.inf) - time.monotonic()
 
 
 @contextlib.contextmanager
@@ -29,9 +38,11 @@ def patience(seconds: float, what: str) -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         timer.start()
+        _deadlines.append(time.monotonic() + seconds)
         try:
             yield
         finally:
+            _deadlines.pop()
             timer.cancel()
             timer.join()  # an interrupt that is on its way arrives here, not in what comes after
     except KeyboardInterrupt:

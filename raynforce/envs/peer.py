@@ -20,6 +20,7 @@ from raynforce.protocol.codec import ENDED, RESET, SEEDS, Codec, join_states, sp
 from raynforce.protocol.frame import HEADER, MOST_ENVS, Message, ProtocolError, Type
 from raynforce.protocol.handshake import CAPABILITIES, Deadlines, Hello, Inference, Welcome
 from raynforce.protocol.spaces import DTYPES, misfits
+from raynforce.spaces import FORBIDS, MASK, forbids_all
 
 SESSION = 0x1122334455667788
 
@@ -173,6 +174,7 @@ class Peer:
         length = 0 if acts is None else acts.length
         self.codec.agree(hello.spaces, self.autoreset, hello.envs, 0, self.capabilities, length)
         self.rng = np.random.default_rng(0)
+        self.masks: dict[int, np.ndarray] = {}  # by env: the choices that are allowed at what it shows
         self.send(answer._replace(meta={**answer.meta, **more}).to_bytes())
         return hello
 
@@ -192,7 +194,7 @@ class Peer:
 
     def step(self, envs: Sequence[int], actions: np.ndarray | None = None, **how: Any) -> Message:
         assert self.hello is not None
-        given = self.actions(len(envs)) if actions is None else actions
+        given = self.actions(envs) if actions is None else actions
         return self.message(Type.STEP, envs, given.astype(DTYPES[self.hello.spaces.action.dtype]), **how)
 
     def snapshot(self, envs: Sequence[int], **how: Any) -> Message:
@@ -214,9 +216,12 @@ class Peer:
                 found[env] = state
         return [found[env] for env in envs]
 
-    def actions(self, count: int) -> np.ndarray:
+    def actions(self, envs: Sequence[int]) -> np.ndarray:
+        """Random ones, that are allowed at what these envs have last shown."""
         assert self.hello is not None
-        return random_actions(self.hello.spaces.action, count, self.rng)
+        action = self.hello.spaces.action
+        allowed = [self.masks.get(env, np.ones(sum(action.sizes), np.int8)) for env in envs]
+        return random_actions(action, len(envs), self.rng, np.stack(allowed) if self.masks else None)
 
     def ask(self, message: Message) -> dict[int, AnswerRow]:
         """Send a request, and the rows that answer it, by env."""
@@ -270,6 +275,11 @@ class Peer:
                 raise Failed(f"{leaf.path} has a value that its space does not have")
         if not np.isfinite(reward).all():
             raise Failed("a reward is not finite")
+        for leaf, column in zip(leaves, obs, strict=True):
+            if leaf.path == MASK:
+                if forbids_all(column, self.hello.spaces.action.sizes).any() and self.autoreset == "same_step":
+                    raise Failed(f"{MASK} {FORBIDS}")
+                self.masks |= dict(zip(ids.tolist(), column.copy(), strict=True))
         for i, env in enumerate(ids.tolist()):
             if int(status[i]) not in (0, 1, 2, 3, RESET):
                 raise Failed(f"env {env} has status {status[i]}")

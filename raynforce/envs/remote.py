@@ -16,6 +16,7 @@ import numpy as np
 
 from raynforce.envs.faults import Unavailable
 from raynforce.envs.lanes import BrokenLane
+from raynforce.envs.masks import require_leaves
 from raynforce.envs.simulators import LOOK, Simulators, patient_offer
 from raynforce.envs.vector import derive_seed
 from raynforce.errors import EnvError, UsageError, summary
@@ -415,4 +416,5 @@ def remote_spec(env: str, args: Mapping[str, Any] | None = None) -> EnvSpec:
     from raynforce.envs import gateway as gateways
 
     spaces = gateways.gateway(env).wait_for(1).spaces
+    require_leaves(env, spaces.obs, spaces.action)
     return EnvSpec(env, spaces.obs, spaces.action, dict(args or {}))

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from raynforce.envs.addresses import is_remote
+from raynforce.envs.faults import EnvFault
 from raynforce.envs.launching import PREFIX, is_simulator
 from raynforce.envs.make import locate
 from raynforce.envs.simulators import Simulators
 from raynforce.errors import EnvError
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 from raynforce.trees import join
+
+Autoreset = Literal["same-step", "next-step"]
+MODES = {"same-step": AutoresetMode.SAME_STEP, "next-step": AutoresetMode.NEXT_STEP}
 
 
 class SimulatorEnv(gymnasium.Env[Any, Any]):
@@ -49,32 +54,42 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
 
 
 class SimulatorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """The envs of a simulator process as gymnasium's vector environment, which resets an episode in its last step.
+    """The envs of a simulator process as gymnasium's vector environment.
 
-    An env that breaks is truncated, with `infos["broken"]` its cause, and begins a new episode.
+    An episode that ends is followed by the next one in the same step (`autoreset="same-step"`), or in the step after
+    it, whose action is ignored (`"next-step"`). An env that breaks is truncated, with `infos["broken"]` its cause, and
+    begins a new episode.
     """
 
-    metadata: dict[str, Any] = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
-
-    def __init__(self, command: str, envs: int, **config: Any) -> None:
-        self._lanes = simulators(command, config, envs)
+    def __init__(self, command: str, envs: int, *, autoreset: Autoreset = "same-step", **config: Any) -> None:
+        self.metadata = {"autoreset_mode": MODES[autoreset]}
+        self._waits = autoreset == "next-step"
+        self._ended = np.zeros(envs, np.bool_)  # lanes whose next step shows the episode that has begun
+        self._lanes = self._open(command, envs, config)
         self.num_envs = envs
         self.single_observation_space, self.single_action_space = gym_spaces(self._lanes.spec)
         self.observation_space = batch_space(self.single_observation_space, envs)
         self.action_space = batch_space(self.single_action_space, envs)
 
+    def _open(self, command: str, envs: int, config: Mapping[str, Any]) -> Simulators:
+        return simulators(command, config, envs)
+
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._lanes.reset(seed[0] if isinstance(seed, list) else seed)
+        self._ended[:] = False
         return self._seen(self._lanes.obs), {}
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         lanes, spec = self._lanes, self._lanes.spec.action
-        broken = lanes.step_all(np.asarray(actions, spec.dtype).reshape(self.num_envs, *spec.shape))
-        terminated, truncated = lanes.terminated.copy(), lanes.truncated.copy()
+        actions = np.asarray(actions, spec.dtype).reshape(self.num_envs, *spec.shape)
+        broken = lanes.step_some(np.flatnonzero(~self._ended), actions[~self._ended])
+        terminated, truncated = lanes.terminated & ~self._ended, lanes.truncated & ~self._ended
+        reward = np.where(self._ended, 0.0, lanes.reward)
         ended = terminated | truncated
         infos: dict[str, Any] = {}
         if ended.any():
-            infos = {"final_obs": self._seen(lanes.final), "_final_obs": ended}
+            if not self._waits:
+                infos = {"final_obs": self._seen(lanes.final), "_final_obs": ended}
             for lane, told in lanes.take_info().items():
                 for name, number in told.items():
                     infos.setdefault(name, np.zeros(self.num_envs))[lane] = number
@@ -82,13 +97,25 @@ class SimulatorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         for one in broken:
             truncated[one.lane] = True
             infos.setdefault("broken", np.full(self.num_envs, None, object))[one.lane] = one.text
-        return self._seen(lanes.obs), lanes.reward.astype(np.float64), terminated, truncated, infos
+        rows: Mapping[str, np.ndarray] = lanes.obs
+        if self._waits:
+            self._ended = terminated | truncated
+            rows = {path: np.where(_wide(ended, seen), lanes.final[path], seen) for path, seen in rows.items()}
+        return self._seen(rows), reward.astype(np.float64), terminated, truncated, infos
+
+    def take_faults(self) -> list[EnvFault]:
+        """Envs that broke since this was last asked."""
+        return self._lanes.take_faults()
 
     def close_extras(self, **kwargs: Any) -> None:
         close_simulators(self._lanes)
 
     def _seen(self, rows: Mapping[str, np.ndarray]) -> Any:
         return _observation({path: column.copy() for path, column in rows.items()})
+
+
+def _wide(chosen: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return chosen.reshape(-1, *(1,) * (rows.ndim - 1))
 
 
 def simulators(env: str, config: Mapping[str, Any], envs: int) -> Simulators:
@@ -101,15 +128,19 @@ def simulators(env: str, config: Mapping[str, Any], envs: int) -> Simulators:
 
 
 def simulator(
-    command: str, envs: int | None = None, **config: Any
+    command: str, envs: int | None = None, *, autoreset: Autoreset = "same-step", **config: Any
 ) -> gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]:
     """A simulator as an environment of gymnasium, or as a vector environment of `envs`, for any library.
 
-    `command` starts it, such as `./my_sim --track oval`; `config` are its settings.
+    `command` starts it, such as `./my_sim --track oval`; `config` are its settings. `autoreset` is for several envs.
     """
     command = command if is_simulator(command) else f"{PREFIX}{command}"
     locate(command)
-    return SimulatorEnv(command, **config) if envs is None else SimulatorVectorEnv(command, envs, **config)
+    return (
+        SimulatorEnv(command, **config)
+        if envs is None
+        else SimulatorVectorEnv(command, envs, autoreset=autoreset, **config)
+    )
 
 
 def close_simulators(lanes: Simulators) -> None:

@@ -21,6 +21,7 @@ from raynforce.envs.describe import bits
 from raynforce.envs.faults import CUT, KEPT, RECYCLED, EnvFault, count_break
 from raynforce.envs.lanes import BrokenLane, Lanes, ParallelVector
 from raynforce.envs.launching import Launched, is_simulator
+from raynforce.envs.masks import require_leaves
 from raynforce.envs.rows import Rows
 from raynforce.envs.vector import NEVER, NOT_AT_ALL, EnvArgs, Recycle, derive_seed, first_of_attempt
 from raynforce.errors import EnvError, UsageError
@@ -33,7 +34,7 @@ from raynforce.protocol.policy_session import Broken, Overdue, Results, Snapshot
 from raynforce.protocol.session import Ended
 from raynforce.protocol.shared import SharedObs
 from raynforce.protocol.spaces import Spaces
-from raynforce.spaces import ActionSpec, EnvSpec
+from raynforce.spaces import MASK, ActionSpec, EnvSpec
 from raynforce.trees import Tree
 
 START_SECONDS = 60.0
@@ -153,6 +154,7 @@ class Simulators:
             while (link := self._joined()) is None:
                 self.wait()
             hello = link.session.hello
+            require_leaves(env, hello.spaces.obs, hello.spaces.action)
             self.spec = EnvSpec(env, hello.spaces.obs, hello.spaces.action, self._args)
             if link.session.saves:
                 self.saves, self.way_back = True, "through the simulator's own snapshots"
@@ -236,8 +238,14 @@ class Simulators:
 
     def step_all(self, actions: np.ndarray) -> list[BrokenLane]:
         """Step all lanes and wait for them; those that broke."""
-        self.step(np.arange(self.count), actions)
-        left, broken = self.count, []
+        return self.step_some(np.arange(self.count), actions)
+
+    def step_some(self, lanes: np.ndarray, actions: np.ndarray) -> list[BrokenLane]:
+        """Step these lanes, all others being idle, and wait for them; those that broke."""
+        broken: list[BrokenLane] = []
+        left = len(lanes)
+        if left:
+            self.step(lanes, actions)
         while left:
             self.wait()
             done, lost = self.collect()
@@ -779,12 +787,18 @@ def patient_offer(hang_seconds: float, start_seconds: float, config: Mapping[str
     return Offer(autoreset=("same_step",), capabilities=can, deadlines=deadlines, config=config)
 
 
-def random_actions(action: ActionSpec, count: int, rng: np.random.Generator) -> np.ndarray:
+def random_actions(
+    action: ActionSpec, count: int, rng: np.random.Generator, masks: np.ndarray | None = None
+) -> np.ndarray:
+    """Actions `[count, ...]`, of those that `masks` `[count, n]` allow."""
     if action.kind == "box":
         low, high = (np.array(b).reshape(action.shape) for b in (action.low, action.high))
         low, high = np.where(np.isfinite(low), low, -1), np.where(np.isfinite(high), high, 1)
         return rng.uniform(low, high, (count, *action.shape))
     start = np.array(action.start or (0,) * len(action.sizes)).reshape(action.shape)
+    if masks is not None:
+        parts = np.split(np.where(masks, rng.random(masks.shape), -1.0), np.cumsum(action.sizes)[:-1], axis=1)
+        return start + np.stack([part.argmax(axis=1) for part in parts], axis=1).reshape(count, *action.shape)
     return start + rng.integers(0, np.array(action.sizes).reshape(action.shape), (count, *action.shape))
 
 
@@ -801,7 +815,8 @@ def cost_of_simulator(env: str, args: Mapping[str, Any] | None, envs: int = 8) -
     try:
         until = time.monotonic() + TRIAL_SECONDS
         while len(took) < STEPS * PASSES and (not took or time.monotonic() < until):
-            actions = random_actions(lanes.spec.action, envs, rng).astype(lanes.spec.action.dtype)
+            actions = random_actions(lanes.spec.action, envs, rng, lanes.obs.get(MASK))
+            actions = actions.astype(lanes.spec.action.dtype)
             began = time.perf_counter()
             lanes.step_all(actions)
             took.append((time.perf_counter() - began) / envs)
@@ -832,4 +847,5 @@ def make_lanes(args: EnvArgs, host: int, attempt: int, hang_seconds: float) -> L
         parallel=args.parallel,
         attempt=attempt,
         hang_seconds=hang_seconds,
+        masked=args.masked,
     )

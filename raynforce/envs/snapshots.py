@@ -18,6 +18,7 @@ from raynforce.envs.describe import bits, short
 from raynforce.envs.frames import FrameStack, layers
 from raynforce.envs.make import Env
 from raynforce.envs.slow import Slow
+from raynforce.envs.wrappers import SkipObservation
 from raynforce.errors import UsageError
 from raynforce.trees import Tree
 
@@ -26,7 +27,8 @@ KNOWN = (
     TimeLimit,  # its count is saved beside the pair
     FrameStack,  # and so are its frames
     *(wrappers.OrderEnforcing, wrappers.PassiveEnvChecker),  # know only that there was a reset
-    *(wrappers.ClipAction, wrappers.RescaleAction, wrappers.ClipReward, Slow),  # and these have no state at all
+    *(wrappers.ClipAction, wrappers.RescaleAction, wrappers.ClipReward),  # and these have no state at all
+    *(Slow, SkipObservation),
     *(wrappers.DtypeObservation, wrappers.FilterObservation, wrappers.FlattenObservation),
     *(wrappers.GrayscaleObservation, wrappers.RescaleObservation, wrappers.ReshapeObservation),
     wrappers.ResizeObservation,

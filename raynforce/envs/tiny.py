@@ -175,3 +175,90 @@ class Catch(gymnasium.Env[np.ndarray, int]):
         image = np.zeros((self.length + 1, self.width, 1), np.uint8)
         image[self.steps, self.column] = 255
         return image
+
+
+class MaskedGrid(gymnasium.Env[Any, Any]):
+    """Walk from a random place to the far corner of a grid, which walls cross: at best -0.01 a step and 1 at the goal.
+
+    Moves (right, down, left, up, and `idle` more that lead nowhere) into a wall or out of the grid are forbidden by
+    `action_mask`, in `info` or, if `masks` is `"obs"`, in the observation; the env raises on one. With `"none"` they
+    are allowed and change nothing. Truncated after `10 * n` steps.
+    """
+
+    MOVES = ((0, 1), (1, 0), (0, -1), (-1, 0))
+
+    def __init__(self, n: int = 5, idle: int = 4, masks: str = "info") -> None:
+        if masks not in ("info", "obs", "none"):
+            raise ValueError(f"masks {masks!r} is not allowed: 'info', 'obs' and 'none' are")
+        if n < 3 or n % 2 == 0:
+            raise ValueError(f"n {n} is not allowed: odd numbers from 3 on are")
+        self.n, self.masks = n, masks
+        self.choices = len(self.MOVES) + idle
+        self.action_space = spaces.Discrete(self.choices)
+        place: spaces.Space[Any] = spaces.Box(0.0, 1.0, (2,))
+        flags = spaces.MultiBinary(self.choices)
+        self.observation_space = spaces.Dict(place=place, action_mask=flags) if masks == "obs" else place
+        self.free = np.ones((n, n), bool)
+        for column in range(1, n, 2):  # a wall in every second column, with a gap at one end
+            self.free[:, column] = False
+            self.free[-1 if column % 4 == 1 else 0, column] = True
+
+    def mask(self) -> np.ndarray:
+        flags = np.zeros(self.choices, np.int8)
+        for action, (down, right) in enumerate(self.MOVES):
+            row, column = self.place[0] + down, self.place[1] + right
+            flags[action] = 0 <= row < self.n and 0 <= column < self.n and self.free[row, column]
+        return flags
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        free = np.argwhere(self.free)[:-1]  # without the goal
+        self.place, self.steps = free[int(self.np_random.integers(len(free)))], 0
+        return self._seen()
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, Info]:
+        if self.mask()[action]:
+            self.place = self.place + self.MOVES[action]
+        elif self.masks != "none":
+            raise ValueError(f"action {action} is forbidden at {self.place.tolist()}")
+        self.steps += 1
+        there = bool((self.place == self.n - 1).all())
+        seen, info = self._seen()
+        return seen, 1.0 if there else -0.01, there, not there and self.steps >= 10 * self.n, info
+
+    def _seen(self) -> tuple[Any, Info]:
+        place = (self.place / (self.n - 1)).astype(np.float32)
+        if self.masks == "obs":
+            return {"place": place, "action_mask": self.mask()}, {}
+        return place, {"action_mask": self.mask()} if self.masks == "info" else {}
+
+
+class Recall(gymnasium.Env[int, int]):
+    """A number is shown in the first step alone; say it in the last one, after `length` steps: 1 if right.
+
+    Without memory the mean return is `1 / n` at best. It shows `cue + 1` at first and 0 after that.
+    """
+
+    def __init__(self, n: int = 2, length: int = 4) -> None:
+        if n < 2 or length < 2:
+            raise ValueError(f"n {n} and length {length} are not allowed: at least 2 are")
+        self.observation_space, self.action_space = spaces.Discrete(n + 1), spaces.Discrete(n)
+        self.n, self.length = n, length
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[int, Info]:
+        super().reset(seed=seed)
+        self.steps, self.cue = 0, int(self.np_random.integers(self.n))
+        return self.cue + 1, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, Info]:
+        self.steps += 1
+        over = self.steps >= self.length
+        return 0, float(over and action == self.cue), over, False, {}
+
+
+def blind_cartpole(env: str = "CartPole-v1") -> gymnasium.Env[Any, Any]:
+    """CartPole without velocities: two observations in a row tell them, one does not."""
+    made = gymnasium.make(env)
+    low, high = (bound[[0, 2]] for bound in (made.observation_space.low, made.observation_space.high))  # type: ignore[attr-defined]
+    space = spaces.Box(low, high, dtype=np.float32)
+    return gymnasium.wrappers.TransformObservation(made, lambda obs: obs[[0, 2]], space)

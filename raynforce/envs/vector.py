@@ -13,11 +13,12 @@ import numpy as np
 from raynforce.envs.addresses import is_remote
 from raynforce.envs.describe import Args
 from raynforce.envs.faults import EnvFault
+from raynforce.envs.joined import STATE
 from raynforce.envs.launching import is_simulator
-from raynforce.envs.make import close_env, make_described
+from raynforce.envs.make import close_env, make_probed
 from raynforce.errors import CheckpointError, EnvError, UsageError
 from raynforce.infos import NOTHING, Info
-from raynforce.spaces import EnvSpec
+from raynforce.spaces import EnvSpec, ObsLeaf
 from raynforce.trees import Tree
 
 Parallel = Literal["no", "threads", "processes"]
@@ -44,6 +45,8 @@ class VectorEnv(ABC):
 
     num_envs: int
     spec: EnvSpec
+    turns: bool = False  # whether lanes act in turns, and rewards are shown at the next one
+    state_leaf: ObsLeaf | None = None  # the global state, if it is shown beside what lanes see
     note: str  # why the environment's own vector implementation, or its own way to save episodes, is not used; or empty
     way_back: str  # how running episodes come back at resume, in words that follow "they come back"
     restarted: list[int]  # lanes whose episodes the last `load` could not restore, and began new ones in
@@ -127,11 +130,25 @@ class EnvArgs:
     parallel: Parallel = "no"
     recycle: Recycle = NEVER
     gateway: Any = None  # the `Address` where simulators that others started are asked for
+    masked: bool = False  # whether they say which actions are allowed
+    ids: bool = False  # of several agents: each sees which one it is
+    states: bool = False  # of several agents: what they see has the global state beside it
 
     def vector(self, sampler: int, **more: Any) -> VectorEnv:
+        """The environments as lanes; those of several agents as lanes of one policy."""
+        made = self.environments(sampler, **more)
+        if made.spec.agents is None:
+            return made
+        from raynforce.envs.agents import shared
+
+        return shared(made, ids=self.ids, states=self.states)
+
+    def environments(self, sampler: int, **more: Any) -> VectorEnv:
+        """One row for each environment, also of several agents."""
         how: dict[str, Any] = {"exact_resume": self.exact_resume, "parallel": self.parallel, "recycle": self.recycle}
-        how |= {"gateway": self.gateway, **more}
-        return make_vector(self.env, self.args, self.num_envs, seed=self.seed, sampler=sampler, **how)
+        how |= {"gateway": self.gateway, "masked": self.masked, **more}
+        args = self.args | {STATE: True} if self.states else self.args
+        return make_vector(self.env, args, self.num_envs, seed=self.seed, sampler=sampler, **how)
 
 
 def make_vector(
@@ -148,12 +165,14 @@ def make_vector(
     recycle: Recycle = NEVER,
     gateway: Any = None,
     at_most: bool = False,
+    masked: bool = False,
 ) -> VectorEnv:
     """Make `num_envs` environments: the env's own vector implementation if it serves, otherwise a loop.
 
     With `parallel` they are single ones in any case; a step longer than `hang_seconds` is then given up. Exact resume
     needs a snapshot of the vector implementation; the loop replays the running episodes' actions, unless `record` is
-    off. With `at_most`, simulators that others started may give fewer than `num_envs`.
+    off. With `at_most`, simulators that others started may give fewer than `num_envs`. `masked` if they say which
+    actions are allowed, as `probe` finds.
     """
     from raynforce.envs.lanes import Lanes, ParallelVector  # all implement this module's contract, so they import it
     from raynforce.envs.local import LocalVector
@@ -174,12 +193,13 @@ def make_vector(
         return SimulatorVector(Simulators(env, env_args, num_envs, **which), record and exact_resume)
     record = record and exact_resume
     if parallel != "no":
-        how: dict[str, Any] = {"parallel": parallel, "record": record, "hang_seconds": hang_seconds}
+        how: dict[str, Any] = {"parallel": parallel, "record": record, "hang_seconds": hang_seconds, "masked": masked}
         return ParallelVector(Lanes(env, env_args, num_envs, seed=seed, sampler=sampler, **how))
     vector, note = registered_vector(env, dict(env_args or {}), num_envs, exact_resume=exact_resume)
     if vector is not None:
-        return NativeVector(env, vector, seed=seed, sampler=sampler, env_args=env_args)
-    return LocalVector(env, env_args, num_envs, seed=seed, sampler=sampler, record=record, note=note)
+        return NativeVector(env, vector, seed=seed, sampler=sampler, env_args=env_args, masked=masked)
+    single: dict[str, Any] = {"seed": seed, "sampler": sampler, "record": record, "masked": masked}
+    return LocalVector(env, env_args, num_envs, **single, note=note)
 
 
 def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
@@ -188,9 +208,18 @@ def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
         from raynforce.envs.remote import remote_spec
 
         return remote_spec(env, env_args)
-    made, spec = make_described(env, env_args)
+    made, spec = make_probed(env, env_args)
     close_env(made)
-    return spec
+    return as_lane(spec)
+
+
+def as_lane(spec: EnvSpec, *, ids: bool = False) -> EnvSpec:
+    """What a policy sees of it: of several agents, what one of the first kind does."""
+    if spec.agents is None:
+        return spec
+    from raynforce.envs.agents import lane_spec
+
+    return lane_spec(spec, ids=ids)
 
 
 def require_finite(env: str, columns: Mapping[str, np.ndarray], axes: tuple[str, ...], args: Args = None) -> None:

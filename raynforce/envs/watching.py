@@ -20,6 +20,7 @@ from raynforce.envs.describe import Args
 from raynforce.envs.lane import Lane
 from raynforce.envs.local import LocalVector
 from raynforce.envs.make import close_env, locate, make
+from raynforce.envs.wrappers import for_evaluation
 from raynforce.errors import UsageError, summary
 
 Mode = Literal["human", "rgb_array"]
@@ -32,9 +33,11 @@ class Watched(LocalVector):
 
     films: Films | None = None
 
-    def __init__(self, env: str, args: Args, *, seed: int, sampler: int, films: str | Path | None = None) -> None:
-        args = _showing(env, dict(args or {}), "human" if films is None else "rgb_array")
-        super().__init__(env, args, 1, seed=seed, sampler=sampler, record=False, lane=_FilmedLane)
+    def __init__(
+        self, env: str, args: Args, *, seed: int, sampler: int, films: str | Path | None = None, masked: bool = False
+    ) -> None:
+        args = _showing(env, for_evaluation(args or {}), "human" if films is None else "rgb_array")
+        super().__init__(env, args, 1, seed=seed, sampler=sampler, record=False, lane=_FilmedLane, masked=masked)
         if films is not None:
             (lane,) = self._lanes
             self.films = lane.films = Films(Path(films), lane.env.metadata.get("render_fps") or FRAMES_A_SECOND)

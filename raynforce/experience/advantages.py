@@ -29,9 +29,10 @@ def gae(steps: Steps, gamma: float, gae_lambda: float) -> tuple[np.ndarray, np.n
     """GAE (Schulman et al. 2016): `(advantage, returns)`, both `[T, B]` float32, also of rows that are not valid."""
     advantage = steps.errors(gamma)  # so far
     chain = ~(steps.terminated | steps.truncated) * np.float32(gamma * gae_lambda)  # [T, B]
-    for t in range(len(advantage) - 2, -1, -1):
-        chain[t] *= advantage[t + 1]
-        advantage[t] += chain[t]
+    rows, weights = list(advantage), list(chain)  # views
+    for now, later, weight in zip(rows[-2::-1], rows[:0:-1], weights[-2::-1], strict=True):
+        weight *= later
+        now += weight
     return advantage, advantage + np.asarray(steps.value[:-1], np.float32)
 
 

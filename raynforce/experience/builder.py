@@ -15,17 +15,13 @@ from raynforce.infos import NOTHING, Info, values
 from raynforce.spaces import ActionSpec, ObsLeaf
 
 Columns = Mapping[str, np.ndarray]
-MASK = "action_mask"
 STATE = "state0/"
+SEQUENCE = "sequence"
 
 
-def allocate(
-    obs: Sequence[ObsLeaf], action: ActionSpec, rows: int, lanes: int, *, masked: bool = False
-) -> tuple[Arrays, Arrays]:
+def allocate(obs: Sequence[ObsLeaf], action: ActionSpec, rows: int, lanes: int) -> tuple[Arrays, Arrays]:
     """Columns `[T+1, B, ...]` of what is seen, the mask of allowed actions included, and `[T, B, ...]` of the rest."""
     seen = {leaf.path: np.zeros((rows + 1, lanes, *leaf.shape), leaf.dtype) for leaf in obs}
-    if masked:
-        seen[MASK] = np.zeros((rows + 1, lanes, sum(action.sizes)), np.bool_)
     kind = np.float32 if action.kind == "box" else np.int64
     rest = {"action": np.zeros((rows, lanes, *action.shape), kind), "reward": np.zeros((rows, lanes), np.float32)}
     return seen, rest | {name: np.zeros((rows, lanes), np.bool_) for name in ("terminated", "truncated")}
@@ -70,7 +66,7 @@ class InFlight:
 def final_columns(columns: Arrays, index: Sequence[np.ndarray], last: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
     """Where `obs` shows the next episode already, and the true last observations `[K, ...]` there."""
     found = {"final/index": np.concatenate(index) if index else np.zeros(0, np.int64)}
-    for path in [path for path in columns if path == "obs" or path.startswith("obs/")]:
+    for path in [path for path in columns if path in ("obs", "global_state") or path.startswith("obs/")]:
         none = np.empty((0, *columns[path].shape[2:]), columns[path].dtype)
         found[f"final/{path}"] = np.concatenate([each[path] for each in last]) if last else none
     return found
@@ -84,12 +80,15 @@ def finish(
     sampler: int,
     sequence: int,
     state0: Columns = NOTHING,
+    every: int = 0,
 ) -> Fragment:
-    """The fragment of these columns; `state0` `[B, ...]` is the recurrent state that its first row was chosen with."""
+    """The fragment of these columns; `state0` `[P, B, ...]` are the recurrent states of `every` so many rows."""
     columns["episode/return"] = np.array([each.total for each in episodes], np.float32)
     columns["episode/length"] = np.array([each.length for each in episodes], np.int64)
     columns |= {INFO + name: column for name, column in values([each.info for each in episodes]).items()}
-    columns |= {STATE + name: column for name, column in state0.items()}
+    if state0:
+        columns |= {STATE + name: column for name, column in state0.items()}
+        columns[SEQUENCE] = np.arange(0, len(columns["reward"]), every)
     for column in columns.values():
         column.flags.writeable = False  # as it is when received from another process
     return Fragment(columns, version, sampler, sequence)

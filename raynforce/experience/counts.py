@@ -44,6 +44,8 @@ class Receipt(NamedTuple):
     flying: int = 0  # environment steps that are still to become part of a fragment
     skipped: int = 0  # environment steps that a simulator took while nobody asked for them
     lost: int = 0  # environment steps, at most, of fragments that ended with a simulator's process
+    passes: int = 0  # of a policy that serves hosts: forward passes since the last one
+    chosen: int = 0  # actions that these have chosen
 
 
 class Counts:

@@ -49,8 +49,11 @@ class Fragment:
     in the order of time. A lane with fewer than T steps is truncated, and the rows after that are not valid.
 
     Columns that an algorithm may ask for: `logp` `[T, B]`, the behaviour log-probability; `priority` `[T, B]` float32,
-    the absolute one-step error by the acting network, 0 where not valid. Columns that may be there: `state0/NAME`
-    `[B, ...]`, the recurrent state of row 0; `action_mask` `[T+1, B, n]` bool, the choices allowed at each observation.
+    the absolute one-step error by the acting network, 0 where not valid. Columns that may be there: `obs/action_mask`
+    `[T+1, B, n]` int8, 1 for each choice that is allowed at an observation, wherever masks come from (after an episode
+    has terminated it may be 0 throughout); of a policy with memory `sequence` `[P]` int64, the rows at which sequences
+    begin, and `state0/NAME` `[P, B, ...]`, the states that these rows were chosen with; of several agents
+    `global_state` `[T+1, B, n]` float32, and `final/global_state`.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -90,6 +93,10 @@ class Fragment:
 
     @staticmethod
     def from_state(tree: Tree) -> Fragment:
+        if "parts" in tree:
+            from raynforce.experience.team_fragment import TeamFragment
+
+            return TeamFragment.of_state(tree)
         columns = {path: tree["columns"][str(i)] for i, path in enumerate(tree["paths"])}
         return Fragment(columns, tree["version"], tree["sampler"], tree["sequence"])
 
@@ -104,6 +111,10 @@ class Fragment:
     def info(self) -> Arrays:
         """Numbers in `info` of the episodes that ended, each `[E]`, by their own names."""
         return {k[len(INFO) :]: v for k, v in self.columns.items() if k.startswith(INFO)}
+
+    def state_columns(self) -> Arrays:
+        """The global state `[T+1, B, n]` of several agents, if it was asked for."""
+        return {"global_state": self.columns["global_state"]} if "global_state" in self.columns else {}
 
     def final_obs(self) -> Arrays:
         """True last observations under the observations' own paths, each `[K, ...]`."""

@@ -20,6 +20,7 @@ class Ledger:
         self.produced = 0
         self.trained = 0
         self.dropped = 0  # sampled, and given up because it had become too old, or nobody had asked for it
+        self.skipped = 0  # of those, what nobody had asked for
         self.lost = 0  # at most, of fragments that were never completed and not redone
         self._flying: dict[Key, int] = {}
 
@@ -50,6 +51,7 @@ class Ledger:
         """A simulator that cannot wait took steps that nobody had asked for."""
         self.produced += steps
         self.dropped += steps
+        self.skipped += steps
 
     def lose(self, steps: int, keys: Iterable[Key] = ()) -> None:
         """What a sampler was at is gone, and so are these complete fragments."""
@@ -77,17 +79,18 @@ class Ledger:
             raise LedgerError(f"{steps} steps of fragment {_name(key)} were used, {why}")
 
     def metrics(self) -> dict[str, float]:
-        steps = ("produced", "dropped", "lost", "in_flight")
+        steps = ("produced", "dropped", *(("skipped",) if self.skipped else ()), "lost", "in_flight")
         return {f"health/{name}_steps": float(getattr(self, name)) for name in steps}
 
     def state(self) -> Tree:
         """What is in flight is saved with the fragments themselves."""
-        return {"produced": self.produced, "trained": self.trained, "dropped": self.dropped, "lost": self.lost}
+        return {name: getattr(self, name) for name in ("produced", "trained", "dropped", "skipped", "lost")}
 
     def load(self, tree: Tree, held: Iterable[Record]) -> None:
         """Undo `state`, with the records of the fragments that were saved beside it."""
         self.produced, self.trained = int(tree["produced"]), int(tree["trained"])
         self.dropped, self.lost = int(tree["dropped"]), int(tree["lost"])
+        self.skipped = int(tree.get("skipped", 0))
         self._flying = {record.key: record.steps for record in held}
 
 

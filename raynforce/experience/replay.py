@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from raynforce.errors import UsageError
+from raynforce.experience.builder import STATE
 from raynforce.experience.fragment import Arrays, Fragment
 from raynforce.experience.restoring import restore
 from raynforce.experience.ring import Ring
 from raynforce.experience.saved_replay import SavedReplay
 from raynforce.experience.storage import Layout, estimate_bytes, has_images, require_images
 from raynforce.experience.sumtree import SumTree, importance_weights
+from raynforce.infos import NOTHING
 from raynforce.memory import require_memory
 from raynforce.spaces import ActionSpec, ObsLeaf
 from raynforce.trees import Tree
@@ -28,6 +30,9 @@ class Replay:
     newest observation alone, so `capacity - samplers * lanes` transitions fit. A transition can be sampled once its
     n-step window is complete, or its episode ended: `len(replay)` counts those. Of a stack of frames a row holds the
     newest; samples have the whole stack. With `compress` images are kept compressed.
+
+    With `sequence`, for networks with memory, what is sampled are sequences of so many steps, after `burn_in` others,
+    from where fragments have recurrent states (of these sizes) on. `len(replay)` counts those then.
     """
 
     def __init__(
@@ -44,16 +49,22 @@ class Replay:
         alpha: float = 0.6,
         memory_fraction: float = 0.8,
         compress: bool = False,
+        sequence: int = 0,
+        burn_in: int = 0,
+        states: Mapping[str, int] = NOTHING,
     ):
         self.lanes, self.samplers, self.n_step = lanes, samplers, n_step
         self.gamma, self.alpha = gamma, alpha
+        self._sequence, self._burn_in = sequence, burn_in
+        self._window = burn_in + sequence + n_step - 1 if sequence else n_step  # rows that a sample is made of
         layout = Layout.of(capacity, lanes, samplers)
         if n_step < 1:
             raise UsageError(f"replay: n_step {n_step} is not allowed; it is at least 1")
-        if layout.rows < n_step + 2:
+        if layout.rows < self._window + 2:
             gives = f"a capacity of {capacity} gives each of {layout.width} lanes {layout.rows} rows"
-            fix = f"raise algorithm.buffer_size to at least {(n_step + 2) * layout.width} or lower --envs"
-            raise UsageError(f"replay: {gives}, {n_step}-step returns need {n_step + 2}; {fix}")
+            fix = f"raise algorithm.buffer_size to at least {(self._window + 2) * layout.width} or lower --envs"
+            what = f"{n_step}-step returns" + (f" of sequences of {burn_in} + {sequence} steps" if sequence else "")
+            raise UsageError(f"replay: {gives}, {what} need {self._window + 2}; {fix}")
         if compress:
             require_images(obs)
         needed = estimate_bytes(obs, action, layout, prioritized=prioritized, compress=compress)
@@ -61,12 +72,12 @@ class Replay:
         require_memory(needed, memory_fraction, f"replay: a buffer of {capacity} transitions", hint)
 
         self.capacity = layout.capacity
-        self._ring = Ring(obs, action, layout, memory_fraction, compress)
+        self._ring = Ring(obs, action, layout, memory_fraction, compress, states)
         self._ready = self._ring.flat["ready"]
         self._tree = SumTree(self.capacity) if prioritized else None
         self._max_priority = 1.0
         # Priorities that the rows before a head have come with; 0: none. They are due when a window is complete.
-        self._waiting = np.zeros((samplers, n_step - 1, lanes))
+        self._waiting = np.zeros((samplers, self._window - 1, lanes))
 
         self._num_ready = 0
         self._drawn = 0  # transitions, since `metrics` was asked
@@ -90,8 +101,9 @@ class Replay:
 
     def metrics(self) -> dict[str, float]:
         """Its size, and the mean age of what was sampled since the last call, in steps of the same sampler."""
-        found = {"replay/size": float(len(self)), "replay/capacity": float(self.capacity)}
-        found |= {"replay/fill": len(self) / self.capacity, "replay/mb": self.nbytes / 1e6}
+        size = len(self) * max(1, self._sequence)
+        found = {"replay/size": float(size), "replay/capacity": float(self.capacity)}
+        found |= {"replay/fill": size / self.capacity, "replay/mb": self.nbytes / 1e6}
         if self._drawn:
             found["replay/age"] = self._drawn_age / self._drawn
             self._drawn = self._drawn_age = 0
@@ -103,7 +115,7 @@ class Replay:
         """Copy a fragment in, with its TD errors `priority` if it has them; returns how many transitions it added."""
         ring, sampler = self._ring, fragment.sampler
         before, first, head, steps = ring.append(fragment)
-        oldest = max(0, before - self.n_step + 1, head - ring.rows + 1)  # whose window may have been open
+        oldest = max(0, before - self._window + 1, head - ring.rows + 1)  # whose window may have been open
         slots = ring.slots(sampler, oldest, head + 1)
         begin = self._begin(fragment, first > before)[-len(slots) :] if self._tree else None
         self._settle(slots, first - oldest, begin)
@@ -118,7 +130,7 @@ class Replay:
             new[gap:-1][known] = self._raised(error[known])
             self._max_priority = max(self._max_priority, float(new.max()))
         rows = np.concatenate([self._waiting[fragment.sampler], new])
-        self._waiting[fragment.sampler] = rows[len(rows) - self.n_step : -1]
+        self._waiting[fragment.sampler] = rows[len(rows) - self._window : -1]
         return rows
 
     def _raised(self, error: np.ndarray) -> np.ndarray:
@@ -139,7 +151,12 @@ class Replay:
             self._tree.set(slots.reshape(-1), priority.reshape(-1))
 
     def _complete(self, slots: np.ndarray) -> np.ndarray:
-        """Which of a sampler's newest rows `[n, B]`, up to the head, have `n_step` steps or an end before the head."""
+        """Which of a sampler's newest rows `[n, B]`, up to the head, have `n_step` steps or an end before the head; or
+        begin a sequence all of whose rows are there."""
+        if self._ring.states:
+            begins: np.ndarray = self._ring.states.slot.take(slots) >= 0
+            begins[max(0, len(slots) - self._window) :] = False
+            return begins
         complete: np.ndarray = np.logical_or.accumulate(self._ring.end.take(slots)[::-1])[::-1]
         complete[: max(0, len(slots) - self.n_step)] = True
         complete &= self._ring.valid.take(slots)
@@ -164,6 +181,8 @@ class Replay:
         | `discount` | `[n]` float32 | what the value of `next_obs` counts: gamma ** steps, 0 if terminated |
         | `weight` | `[n]` float32 | importance weight, at most 1; all 1 when uniform |
         | `index` | `[n]` int64 | the transitions' names, for `update_priorities` |
+
+        Of sequences see `_gather_sequences`.
         """
         batch = self.draw(np.full(batches, batch_size), rng)
         return batch | {"weight": importance_weights(batch.pop("priority"), beta)}
@@ -184,7 +203,8 @@ class Replay:
         index, age = self._ring.names(slots)
         self._drawn += n
         self._drawn_age += int(age.sum()) * self.lanes
-        return self._gather(slots) | {"priority": priority, "index": index}
+        gathered = self._gather_sequences(slots) if self._ring.states else self._gather(slots)
+        return gathered | {"priority": priority, "index": index}
 
     def _gather(self, slots: np.ndarray) -> Arrays:
         ring = self._ring
@@ -202,6 +222,35 @@ class Replay:
                 for path, final in ring.finals.arrays.items():
                     batch[f"next_{path}"][ends] = final[final_slot[ends]]
         return batch
+
+    def _gather_sequences(self, slots: np.ndarray) -> Arrays:
+        """Sequences `[n, …]` from these positions on: R rows with `obs`, `next_obs`, the true observation after each,
+        and `first`, where an episode begins; of the L steps after the burn-in `action`, `reward` and `discount` as of
+        transitions, `last`, in which of the rows their windows end, and `valid`; and `state0/NAME`."""
+        ring, sequence = self._ring, slice(self._burn_in, self._burn_in + self._sequence)
+        assert ring.states is not None
+        count, rows = len(slots), np.arange(self._window + 1)
+        index = (slots[:, None] + rows * ring.width) % self.capacity  # [n, R+1]
+        steps = index[:, :-1]
+        final_slot = ring.finals.slot.take(steps)
+        ends = np.nonzero(final_slot >= 0)
+        batch: Arrays = {}
+        for path in ring.obs_paths:
+            seen = ring.observed(path, index.reshape(-1))
+            seen = seen.reshape(count, len(rows), *seen.shape[1:])
+            batch[path], batch[f"next_{path}"] = seen[:, :-1], seen[:, 1:].copy()
+            batch[f"next_{path}"][ends] = ring.finals.arrays[path][final_slot[ends]]
+        valid, learned = ring.valid.take(steps), steps[:, sequence]
+        first = np.zeros(steps.shape, np.bool_)  # not in the first row, whose state is known
+        first[:, 1:] = (ring.end.take(steps[:, :-1]) | ~valid[:, :-1]) & valid[:, 1:]
+        reward, last, taken = self._returns(learned.reshape(-1))
+        discount = self._gammas[taken] * ~ring.terminated.take(last)
+        where = rows[sequence] + np.broadcast_to(taken, reward.shape).reshape(learned.shape) - 1
+        batch |= {"first": first, "valid": valid[:, sequence], "last": where.astype(np.int64)}
+        batch |= {"action": ring.flat["action"].take(learned, axis=0), "reward": reward.reshape(learned.shape)}
+        batch["discount"] = discount.astype(np.float32).reshape(learned.shape)
+        at = ring.states.slot.take(slots)
+        return batch | {STATE + name: array[at] for name, array in ring.states.arrays.items()}
 
     def _draw_uniform(self, n: int, rng: np.random.Generator) -> np.ndarray:
         filled = min(self._ring.rows, max(self._ring.head)) * self._ring.width
@@ -275,16 +324,16 @@ class Replay:
         the newest transitions that fit are kept; streams that are cut end as by truncation.
         """
         ring = self._ring
-        saved = SavedReplay(tree, ring.columns, ring.obs, ring.stacked)
+        saved = SavedReplay(tree, ring.columns, ring.obs, ring.stacked, ring.state_columns)
         priority = restore(ring, saved)
         self.missing, self._max_priority = saved.missing, saved.max_priority
         self.late, (self._drawn, self._drawn_age) = saved.late, saved.drawn
-        self._ready[:] = ring.valid
+        self._ready[:] = ring.states.slot >= 0 if ring.states else ring.valid
         self._waiting[:] = 0.0
         for sampler in range(self.samplers):  # all windows are complete but those near the heads
             near = self._near(sampler)
             self._ready[near] = self._complete(near)
-            self._waiting[sampler, self.n_step - len(near) :] = priority[near[:-1]]
+            self._waiting[sampler, self._window - len(near) :] = priority[near[:-1]]
         self._num_ready = int(np.count_nonzero(self._ready))
         if self._tree:
             priority[priority == 0.0] = self._max_priority  # what comes without a priority is as good as new
@@ -292,4 +341,4 @@ class Replay:
 
     def _near(self, sampler: int) -> np.ndarray:
         head = self._ring.head[sampler]
-        return self._ring.slots(sampler, max(0, head - self.n_step + 1), head + 1)
+        return self._ring.slots(sampler, max(0, head - self._window + 1), head + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raynforce.config import Config
@@ -25,6 +26,18 @@ class ReplaySpec:
     gamma: float = 0.99
     prioritized: bool = False  # sample transitions in proportion to their error instead of uniformly
     priority_alpha: float = 0.6  # how strongly error counts in sampling
+    sequence: int = 0  # for networks with memory: steps of the sequences that are sampled instead of transitions
+    burn_in: int = 0  # steps before these that only bring the state up to date
+
+    @property
+    def draws(self) -> int:
+        """What is drawn for an update: transitions, or sequences of as many together."""
+        return self.batch_size // max(1, self.sequence)
+
+    @property
+    def window(self) -> int:
+        """Rows of the buffer that one of them is made of."""
+        return self.burn_in + self.sequence + self.n_step - 1 if self.sequence else self.n_step
 
 
 def make_limiter(config: Config, spec: ReplaySpec) -> Limiter:
@@ -33,8 +46,10 @@ def make_limiter(config: Config, spec: ReplaySpec) -> Limiter:
     return Limiter(spec.samples_per_insert, spec.batch_size, spec.learning_starts, slack=ahead)
 
 
-def make_replay(config: Config, spec: ReplaySpec, env: EnvSpec, shard: int | None = None) -> Replay:
-    """The whole buffer, or a shard's part."""
+def make_replay(
+    config: Config, spec: ReplaySpec, env: EnvSpec, states: Mapping[str, int], shard: int | None = None
+) -> Replay:
+    """The whole buffer, or a shard's part; `states` are the sizes of the network's recurrent states."""
     return Replay(
         env.obs,
         env.action,
@@ -44,6 +59,9 @@ def make_replay(config: Config, spec: ReplaySpec, env: EnvSpec, shard: int | Non
         gamma=spec.gamma,
         alpha=spec.priority_alpha,
         compress=config.replay.compress,
+        sequence=spec.sequence,
+        burn_in=spec.burn_in,
+        states=states,
     )
 
 
@@ -60,7 +78,7 @@ def _shape(config: Config, spec: ReplaySpec, shard: int | None) -> dict[str, int
 
 def least_buffer(config: Config, spec: ReplaySpec, width: int) -> int:
     """Transitions that a buffer of `width` environments has to hold: a fragment, and a batch."""
-    return max((config.sampling.fragment + 2) * width, spec.batch_size + (spec.n_step + 1) * width)
+    return max((config.sampling.fragment + 2) * width, spec.batch_size + (spec.window + 1) * width)
 
 
 def with_limiter(learner: Tree, limiter: Limiter) -> Tree:

@@ -32,6 +32,8 @@ def _start_fresh(ring: Ring, saved: SavedReplay, rows: np.ndarray) -> None:
     ring.finals.clear()
     if ring.stacks:
         ring.stacks.pool.clear()
+    if ring.states:
+        ring.states.clear()
     ring.stamp = saved.stamp + 1
     ring.stamps[:] = ring.stamp
 
@@ -53,6 +55,8 @@ def _restore(ring: Ring, saved: SavedReplay) -> tuple[slice, slice]:
         ring.finals.put(segment.final_index + segment.first * ring.width, segment.finals)
         if ring.stacks:
             ring.stacks.pool.put(segment.whole_index + segment.first * ring.width, segment.wholes)
+        if ring.states:
+            ring.states.put(segment.state_index + segment.first * ring.width, segment.states)
         number, within = divmod(segment.first, ring.segment_rows)
         if within == 0 and segment.stop == min(saved.filled, segment.first + ring.segment_rows):
             ring.stamps[number] = segment.stamp
@@ -99,6 +103,9 @@ def _refill(ring: Ring, saved: SavedReplay) -> tuple[np.ndarray, np.ndarray]:
         if ring.stacks:
             found, at = held(segment.whole_index, place)
             ring.stacks.pool.put(target[found], {path: whole[at] for path, whole in segment.wholes.items()})
+        if ring.states:
+            found, at = held(segment.state_index, place)
+            ring.states.put(target[found], {path: state[at] for path, state in segment.states.items()})
     _mend(ring, saved, move)
     cut = move.target[move.cut]
     ring.end[cut] = True

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from raynforce.errors import UsageError
+from raynforce.experience.builder import SEQUENCE, STATE
 from raynforce.experience.compressed import CompressedFrames, Stored
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.stacks import StackPlan, Stacks
-from raynforce.experience.storage import Layout, SlotPool, columns_of, derived_columns, whole_columns
+from raynforce.experience.storage import (
+    Column,
+    Layout,
+    SlotPool,
+    columns_of,
+    derived_columns,
+    saved_path,
+    whole_columns,
+)
+from raynforce.infos import NOTHING
 from raynforce.spaces import ActionSpec, ObsLeaf
 from raynforce.trees import SEGMENTS, Tree, join
 
@@ -37,8 +47,15 @@ class Ring:
     """
 
     def __init__(
-        self, obs: Sequence[ObsLeaf], action: ActionSpec, layout: Layout, memory_fraction: float, compress: bool = False
+        self,
+        obs: Sequence[ObsLeaf],
+        action: ActionSpec,
+        layout: Layout,
+        memory_fraction: float,
+        compress: bool = False,
+        states: Mapping[str, int] = NOTHING,
     ) -> None:
+        """`states` are the sizes of recurrent states, kept of the rows at which sequences begin."""
         self.layout, self.rows, self.lanes = layout, layout.rows, layout.lanes
         self.width, self.capacity = layout.width, layout.capacity
         self.columns = columns_of(obs, action)
@@ -53,6 +70,9 @@ class Ring:
         self.terminated, self.end, self.valid = (self.flat[k] for k in ("terminated", "end", "valid"))  # [slots]
         # Of steps whose next row does not hold the true next observation.
         self.finals = SlotPool(self.obs, self.flat["final_slot"], memory_fraction, "final observations")
+        self.state_columns = [Column(name, (size,), "float32") for name, size in states.items()]
+        slot = np.zeros(layout.capacity if states else 0, np.int32)
+        self.states = SlotPool(self.state_columns, slot, memory_fraction, "recurrent states") if states else None
         stacked = [leaf for leaf in obs if leaf.stack > 1]
         self.stacked = whole_columns(stacked)
         self.stacks = Stacks(stacked, self.stored, self.flat, layout, memory_fraction) if stacked else None
@@ -70,6 +90,7 @@ class Ring:
     @property
     def nbytes(self) -> int:
         pools = self.finals.nbytes + (self.stacks.pool.nbytes if self.stacks else 0)
+        pools += self.states.nbytes + self.states.slot.nbytes if self.states else 0
         return sum(column.nbytes for column in self.stored.values()) + pools
 
     def slots(self, sampler: int, start: int, stop: int) -> np.ndarray:
@@ -122,6 +143,8 @@ class Ring:
         gap = first > 0 and fragment.sequence != self.sequence[sampler] + 1
         elsewhere = self._elsewhere(fragment, first) if first > 0 and not gap else np.zeros(0, np.int64)
         self.finals.reserve(len(final_index) + len(elsewhere))  # before anything changes: it may refuse
+        if self.states:
+            self.states.reserve(len(fragment[SEQUENCE]) * self.lanes)
         plan, whole = self._make_room(fragment, first, gap)
 
         changed = first
@@ -158,6 +181,9 @@ class Ring:
             if found != expected:
                 shapes = f"replay: fragment column {column.path!r} has shape {found}, expected {expected}"
                 raise UsageError(f"{shapes}; make the buffer from the environment's own spec")
+        for column in self.state_columns:
+            if STATE + column.path not in fragment.columns:
+                raise UsageError(f"replay: a fragment has no recurrent state {column.path!r}: sample with this network")
         if "priority" in fragment.columns and (found := fragment["priority"].shape) != (length, lanes):
             shapes = f"replay: fragment column 'priority' has shape {found}, expected {(length, lanes)}"
             raise UsageError(f"{shapes}; give one TD error for every step, or none at all")
@@ -218,6 +244,10 @@ class Ring:
         valid[:-1] = fragment["valid"]
         self.end[slots], self.valid[slots] = ended, valid
 
+        if self.states:
+            self.states.drop(slots)
+            found = {c.path: fragment[STATE + c.path].reshape(-1, *c.shape) for c in self.state_columns}
+            self.states.put(slots[fragment[SEQUENCE]].reshape(-1), found)
         if len(final_index):
             self.finals.put(slots.reshape(-1)[final_index], fragment.final_obs())
         added = int(np.count_nonzero(valid))
@@ -265,9 +295,11 @@ class Ring:
             saved = frames.saved(first * self.width, stop * self.width)
             arrays |= {f"{path}/{name}": part for name, part in saved.items()}
         arrays |= self.finals.saved("final", first * self.width, stop * self.width)
+        if self.states:
+            arrays |= self.states.saved("state", first * self.width, stop * self.width)
         if self.stacks:
             arrays |= self.stacks.pool.saved("whole", first * self.width, stop * self.width)
-        return join(arrays, {})
+        return join({saved_path(path): array for path, array in arrays.items()}, {})
 
     def clear(self, rows: np.ndarray) -> None:
         for column in self.columns:

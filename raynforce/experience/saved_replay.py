@@ -11,7 +11,7 @@ import numpy as np
 from raynforce.errors import CheckpointError
 from raynforce.experience.compressed import CompressedFrames, Stored
 from raynforce.experience.fragment import Arrays
-from raynforce.experience.storage import Column, Layout
+from raynforce.experience.storage import Column, Layout, saved_path
 from raynforce.trees import SEGMENTS, Tree
 
 LARGEST = 2**53  # of any count in a checkpoint: sums and products of a few still fit into 64 bits
@@ -31,6 +31,8 @@ class Segment(NamedTuple):
     finals: Arrays  # [K, ...] each
     whole_index: np.ndarray  # [W] positions within the segment, in order, of stacks of frames that are stored whole
     wholes: Arrays  # [W, ...] each
+    state_index: np.ndarray  # [P] positions within the segment, in order, at which recurrent states are known
+    states: Arrays  # [P, ...] each
 
     def flat(self, path: str) -> np.ndarray:
         array = self.columns[path]
@@ -44,10 +46,16 @@ class SavedReplay:
     """What `Replay.state` has returned, once; raises `CheckpointError` for anything else, and allocates little."""
 
     def __init__(
-        self, tree: Tree, columns: Sequence[Column], obs: Sequence[Column], stacked: Sequence[Column] = ()
+        self,
+        tree: Tree,
+        columns: Sequence[Column],
+        obs: Sequence[Column],
+        stacked: Sequence[Column] = (),
+        states: Sequence[Column] = (),
     ) -> None:
-        """`columns` are those of the buffer that it is for, `obs` its observations, of which some may be `stacked`."""
-        self._obs, self._stacked = obs, stacked
+        """`columns` are those of the buffer that it is for, `obs` its observations, of which some may be `stacked`, and
+        `states` its recurrent states."""
+        self._obs, self._stacked, self._states = obs, stacked, states
         if not isinstance(tree, dict):
             raise _unexpected("the state", tree, "a tree")
         layout = tree.get("layout")
@@ -105,7 +113,8 @@ class SavedReplay:
         arrays = {c.path: _array(piece, name, c.path, (rows, width, *c.shape), c.dtype) for c in plain}
         finals = _beside(piece, name, "final", rows * width, self._obs)
         wholes = _beside(piece, name, "whole", rows * width, self._stacked) if self._stacked else (NONE, {})
-        return Segment(first, first + rows, stamp, arrays, frames, *finals, *wholes)
+        states = _beside(piece, name, "state", rows * width, self._states) if self._states else (NONE, {})
+        return Segment(first, first + rows, stamp, arrays, frames, *finals, *wholes, *states)
 
     def pick(self, slots: np.ndarray) -> Iterator[tuple[Segment, np.ndarray, np.ndarray]]:
         """Segments that have some of these ring positions: which of them, and their places in it, in rising order."""
@@ -246,7 +255,7 @@ def _frames(piece: Any, name: str, column: Column, places: int) -> CompressedFra
 
 
 def _find(tree: Any, path: str) -> Any:
-    for key in path.split("/"):
+    for key in saved_path(path).split("/"):
         tree = tree.get(key) if isinstance(tree, dict) else None
     return tree
 

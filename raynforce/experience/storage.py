@@ -12,7 +12,7 @@ from raynforce.errors import UsageError
 from raynforce.experience.compressed import OBJECT
 from raynforce.experience.sumtree import tree_bytes
 from raynforce.memory import require_memory
-from raynforce.spaces import ActionSpec, ObsLeaf
+from raynforce.spaces import MASK, ActionSpec, ObsLeaf
 
 POINTER = 8  # bytes
 
@@ -56,6 +56,11 @@ class Column(NamedTuple):
     def is_image(self) -> bool:
         """Whether it can be compressed: bytes in two dimensions or more."""
         return self.dtype == "uint8" and len(self.shape) >= 2
+
+
+def saved_path(path: str) -> str:
+    """Where a column is in a saved segment, whose levels a '/' separates: a mask is not below an array `obs`."""
+    return path.replace(MASK, "action_mask")
 
 
 def whole_columns(obs: Sequence[ObsLeaf]) -> list[Column]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raynforce.experience.builder import EndedEpisode, InFlight, allocate, final_columns, finish
+from raynforce.experience.builder import STATE, EndedEpisode, InFlight, allocate, final_columns, finish
 from raynforce.experience.fragment import Arrays, Fragment
 from raynforce.infos import NOTHING, Info
 from raynforce.spaces import ActionSpec, ObsLeaf
@@ -35,11 +35,19 @@ class Trajectories:
     """
 
     def __init__(
-        self, obs: Sequence[ObsLeaf], action: ActionSpec, length: int, lanes: int, *, masked: bool = False
+        self,
+        obs: Sequence[ObsLeaf],
+        action: ActionSpec,
+        length: int,
+        lanes: int,
+        *,
+        states: Mapping[str, int] = NOTHING,
+        every: int = 0,
     ) -> None:
+        """`states` are the sizes of a policy's recurrent states, recorded in `every` so many rows."""
         self.length, self.lanes = length, lanes
         self.steps = 0  # environment steps that are in no fragment yet
-        self._seen, self._rest = allocate(obs, action, length, lanes, masked=masked)
+        self._seen, self._rest = allocate(obs, action, length, lanes)
         self._rest |= {"logp": np.zeros((length, lanes), np.float32), "version": np.zeros((length, lanes), np.int64)}
         self._paths = list(self._seen)
         self._obs_paths = [leaf.path for leaf in obs]
@@ -50,6 +58,11 @@ class Trajectories:
         self._ends: list[list[End]] = [[] for _ in range(lanes)]
         self._flying = InFlight(lanes)  # episodes that lanes' first rows go on with
         self.sequence = 0  # number of the next fragment
+        self._every = every
+        shape = (-(-length // every), lanes) if states else (0, lanes)
+        self._state0 = {name: np.zeros((*shape, size), np.float32) for name, size in states.items()}  # [P, B, size]
+        # What the newest action of each lane was chosen with.
+        self._used = {name: np.zeros((lanes, size), np.float32) for name, size in states.items()}
 
     def begin(self, lanes: np.ndarray, obs: Mapping[str, np.ndarray]) -> None:
         """New episodes: their first observations `[K, ...]`."""
@@ -61,12 +74,26 @@ class Trajectories:
         places = self._place[lanes]
         return {path: self._flat[path].take(places, 0) for path in self._paths}
 
-    def act(self, lanes: np.ndarray, action: np.ndarray, logp: np.ndarray, version: int) -> None:
-        """Which actions were chosen for them, with which log-probabilities, and by which policy version."""
+    def act(
+        self,
+        lanes: np.ndarray,
+        action: np.ndarray,
+        logp: np.ndarray,
+        version: int,
+        state: Mapping[str, np.ndarray] = NOTHING,
+    ) -> None:
+        """Which actions were chosen for them, with which log-probabilities, by which policy version, and from which
+        recurrent `state`."""
         places, flat = self._place[lanes], self._flat
         flat["action"][places] = action
         flat["logp"][places] = logp
         flat["version"][places] = version
+        if state:
+            piece, within = np.divmod(places // self.lanes, self._every)
+            begins = within == 0
+            for name, array in state.items():
+                self._used[name][lanes] = array
+                self._state0[name][piece[begins], lanes[begins]] = array[begins]
 
     def step(
         self,
@@ -111,6 +138,7 @@ class Trajectories:
     def _fill(self, lane: int) -> None:
         """The rows of a lane are full: they are a segment, and it goes on at the first one."""
         columns = {name: column[:, lane, None].copy() for name, column in (self._seen | self._rest).items()}
+        columns |= {STATE + name: states[:, lane, None].copy() for name, states in self._state0.items()}
         columns["valid"] = np.ones((self.length, 1), np.bool_)
         ends, lanes = self._ends[lane], np.array([lane])
         episodes = self._flying.add(columns, [(end.row, 0, end.info) for end in ends], lanes)
@@ -125,6 +153,8 @@ class Trajectories:
         under_way = places < self.length * self.lanes
         for name in self._rest:
             self._flat[name][lanes[under_way]] = self._flat[name][places[under_way]]
+        for name, states in self._state0.items():
+            states[0, lanes[under_way]] = self._used[name][lanes[under_way]]
         for name in ("terminated", "truncated"):  # written where an episode ends alone
             self._rest[name][:, lanes] = False
         self._place[lanes] = lanes
@@ -156,12 +186,16 @@ class Trajectories:
         self._full, self.steps = [], 0
         sequence, self.sequence = self.sequence, self.sequence + 1
         version = int(columns["version"][columns["valid"]].min())
-        return finish(columns, episodes, version=version, sampler=sampler, sequence=sequence)
+        states = {name: columns.pop(STATE + name) for name in self._state0}
+        named = {"version": version, "sampler": sampler, "sequence": sequence}
+        return finish(columns, episodes, **named, state0=states, every=self._every)
 
     def _cut_off(self, lanes: np.ndarray, steps: np.ndarray, rows: int) -> Arrays:
         """The first rows of these lanes, which have so many `steps` `[K]`; the rows beyond are not valid."""
         columns = {path: column[: rows + 1].take(lanes, 1) for path, column in self._seen.items()}
         columns |= {name: column[:rows].take(lanes, 1) for name, column in self._rest.items()}
+        pieces = -(-rows // self._every) if self._state0 else 0
+        columns |= {STATE + name: states[:pieces].take(lanes, 1) for name, states in self._state0.items()}
         columns["valid"] = valid = np.arange(rows)[:, None] < steps  # [T, K]
         for name in self._rest:
             columns[name][~valid] = 0

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from raynforce.errors import UsageError
-from raynforce.policies.distributions import Distribution, EpsilonGreedy, policy_distribution
+from raynforce.policies.distributions import (
+    Distribution,
+    EpsilonGreedy,
+    MaskedEpsilonGreedy,
+    SquashedGaussian,
+    StateDependent,
+    WideGaussian,
+    masked,
+    policy_distribution,
+)
 from raynforce.policies.numpy_net import NumpyNet
 from raynforce.policies.spec import NetworkSpec
-from raynforce.spaces import ActionSpec, EnvSpec
+from raynforce.spaces import MASK, ActionSpec, EnvSpec, tuples
 from raynforce.trees import Tree
 
 if TYPE_CHECKING:
     from raynforce.policies.torch_net import TorchActor
+
+Memory = dict[str, np.ndarray]  # the state of each recurrent layer, `[B, size]`
 
 # Products in one observation's convolutions from which on torch acts faster than numpy (docs/performance.md). A figure
 # and no clock: equal seeds must give equal runs.
@@ -38,11 +50,22 @@ class ActingSpec:
     state_value: str | None = None  # the output that action values take their mean from, if `values` are advantages
     gamma: float = 1.0  # the discount in `priority`
     ladder: float = 1.0  # lanes explore with `epsilon` to powers from 1 / `ladder` to `ladder`, geometrically
+    gaussian: Literal["free", "wide", "squashed", "sde", "squashed-sde"] = "free"
+    """Of a box: `log_std` is a free vector, or the second half of `policy`, or that and actions go through tanh. `sde`
+    is noise that depends on the features `latent`, whose free `log_std` are those of a matrix."""
+    sde_every: int = 0  # steps that `sde` keeps a matrix of noise for
+    log_std_range: tuple[float, float] = (-20.0, 2.0)  # what `wide` and `squashed` clip it to
+    sequence: int = 0  # of a network with memory: every so many steps of a fragment its state is recorded
 
     def __post_init__(self) -> None:
         if "priority" in self.record and self.exploration != "epsilon":
             what = f"exploration = {self.exploration!r} records no priorities, which are errors of action values"
             raise UsageError(f"{what}: leave 'priority' out of record, or explore with 'epsilon'")
+        size = math.prod(self.env.action.shape) * (1 if self.is_sde else 2)
+        if self.gaussian != "free" and (self.env.action.kind != "box" or self.heads.get("policy") != size):
+            what = "means" if self.is_sde else "means and deviations"
+            wanted = f"an output 'policy' of {size} numbers, {what}, for continuous actions"
+            raise UsageError(f"gaussian = {self.gaussian!r} needs {wanted}; the outputs are {dict(self.heads)}")
         for name in (*self.distribution().outputs, *self.kept) if self.network.named else ():
             if needs := ", ".join(self.network.needs.get(name, ())):
                 raise UsageError(f"samplers act by {name!r}, which reads {needs}: they have the observation alone")
@@ -53,18 +76,34 @@ class ActingSpec:
         return "torch" if self.factory or self.network.conv_products >= TORCH_FROM else "numpy"
 
     @property
+    def is_sde(self) -> bool:
+        return self.gaussian in ("sde", "squashed-sde")
+
+    @property
     def kept(self) -> tuple[str, ...]:
         """The outputs `[B, n]` of every step that the columns in `record` are made of."""
         if "priority" in self.record:
             return (self.values,) if self.state_value is None else (self.values, self.state_value)
-        return self.distribution().outputs[:1] if "logp" in self.record else ()
+        return self.distribution().outputs[: 2 if self.is_sde else 1] if "logp" in self.record else ()
 
-    def distribution(self, places: np.ndarray | None = None) -> Distribution:
-        """How outputs become actions; `places` `[B]`, from 0 to 1, are where lanes stand on the ladder."""
+    def distribution(self, places: np.ndarray | None = None, *, masked: bool = False) -> Distribution:
+        """How outputs become actions; `places` `[B]`, from 0 to 1, are where lanes stand on the ladder.
+
+        `masked` if some actions may be forbidden though the environment forbids none.
+        """
         if self.exploration != "epsilon":
-            return policy_distribution(self.env.action)
+            if self.gaussian == "free" or self.env.action.kind != "box":
+                return policy_distribution(self.env.action)
+            if self.is_sde:
+                features = self.network.parts["log_std"].stop - self.network.parts["log_std"].start
+                size = math.prod(self.env.action.shape)
+                squashed = self.gaussian == "squashed-sde"
+                return StateDependent(self.env.action.shape, features // size, self.sde_every, squashed=squashed)
+            made = SquashedGaussian if self.gaussian == "squashed" else WideGaussian
+            return made(self.env.action.shape, self.log_std_range)
         exponent = 1.0 if places is None or self.ladder == 1 else self.ladder ** (2 * places - 1)
-        return EpsilonGreedy(self.env.action.sizes, self.values, exponent)
+        greedy = MaskedEpsilonGreedy if masked or self.env.masked else EpsilonGreedy
+        return greedy(self.env.action.sizes, self.values, exponent)
 
     def action_values(self, out: Mapping[str, np.ndarray]) -> np.ndarray:
         """Action values `[n, ...]` from outputs `[..., n]`; numpy is several times as fast with actions first."""
@@ -83,25 +122,40 @@ class ActingSpec:
         outputs: Tree = {"heads": dict(self.heads), "network.factory": self.factory}
         if self.factory_args:
             outputs["network.factory_args"] = dict(self.factory_args)
+        if self.gaussian != "free":
+            outputs["gaussian"] = [self.gaussian, *self.log_std_range]
         return {**world, **leaves, "action": action, **outputs, **self.network.facts()}
 
     def to_json(self) -> Tree:
-        plain = {"env": self.env.to_json(), "network": self.network.to_json(), "record": list(self.record)}
+        plain: Tree = {"env": self.env.to_json(), "network": self.network.to_json(), "record": list(self.record)}
         plain |= {"heads": dict(self.heads), "factory_args": dict(self.factory_args)}
-        names = [f.name for f in fields(self) if f.name != "factory_args" or self.factory_args]
+        plain |= {"log_std_range": list(self.log_std_range)}
+        unused = set() if self.factory_args else {"factory_args"}
+        unused |= {"gaussian", "log_std_range"} if self.gaussian == "free" else set()
+        unused |= set() if self.is_sde else {"sde_every"}
+        unused |= set() if self.sequence else {"sequence"}
+        names = [f.name for f in fields(self) if f.name not in unused]
         return {name: plain.get(name, getattr(self, name)) for name in names}
 
     def for_host(self, places: np.ndarray | None = None) -> Tree:
         """What a simulator needs to act by itself, which knows its own spaces."""
+        if self.is_sde:
+            raise UsageError("algorithm.gsde = true is not for simulators that act by themselves: --inference server")
         plain = self.to_json()
-        told = {name: plain[name] for name in ("network", "exploration", "values")}
+        said = ("network", "exploration", "values", "gaussian", "log_std_range")
+        told = {name: plain[name] for name in said if name in plain}
         exponent = getattr(self.distribution(places), "exponent", 1.0)
         return told | ({} if np.ndim(exponent) == 0 else {"exponents": np.asarray(exponent).tolist()})
 
     @staticmethod
     def from_json(data: Tree) -> ActingSpec:
+        if "policies" in data:
+            from raynforce.policies.team import TeamSpec
+
+            return TeamSpec.of_json(data)
         env, network = EnvSpec.from_json(data["env"]), NetworkSpec.from_json(data["network"])
-        return ActingSpec(**(data | {"env": env, "network": network, "record": tuple(data["record"])}))
+        known = tuples({name: data[name] for name in ("record", "log_std_range") if name in data})
+        return ActingSpec(**(data | {"env": env, "network": network, **known}))
 
 
 @dataclass(frozen=True)
@@ -126,6 +180,10 @@ class PolicyVersion:
 
     @staticmethod
     def from_state(tree: Tree) -> PolicyVersion:
+        if "policies" in tree:
+            from raynforce.policies.team import TeamVersion
+
+            return TeamVersion.of_state(tree)
         return PolicyVersion(tree["number"], tree["params"], tree.get("shift"), tree.get("scale"), tree["schedules"])
 
 
@@ -151,6 +209,7 @@ class Actor:
             self._net = TorchActor(spec)
         self.to_env = action_map(spec.env.action)
         self.outputs = self._net  # a function of `[B, ...]` raw observations
+        self.step = self._net.step  # of a network with memory: of the state before, too; gives outputs and the next one
 
     @property
     def note(self) -> str:
@@ -165,11 +224,31 @@ class Actor:
             self._net.load(version.params, version.shift, version.scale)
             self._version, self.schedules = version, version.schedules
 
+    def masked(self, out: Mapping[str, np.ndarray], seen: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Outputs of which actions that are forbidden by the mask in `seen`, if there is one, are never chosen."""
+        mask = seen.get(MASK)
+        if mask is None:
+            return out
+        name = self.distribution.outputs[0]
+        return {**out, name: masked(out[name], mask)}
+
     def sample(self, out: Mapping[str, np.ndarray], noise: Any) -> np.ndarray:
+        """Actions of outputs that are `masked`."""
         return self.distribution.sample(out, noise, self.schedules)
 
     def greedy(self, obs: Mapping[str, np.ndarray]) -> np.ndarray:
-        return self.to_env(self.distribution.mode(self._net(obs)))
+        return self.to_env(self.distribution.mode(self.masked(self._net(obs), obs)))
+
+    def greedy_step(self, obs: Mapping[str, np.ndarray], memory: Memory) -> tuple[np.ndarray, Memory]:
+        """The same with memory, and what is remembered then."""
+        out, memory = self.step(obs, memory)
+        return self.to_env(self.distribution.mode(self.masked(out, obs))), memory
+
+
+def forget(memory: Memory, lanes: np.ndarray | Sequence[int] | slice) -> None:
+    """New episodes begin in these lanes."""
+    for state in memory.values():
+        state[lanes] = 0.0
 
 
 def sampler_places(envs: int, index: int, samplers: int) -> np.ndarray:

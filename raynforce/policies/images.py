@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from raynforce.errors import UsageError
 from raynforce.policies.spec import Activation, Conv, Input, Layer, Tower, inputs_of, several
-from raynforce.spaces import ObsLeaf
+from raynforce.spaces import MASK, ObsLeaf
 
 Convolutions = tuple[tuple[int, ...], ...]  # channels, kernel and stride of each convolution
 
@@ -31,6 +31,7 @@ def with_images(
     joined with the rest. `conv` holds for every image; None chooses by size and leaves those below 5 pixels flat; empty
     leaves all flat.
     """
+    leaves = [leaf for leaf in leaves if leaf.path != MASK]
     inputs = inputs_of(leaves)
     if any(isinstance(layer, Conv) for tower in towers for layer in tower.layers):  # the algorithm has its own
         if conv:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,40 @@ from raynforce.errors import AlgorithmError, UsageError, summary
 from raynforce.policies.spec import NetworkSpec, require_named
 
 Outputs = dict[str, Tensor]
+STATE = "state0/"  # what the columns of recurrent states are called
+FIRST, ROWS = "first", "rows"
+
+
+class Sequences(NamedTuple):
+    """How the rows of a call are laid out for a network with memory: `[L * S]`, in the order of time."""
+
+    state: Mapping[str, Tensor]  # what is remembered before the first step, `[S, size]` each
+    first: Tensor | None  # [L, S] where an episode begins, and the state is zero
+    rows: Tensor | None  # [N] which of all rows outputs are made of; None: all
+
+    @staticmethod
+    def of(obs: Mapping[str, Tensor], names: Iterable[str]) -> Sequences:
+        """Those that come with observations, as `observations(minibatch)` has them."""
+        try:
+            state = {name: obs[STATE + name] for name in names}
+        except KeyError:
+            raise UsageError(
+                "this network has memory and was given no state: call it with observations(minibatch) of sequences, "
+                "which rows(fragment, …) and shuffled(…) make"
+            ) from None
+        return Sequences(state, obs.get(FIRST), obs.get(ROWS))
+
+    @property
+    def width(self) -> int:
+        return len(next(iter(self.state.values())))
+
+    def selected(self, values: Tensor) -> Tensor:
+        """Of all rows those that outputs are made of."""
+        return values if self.rows is None else values.index_select(0, self.rows)
+
+    def spread(self, g: Tensor, count: int) -> Tensor:
+        """The derivative by all rows, from that by those."""
+        return g if self.rows is None else g.new_zeros(count, *g.shape[1:]).index_copy_(0, self.rows, g)
 
 
 class SomeOutputs(Outputs):
@@ -43,13 +77,18 @@ class Network:
         self._shift: Tensor | None = None
         self._scale: Tensor | None = None
         self._recorded: Outputs = {}
+        self.after: Outputs = {}
+        """Of a network with memory: the states after each row of the last call, `[L, S, size]` each."""
 
-    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None, **named: Tensor) -> Outputs:
+    def __call__(
+        self, obs: Mapping[str, Tensor], params: Tensor | None = None, only: Collection[str] = (), **named: Tensor
+    ) -> Outputs:
         """Evaluate the outputs on `[N, ...]` observations, with other parameters than its own if given.
 
         `named` are inputs beside the observation, such as `action`; an output that reads one that is not given is left
-        out. Gradients flow to the network's own parameters and to all inputs. Other parameters are constants, unless
-        they require gradients themselves.
+        out; of the others `only` some are made, if given. Gradients flow to the network's own parameters and to all
+        inputs. Other parameters are constants, unless they require gradients themselves. A network with memory goes
+        over sequences, which `observations(minibatch)` has (`Sequences`).
         """
         raise NotImplementedError
 
@@ -57,10 +96,10 @@ class Network:
         """The gradient `[P]` of a loss made from outputs since the last call; the next call may reuse the vector."""
         raise NotImplementedError
 
-    def record(self, obs: Mapping[str, Tensor], **named: Tensor) -> Outputs:
+    def record(self, obs: Mapping[str, Tensor], only: Collection[str] = (), **named: Tensor) -> Outputs:
         """Evaluate without autograd, and keep what `backward` needs: for losses derived by hand."""
         with torch.enable_grad():
-            self._recorded = self(obs, **named)
+            self._recorded = self(obs, only=only, **named)
         return {k: v.detach() for k, v in self._recorded.items()}
 
     def backward(self, gradients: Mapping[str, Tensor]) -> Tensor:
@@ -69,18 +108,46 @@ class Network:
         with torch.enable_grad():
             return self.gradient(torch.stack([(self._recorded[k] * g).sum() for k, g in gradients.items()]).sum())
 
+    def through(
+        self, name: str, obs: Mapping[str, Tensor], only: Collection[str] = (), /, **named: Tensor
+    ) -> tuple[Outputs, Callable[[Mapping[str, Tensor]], Tensor]]:
+        """Evaluate with the parameters as constants. The function that comes with the outputs turns a loss's gradients
+        by them into that by the named input `name`."""
+        given = named[name].detach().requires_grad_()
+        with torch.enable_grad():
+            made = self(obs, params=self.flat.detach(), only=only, **{**named, name: given})
+
+        def back(gradients: Mapping[str, Tensor]) -> Tensor:
+            return torch.autograd.grad([made[k] for k in gradients], given, list(gradients.values()))[0]
+
+        return {k: v.detach() for k, v in made.items()}, back
+
     def normalize_with(self, shift: np.ndarray, scale: np.ndarray) -> None:
         """Set the first layer: `clip((x - shift) * scale)`."""
         if self.spec.normalizes:
             self._shift = torch.from_numpy(shift).to(self.device)
             self._scale = torch.from_numpy(scale).to(self.device)
 
-    def predict(self, obs: Mapping[str, np.ndarray], **named: np.ndarray) -> dict[str, np.ndarray]:
-        """Evaluate on numpy arrays, without gradients, into numpy arrays."""
+    def predict(
+        self, obs: Mapping[str, np.ndarray], only: Collection[str] = (), /, **named: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Evaluate on numpy arrays, without gradients, into numpy arrays; `only` some of the outputs if given."""
         with torch.no_grad():
             given = {k: tensor(v, self.device) for k, v in named.items()}
-            outputs = self({k: tensor(v, self.device) for k, v in obs.items()}, **given)
+            outputs = self._evaluate({k: tensor(v, self.device) for k, v in obs.items()}, given, only)
         return {k: v.detach().cpu().numpy().copy() for k, v in outputs.items()}  # no views of the parameters
+
+    def _evaluate(self, obs: Mapping[str, Tensor], named: Mapping[str, Tensor], only: Collection[str]) -> Outputs:
+        outputs = self(obs, **named)
+        return {name: outputs[name] for name in only} if only else outputs
+
+    def unroll(
+        self, obs: Mapping[str, Tensor], params: Tensor | None = None, only: Collection[str] = ()
+    ) -> tuple[Outputs, Outputs]:
+        """Outputs without gradients, and the states after each row, `[L, S, size]` each."""
+        with torch.no_grad():
+            outputs = self(obs, params=params, only=only)
+        return {k: v.detach() for k, v in outputs.items()}, {k: v.detach() for k, v in self.after.items()}
 
     def _require_vector(self, params: Tensor) -> None:
         if params.shape != self.flat.shape:
@@ -114,6 +181,8 @@ class ModuleNet(Network):
     their sizes, and returns a module. Its `forward(obs)` gets a dict of `[N, ...]` tensors under the leaves' paths
     (just the tensor if there is one leaf) and returns a dict with a `[N, size]` tensor for each head. Further arguments
     of `forward` are named inputs, None by default: `forward(obs, action=None)`, which leaves out what it cannot make.
+    With `network.memory=own`, `forward(obs, state)` makes one step from a state `[N, network.memory_size]`, zero where
+    an episode begins, and returns that dict and the next state.
     """
 
     def __init__(self, spec: NetworkSpec, module: torch.nn.Module, heads: Mapping[str, int], device: torch.device):
@@ -131,6 +200,10 @@ class ModuleNet(Network):
         self.module = module.to(device)
         self.heads = dict(heads)
         self._takes = _further_arguments(module)
+        if bool(spec.own_state) != ("state" in self._takes):
+            takes = "has no argument `state`" if spec.own_state else "takes `state`"
+            fix = "let it take `state` and return outputs and the next state" if spec.own_state else "set it to own"
+            raise UsageError(f"network.factory's forward {takes}, and network.memory is {_memory(spec)}: {fix}")
         self._grad = torch.zeros_like(self.flat)
         self._own: dict[str, Tensor] = {}
         offset = 0
@@ -146,7 +219,9 @@ class ModuleNet(Network):
         self._free = {free.name: self._own[free.name] for free in spec.free}
         self._learned = {name: p for name, p in self._own.items() if p.requires_grad}
 
-    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None, **named: Tensor) -> Outputs:
+    def __call__(
+        self, obs: Mapping[str, Tensor], params: Tensor | None = None, only: Collection[str] = (), **named: Tensor
+    ) -> Outputs:
         if named:
             require_named(named, self._takes, "network.factory's forward")
         inputs: Any = self._prepared(obs)
@@ -157,7 +232,10 @@ class ModuleNet(Network):
             self._require_vector(params)
             views = {n: params[part].view(self._own[n].shape) for n, part in self.parts.items()}
             free = {n: views.pop(n) for n in free}
-        outputs = self._call(inputs, named, views)
+        if self.spec.own_state:
+            outputs = self._over_sequences(inputs, Sequences.of(obs, self.spec.states), views)
+        else:
+            outputs = self._call(inputs, named, views)
         for head, size in self.heads.items():
             given = outputs.get(head) if isinstance(outputs, dict) else outputs
             if isinstance(outputs, dict) and head not in outputs and self._takes:
@@ -166,7 +244,32 @@ class ModuleNet(Network):
                 found = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
                 found = found if isinstance(outputs, dict) else type(outputs).__name__
                 raise UsageError(f"network.factory's module must return a dict with {head!r} [N, {size}]; got {found}")
-        return SomeOutputs({**outputs, **free}, self._lacks) if self._takes else {**outputs, **free}
+        made = {k: v for k, v in {**outputs, **free}.items() if not only or k in only}
+        return SomeOutputs(made, self._lacks) if self._takes else made
+
+    def _over_sequences(self, inputs: Any, sequences: Sequences, views: dict[str, Tensor] | None) -> Outputs:
+        """Step by step, the outputs `[N, size]` of all rows that are wanted."""
+        (state,), width = sequences.state.values(), sequences.width
+        several = isinstance(inputs, dict)
+        length = len(next(iter(inputs.values())) if several else inputs) // width
+        steps: list[Outputs] = []
+        after: list[Tensor] = []
+        for t in range(length):
+            rows = slice(t * width, (t + 1) * width)
+            if sequences.first is not None:
+                state = state * ~sequences.first[t].unsqueeze(1)
+            given = {k: v[rows] for k, v in inputs.items()} if several else inputs[rows]
+            returned = self._call(given, {"state": state}, views)
+            made, found = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+            if not isinstance(made, dict) or not isinstance(found, Tensor) or found.shape != state.shape:
+                wanted = f"a dict of outputs, and the next state {list(state.shape)}"
+                said = f"{list(found.shape)}" if isinstance(found, Tensor) else type(returned).__name__
+                raise UsageError(f"network.factory's forward must return {wanted}; as a state it returned {said}")
+            state = found
+            steps.append(made)
+            after.append(found)
+        self.after = {name: torch.stack(after) for name in self.spec.states}
+        return {k: sequences.selected(torch.cat([step[k] for step in steps])) for k in steps[0]}
 
     def _lacks(self, head: str) -> str:
         takes = ", ".join(f"{name}=…" for name in self._takes)
@@ -194,10 +297,12 @@ class ModuleNet(Network):
             prepared[leaf.path] = x
         return prepared
 
-    def predict(self, obs: Mapping[str, np.ndarray], **named: np.ndarray) -> dict[str, np.ndarray]:
+    def predict(
+        self, obs: Mapping[str, np.ndarray], only: Collection[str] = (), /, **named: np.ndarray
+    ) -> dict[str, np.ndarray]:
         self.module.eval()  # no dropout where nothing is learned
         try:
-            return super().predict(obs, **named)
+            return super().predict(obs, only, **named)
         finally:
             self.module.train()
 
@@ -208,6 +313,10 @@ class ModuleNet(Network):
             if g is not None:
                 self._grad[self.parts[name]].view(g.shape).copy_(g)
         return self._grad
+
+
+def _memory(spec: NetworkSpec) -> str:
+    return "own" if spec.own_state else "not own"
 
 
 def _further_arguments(module: torch.nn.Module) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from raynforce.policies.spec import Conv
+
 
 def linear(weight: Tensor, bias: Tensor, openblas: bool) -> Callable[[Tensor], Tensor]:
     """`x @ weight + bias` as a function of `x` `[N, ...]`; `openblas` is for the CPU and one thread."""
@@ -27,26 +29,44 @@ def linear(weight: Tensor, bias: Tensor, openblas: bool) -> Callable[[Tensor], T
     def op(x: Tensor) -> Tensor:
         if x.requires_grad:  # through constant parameters to what `x` was made of
             return apply(x if x.ndim == 2 else x.flatten(1), weight, bias)
-        return torch.from_numpy(np.dot((x if x.ndim == 2 else x.flatten(1)).numpy(), matrix)).add_(bias)
+        return torch.from_numpy((x if x.ndim == 2 else x.flatten(1)).numpy().dot(matrix)).add_(bias)
 
     return op
 
 
-def linear_backward(x: Tensor, weight: Tensor, g: Tensor, out: Tensor | None, openblas: bool, wanted: bool) -> Tensor:
-    """From the gradient `g` by `x @ weight`, write that by the weight to `out`; returns that by `x`, if wanted."""
+def linear_backward(
+    weight: Tensor, d_weight: Tensor, d_bias: Tensor, openblas: bool, wanted: bool
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """A function of `x` `[N, ...]` and the gradient `g` by `x @ weight + bias`: it writes those by weight and bias, and
+    returns that by `x`, if wanted."""
+
+    def by_torch(x: Tensor, g: Tensor) -> Tensor:
+        torch.sum(g, 0, out=d_bias)
+        torch.mm((x if x.ndim == 2 else x.flatten(1)).t(), g, out=d_weight)
+        return torch.mm(g, weight.t()).view(x.shape) if wanted else g
+
     if not openblas:
-        if out is not None:
-            torch.mm(x.t(), g, out=out)
-        return torch.mm(g, weight.t()) if wanted else g
-    return openblas_backward(x, g, weight.numpy().T, None if out is None else out.numpy(), wanted)
+        return by_torch
+    transposed, out = weight.numpy().T, d_weight.numpy()  # made once, as in `linear`
+
+    def by_openblas(x: Tensor, g: Tensor) -> Tensor:
+        torch.sum(g, 0, out=d_bias)
+        back = g.numpy()
+        (x if x.ndim == 2 else x.flatten(1)).numpy().T.dot(back, out)
+        if not wanted:
+            return g
+        d_x = torch.from_numpy(back.dot(transposed))
+        return d_x if x.ndim == 2 else d_x.view(x.shape)
+
+    return by_openblas
 
 
-def openblas_backward(x: Tensor, g: Tensor, transposed: np.ndarray, out: np.ndarray | None, wanted: bool) -> Tensor:
-    """The same with arrays, which a network makes once: the transposed weight, and where its gradient goes."""
-    back = g.numpy()
-    if out is not None:
-        np.dot(x.numpy().T, back, out=out)
-    return torch.from_numpy(np.dot(back, transposed)) if wanted else g
+def linear_through(weight: Tensor, openblas: bool) -> Callable[[Tensor], Tensor]:
+    """From the gradient `g` by `x @ weight + bias` to that by `x`."""
+    if not openblas:
+        return lambda g: torch.mm(g, weight.t())
+    transposed = weight.numpy().T
+    return lambda g: torch.from_numpy(g.numpy().dot(transposed))
 
 
 class _Linear(torch.autograd.Function):
@@ -65,9 +85,25 @@ class _Linear(torch.autograd.Function):
             zero = g.new_zeros(())
             d_x = product(g, weight.t(), zero) if by_x else None
             return d_x, product(x.t(), g, zero) if by_weight else None, d_bias
-        d_weight = torch.empty(weight.shape) if by_weight else None
-        d_x = linear_backward(x.detach(), weight.detach(), g.detach(), d_weight, openblas=True, wanted=by_x)
-        return d_x if by_x else None, d_weight, d_bias
+        back = g.detach().numpy()
+        d_x = torch.from_numpy(np.dot(back, weight.detach().numpy().T)) if by_x else None
+        return d_x, torch.from_numpy(np.dot(x.detach().numpy().T, back)) if by_weight else None, d_bias
+
+
+def padded(x: Tensor, layer: Conv) -> Tensor:
+    """With the zeros that a convolution wants around it."""
+    if layer.padding == "valid":
+        return x
+    (top, bottom), (left, right) = layer.pads(x.shape[1:])
+    return F.pad(x, (left, right, top, bottom))
+
+
+def unpadded(x: Tensor, layer: Conv, shape: tuple[int, ...]) -> Tensor:
+    """What is left of its gradient for the input of a shape `[N, C, H, W]`."""
+    if layer.padding == "valid":
+        return x
+    (top, _), (left, _) = layer.pads(shape[1:])
+    return x[:, :, top : top + shape[2], left : left + shape[3]]
 
 
 def convolution(weight: Tensor, bias: Tensor, stride: int) -> Callable[[Tensor], Tensor]:

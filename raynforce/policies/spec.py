@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from raynforce.errors import UsageError, nearest
-from raynforce.spaces import ActionSpec, ObsLeaf, channels_last, tuples
+from raynforce.spaces import MASK, ActionSpec, ObsLeaf, channels_last, tuples
 
 SQRT2 = math.sqrt(2.0)
 
@@ -28,15 +28,27 @@ class Linear:
 
 @dataclass(frozen=True)
 class Conv:
-    """2-D convolution over `[channels, height, width]`, no padding, a square kernel."""
+    """2-D convolution over `[channels, height, width]` with a square kernel."""
 
     channels: int
     kernel: int
     stride: int = 1
     gain: float = SQRT2
+    padding: Literal["valid", "same"] = "valid"
+    """`same` adds zeros so that only the stride makes the image smaller, one more behind than in front if it is odd."""
+
+    def pads(self, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """The zeros in front of and behind the height and the width of an image of a shape."""
+        if self.padding == "valid":
+            return (0, 0), (0, 0)
+        missing = [max(0, (-(-n // self.stride) - 1) * self.stride + self.kernel - n) for n in shape[1:]]
+        return tuple((zeros // 2, zeros - zeros // 2) for zeros in missing)
 
     def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.channels, *((n - self.kernel) // self.stride + 1 for n in shape[1:]))
+        sides = shape[1:]
+        if self.padding != "valid":
+            sides = tuple(n + sum(zeros) for n, zeros in zip(sides, self.pads(shape), strict=True))
+        return (self.channels, *((n - self.kernel) // self.stride + 1 for n in sides))
 
 
 @dataclass(frozen=True)
@@ -48,11 +60,44 @@ class Activation:
 class LayerNorm:
     """Normalise over all features of one sample, then scale and shift."""
 
+    eps: float = 1e-5
+    """What is added to the variance."""
 
-Layer = Linear | Conv | Activation | LayerNorm
-LAYERS: dict[str, type[Any]] = {c.__name__: c for c in (Linear, Conv, Activation, LayerNorm)}
-NORM_EPS = 1e-5
-RESERVED = frozenset({"self", "obs", "params"})
+
+@dataclass(frozen=True)
+class LSTM:
+    """Long short-term memory (Hochreiter and Schmidhuber 1997). Its state is its output, then its cells: `2 * size`."""
+
+    size: int
+
+    @property
+    def state_size(self) -> int:
+        return 2 * self.size
+
+    @property
+    def gates(self) -> int:
+        return 4  # in this order: input, forget, output, candidate
+
+
+@dataclass(frozen=True)
+class GRU:
+    """Gated recurrent unit (Cho et al. 2014), as torch has it: the reset gate acts on the product of the state."""
+
+    size: int
+
+    @property
+    def state_size(self) -> int:
+        return self.size
+
+    @property
+    def gates(self) -> int:
+        return 3  # in this order: reset, update, candidate
+
+
+Layer = Linear | Conv | Activation | LayerNorm | LSTM | GRU
+LAYERS: dict[str, type[Any]] = {c.__name__: c for c in (Linear, Conv, Activation, LayerNorm, LSTM, GRU)}
+RESERVED = frozenset({"self", "obs", "only", "params", "state"})
+OWN_STATE = "own"  # the name of the state that a user's own module has
 
 
 @dataclass(frozen=True)
@@ -134,13 +179,14 @@ class Param(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """A feed-forward network. Towers that no other tower reads, and free vectors, are its outputs."""
+    """A network. Towers that no other tower reads, and free vectors, are its outputs."""
 
     inputs: tuple[Input, ...]
     towers: tuple[Tower, ...]
     free: tuple[Free, ...] = ()
     normalize: bool = False  # whether vector inputs, not images, are normalised by their running statistics
     named: tuple[Input, ...] = ()  # inputs beside the observation, such as `action`: flat and never normalised
+    own_state: int = 0  # numbers that a user's own module remembers from one step to the next
 
     def __post_init__(self) -> None:
         known = ["input", *(i.path for i in self.inputs if i.is_image), *(i.path for i in self.named)]
@@ -210,6 +256,14 @@ class NetworkSpec:
         read = {source for sources in self.reads.values() for source in sources}
         return tuple(t.name for t in self.towers if t.name not in read) + tuple(f.name for f in self.free)
 
+    def sources(self, names: Collection[str]) -> set[str]:
+        """These towers, and all that they read, directly or through other towers."""
+        found = set(names)
+        for tower in reversed(self.towers):
+            if tower.name in found:
+                found.update(self.reads[tower.name])
+        return found
+
     @cached_property
     def input_width(self) -> int:
         return sum(i.width for i in self.flat)
@@ -218,6 +272,17 @@ class NetworkSpec:
     def normalizes(self) -> bool:
         """Whether there is anything to normalise: images that are read as such are left as they are."""
         return self.normalize and bool(self.flat)
+
+    @cached_property
+    def states(self) -> dict[str, int]:
+        """The size of what each recurrent layer remembers from one step to the next; empty without memory."""
+        layers = ((f"{tower.name}.{index}", layer) for tower, index, layer, _ in self.walk())
+        found = {name: layer.state_size for name, layer in layers if isinstance(layer, LSTM | GRU)}
+        return found | ({OWN_STATE: self.own_state} if self.own_state else {})
+
+    def initial_state(self, lanes: int) -> dict[str, np.ndarray]:
+        """What is remembered where an episode begins, `[B, size]` each: zeros."""
+        return {name: np.zeros((lanes, size), np.float32) for name, size in self.states.items()}
 
     @cached_property
     def conv_products(self) -> int:
@@ -234,10 +299,10 @@ class NetworkSpec:
             sources = [shapes[source] for source in self.reads[tower.name]]
             shape = sources[0] if len(sources) == 1 else (sum(map(math.prod, sources)),)
             for index, layer in enumerate(tower.layers):
-                if isinstance(layer, Linear):
+                if isinstance(layer, Linear | LSTM | GRU):
                     shape = (math.prod(shape),)
                 yield tower, index, layer, shape
-                if isinstance(layer, Linear):
+                if isinstance(layer, Linear | LSTM | GRU):
                     shape = (layer.size,)
                 elif isinstance(layer, Conv):
                     if len(shape) != 3:
@@ -258,6 +323,12 @@ class NetworkSpec:
                 wanted += [(f"{name}.weight", kernel, layer.gain), (f"{name}.bias", (layer.channels,), 0.0)]
             elif isinstance(layer, LayerNorm):
                 wanted += [(f"{name}.scale", shape, 1.0), (f"{name}.shift", shape, 0.0)]
+            elif isinstance(layer, LSTM | GRU):
+                width = layer.gates * layer.size
+                wanted += [(f"{name}.x.weight", (shape[0], width), 1.0), (f"{name}.h.weight", (layer.size, width), 1.0)]
+                wanted += [(f"{name}.bias", (width,), 0.0)]
+                if isinstance(layer, GRU):  # the candidate's, inside of the reset gate
+                    wanted += [(f"{name}.h.bias", (layer.size,), 0.0)]
         wanted += [(free.name, (free.size,), free.init) for free in self.free]
         offsets = accumulate((math.prod(shape) for _, shape, _ in wanted), initial=0)
         return [Param(name, shape, at, init) for (name, shape, init), at in zip(wanted, offsets, strict=False)]
@@ -272,12 +343,18 @@ class NetworkSpec:
         flat = np.empty(sum(p.size for p in params), np.float32)
         for p in params:
             p.view(flat)[...] = _orthogonal(p.shape, p.init, rng) if p.name.endswith(".weight") else p.init
+        biases = {p.name: p.view(flat) for p in params if p.name.endswith(".bias")}
+        for tower, index, layer, _ in self.walk():
+            if isinstance(layer, LSTM):  # at first it forgets little (Jozefowicz et al. 2015)
+                biases[f"{tower.name}.{index}.bias"][layer.size : 2 * layer.size] = 1.0
         return flat
 
     def facts(self) -> dict[str, Any]:
         """All that parameters have to fit, by name; what they are initialised with is no part of it."""
         found: dict[str, Any] = {"network.normalize_obs": self.normalize}
         found |= {f"network.named.{i.path}": dataclasses.asdict(i) for i in self.named}
+        if self.own_state:
+            found["network.memory_size"] = self.own_state
         found["network.towers"] = [t.name for t in self.towers] + [f.name for f in self.free]  # in their order
         shapes = {p.name: str(list(p.shape)) for p in self.params()}
         for tower, index, layer, _ in self.walk():
@@ -286,8 +363,14 @@ class NetworkSpec:
                 found[f"{tower.name}.source"] = tower.source if isinstance(tower.source, str) else list(tower.source)
             if isinstance(layer, Activation):
                 found[name] = layer.name
+            elif isinstance(layer, LSTM | GRU):
+                found[name] = type(layer).__name__
             elif isinstance(layer, Conv):
                 found[f"{name}.stride"] = layer.stride
+                if layer.padding != "valid":
+                    found[f"{name}.padding"] = layer.padding
+            elif layer != LayerNorm() and isinstance(layer, LayerNorm):
+                found[f"{name}.eps"] = layer.eps
             found |= {k: shape for k, shape in shapes.items() if k.rpartition(".")[0] == name}
         return found | shapes
 
@@ -297,6 +380,8 @@ class NetworkSpec:
             plain["layers"] = [{"type": type(x).__name__, **dataclasses.asdict(x)} for x in tower.layers]
         if not self.named:
             del data["named"]
+        if not self.own_state:
+            del data["own_state"]
         return data
 
     @staticmethod
@@ -311,6 +396,7 @@ class NetworkSpec:
             free=tuple(Free(**d) for d in data["free"]),
             normalize=data["normalize"],
             named=tuple(Input(**tuples(d)) for d in data.get("named", ())),
+            own_state=data.get("own_state", 0),
         )
 
 
@@ -337,8 +423,11 @@ def _orthogonal(shape: tuple[int, ...], gain: float, rng: np.random.Generator) -
 
 
 def inputs_of(leaves: Sequence[ObsLeaf]) -> tuple[Input, ...]:
+    """What a network reads of an observation: all but the mask of allowed actions."""
     found = []
     for leaf in leaves:
+        if leaf.path == MASK:
+            continue
         if leaf.kind in ("discrete", "multidiscrete"):
             found.append(Input(leaf.path, "onehot", leaf.shape, leaf.sizes, leaf.start))
         elif leaf.kind == "box" and leaf.dtype == "uint8" and 2 <= len(leaf.shape) <= 4:

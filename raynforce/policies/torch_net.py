@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,16 +14,26 @@ from torch.nn import functional as F
 from raynforce.errors import AlgorithmError, UsageError, summary
 from raynforce.imports import load_object
 from raynforce.policies.acting import ActingSpec
-from raynforce.policies.network import ModuleNet, Network, Outputs, SomeOutputs, derivatives, tensor
+from raynforce.policies.network import STATE, ModuleNet, Network, Outputs, Sequences, SomeOutputs, derivatives, tensor
 from raynforce.policies.numpy_net import onehot_offsets
-from raynforce.policies.products import convolution, convolution_backward, linear, linear_backward, openblas_backward
-from raynforce.policies.spec import NORM_EPS, Activation, Conv, Input, Layer, LayerNorm, Linear, NetworkSpec
+from raynforce.policies.products import (
+    convolution,
+    convolution_backward,
+    linear,
+    linear_backward,
+    linear_through,
+    padded,
+    unpadded,
+)
+from raynforce.policies.recurrent import Recurrence, bind, bind_backward
+from raynforce.policies.spec import GRU, LSTM, Activation, Conv, Input, Layer, LayerNorm, Linear, NetworkSpec, Tower
 
 __all__ = ["ModuleNet", "Network", "Outputs", "SpecNet", "TorchActor", "build", "tensor"]
 
 NONE: Mapping[str, Any] = {}
 IMAGES_AT_ONCE = 256  # observations that `predict` evaluates together: a fragment as floats may not fit in memory
 Values = dict[str, list[Tensor]]  # of each tower: its input, then what each layer gives
+Back = Callable[[Tensor, Tensor, Tensor], Tensor]  # of a layer's input, its output and the gradient by that
 
 
 class SpecNet(Network):
@@ -37,22 +47,27 @@ class SpecNet(Network):
 
     def __init__(self, spec: NetworkSpec, flat: np.ndarray, device: torch.device, threads: int = 1) -> None:
         super().__init__(spec, flat, device)
+        self._recurrence = Recurrence() if spec.states else None  # of the call that is under way
         self._openblas = device.type == "cpu" and threads == 1
         self._params = spec.params()
         self._own = self._bind(self.flat)
         self._other: tuple[Tensor | None, _Bound] = (None, self._own)
         self._flat_grad = torch.zeros_like(self.flat)
         self._grads = {p.name: p.view(self._flat_grad) for p in self._params}
-        linear = [(n, view) for n, view in self._own.views.items() if view.ndim == 2] if self._openblas else []
-        # For OpenBLAS: each linear layer's weight, transposed, and where its gradient goes.
-        self._matrices = {name: (view.numpy().T, self._grads[name].numpy()) for name, view in linear}
         self.parts = spec.parts
-        layers = [x for t in spec.towers for x in t.layers if not isinstance(x, Linear | Conv)]
+        products = Linear | Conv | LSTM | GRU if device.type == "cpu" else Linear | Conv
+        layers = [x for t in spec.towers for x in t.layers if not isinstance(x, products)]
         self._by_hand = all(isinstance(x, Activation) and x.name in _BACKWARD for x in layers)
         self._given = {"input", *(i.path for i in spec.images), *(i.path for i in spec.named)}
+        self._hands_back = [t.name for t in spec.towers if not self._given.issuperset(spec.reads[t.name])]
+        self._back = self._bind_backward() if self._by_hand else {}
+        reading = [t for t in spec.towers if spec.needs[t.name]]
+        self._reads_by_product = all(t.layers and isinstance(t.layers[0], Linear) for t in reading)
         self._last: _Pass | None = None  # what `backward` goes over
         self._tape: list[_Pass] = []  # the calls that `gradient` goes over
         self._learned: _Bound | None = None  # what autograd differentiates by
+        self._chosen: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[Tower, ...]] = {}
+        self._ways: dict[tuple[str, str], _Way] = {}  # from a tower's output to a named input, for `through`
         self._by_autograd = False  # whether a call since the last gradient was
 
     def _bind(self, flat: Tensor, *, learned: bool = False) -> _Bound:
@@ -62,45 +77,82 @@ class SpecNet(Network):
             views = {name: view.detach().requires_grad_() for name, view in views.items()}
         layers: dict[str, list[Callable[[Tensor], Tensor]]] = {t.name: [] for t in self.spec.towers}
         for tower, index, layer, _ in self.spec.walk():
-            layers[tower.name].append(_bound(layer, f"{tower.name}.{index}", views, self._openblas))
+            if isinstance(layer, LSTM | GRU):
+                layers[tower.name].append(bind(layer, f"{tower.name}.{index}", views, self._recurring))
+                continue
+            op = _bound(layer, f"{tower.name}.{index}", views, self._openblas)
+            if isinstance(layer, Activation) and index and isinstance(tower.layers[index - 1], Linear | Conv):
+                op = _in_place(layer.name)  # nothing else reads what a product gave
+            layers[tower.name].append(op)
         return _Bound(layers, views)
 
-    def __call__(self, obs: Mapping[str, Tensor], params: Tensor | None = None, **named: Tensor) -> Outputs:
+    def _recurring(self) -> Recurrence:
+        assert self._recurrence is not None
+        return self._recurrence
+
+    def _bind_backward(self) -> dict[str, list[Back]]:
+        """Every layer's backward pass, over views into the flat gradient."""
+        layers: dict[str, list[Back]] = {t.name: [] for t in self.spec.towers}
+        for tower, index, layer, _ in self.spec.walk():
+            wanted = index > 0 or tower.name in self._hands_back
+            if isinstance(layer, LSTM | GRU):
+                name, views = f"{tower.name}.{index}", self._own.views
+                layers[tower.name].append(bind_backward(layer, name, views, self._grads, self._recurring, wanted))
+                continue
+            back = _bound_backward(layer, f"{tower.name}.{index}", self._own.views, self._grads, self._openblas, wanted)
+            layers[tower.name].append(back)
+        return layers
+
+    def __call__(
+        self, obs: Mapping[str, Tensor], params: Tensor | None = None, only: Collection[str] = (), **named: Tensor
+    ) -> Outputs:
         learning = torch.is_grad_enabled()
+        if self._recurrence is not None:
+            self._recurrence = Recurrence(Sequences.of(obs, self.spec.states))
         x = self._encoded(obs, named, learning=learning)
         if params is not None or not learning:
             bound = self._own if params is None else self._bound_to(params)
         elif self._by_hand and not any(value.requires_grad for value in x.values()):
             with torch.no_grad():
-                values = self._forward(x, self._own)
-                outputs = self._outputs(values, self._own)
+                values = self._forward(x, self._own, only)
+                outputs = self._outputs(values, self._own, only)
             for name, value in outputs.items():
                 outputs[name] = value.detach().requires_grad_()
-            self._tape.append(_Pass(values, dict(outputs), self._stamp(values)))
+            self._tape.append(_Pass(values, dict(outputs), self._stamp(values), self._recurrence))
             return outputs
         else:
             if self._learned is None:
                 self._learned = self._bind(self.flat, learned=True)
             bound, self._by_autograd = self._learned, True
-        return self._outputs(self._forward(x, bound), bound)
+        return self._outputs(self._forward(x, bound, only), bound, only)
 
-    def predict(self, obs: Mapping[str, np.ndarray], **named: np.ndarray) -> dict[str, np.ndarray]:
+    def predict(
+        self, obs: Mapping[str, np.ndarray], only: Collection[str] = (), /, **named: np.ndarray
+    ) -> dict[str, np.ndarray]:
         count = len(next(iter(obs.values())))
-        if not self.spec.images or count <= IMAGES_AT_ONCE:
-            return super().predict(obs, **named)
+        if not self.spec.images or self._recurrence is not None or count <= IMAGES_AT_ONCE:
+            return super().predict(obs, only, **named)
         cuts = [slice(i, i + IMAGES_AT_ONCE) for i in range(0, count, IMAGES_AT_ONCE)]
         some = [({k: v[cut] for k, v in obs.items()}, {k: v[cut] for k, v in named.items()}) for cut in cuts]
-        parts = [super(SpecNet, self).predict(seen, **given) for seen, given in some]
+        parts = [super(SpecNet, self).predict(seen, only, **given) for seen, given in some]
         free = {f.name for f in self.spec.free}
         return {k: v if k in free else np.concatenate([p[k] for p in parts]) for k, v in parts[0].items()}
 
-    def record(self, obs: Mapping[str, Tensor], **named: Tensor) -> Outputs:
+    def _evaluate(self, obs: Mapping[str, Tensor], named: Mapping[str, Tensor], only: Collection[str]) -> Outputs:
+        if self._recurrence is not None:
+            return self(obs, only=only, **named)
+        values = self._forward(self._encoded(obs, named, learning=False), self._own, only)
+        return self._outputs(values, self._own, only)
+
+    def record(self, obs: Mapping[str, Tensor], only: Collection[str] = (), **named: Tensor) -> Outputs:
         if not self._by_hand:
-            return super().record(obs, **named)
+            return super().record(obs, only, **named)
+        if self._recurrence is not None:
+            self._recurrence = Recurrence(Sequences.of(obs, self.spec.states))
         with torch.no_grad():
-            values = self._forward(self._encoded(obs, named, learning=True), self._own)
-        outputs = self._outputs(values, self._own)
-        self._last = _Pass(values, outputs, self._stamp(values))
+            values = self._forward(self._encoded(obs, named, learning=True), self._own, only)
+        outputs = self._outputs(values, self._own, only)
+        self._last = _Pass(values, outputs, self._stamp(values), self._recurrence)
         return outputs
 
     def backward(self, gradients: Mapping[str, Tensor]) -> Tensor:
@@ -110,8 +162,52 @@ class SpecNet(Network):
         assert self._last is not None, "record first"
         self._require_recorded(gradients, self._last.outputs)
         with torch.no_grad():
-            self._backward(self._last, {name: gradients.get(name) for name in self.spec.outputs})
+            self._backward(self._last, {name: gradients.get(name) for name in (*self.spec.outputs, *gradients)})
         return self._flat_grad
+
+    def through(
+        self, name: str, obs: Mapping[str, Tensor], only: Collection[str] = (), /, **named: Tensor
+    ) -> tuple[Outputs, Callable[[Mapping[str, Tensor]], Tensor]]:
+        if not (self._by_hand and self._reads_by_product):
+            return super().through(name, obs, only, **named)
+        with torch.no_grad():
+            values = self._forward(self._encoded(obs, named, learning=False), self._own, only)
+        return self._outputs(values, self._own, only), lambda gradients: self._through(name, values, gradients)
+
+    def _through(self, name: str, values: Values, gradients: Mapping[str, Tensor]) -> Tensor:
+        """The gradient by a named input: the chain rule over the towers that depend on it, parameters left out."""
+        back: dict[str, Tensor] = dict(gradients)
+        with torch.no_grad():
+            for tower in reversed(self.spec.towers):
+                g = back.get(tower.name)
+                if g is None or name not in self.spec.needs[tower.name]:
+                    continue
+                if (name, tower.name) not in self._ways:
+                    self._ways[name, tower.name] = self._bind_through(name, tower, values)
+                layers, sources = self._ways[name, tower.name]
+                chain = values[tower.name]
+                for index in range(len(layers), 0, -1):
+                    g = layers[index - 1](chain[index], chain[index + 1], g)
+                for source, product in sources:
+                    part = product(g)
+                    back[source] = part if source not in back else back[source] + part
+        return back[name]
+
+    def _bind_through(self, name: str, tower: Tower, values: Values) -> _Way:
+        """A tower's layers after the first, and for each source that depends on the input, the first layer's part."""
+        views, openblas = self._own.views, self._openblas
+        layers: list[Back] = []
+        for index, layer in enumerate(tower.layers[1:], 1):
+            if isinstance(layer, Activation):
+                layers.append(_BACKWARD[layer.name])
+            else:
+                layers.append(_of_gradient(linear_through(views[f"{tower.name}.{index}.weight"], openblas)))
+        weight, sources, row = views[f"{tower.name}.0.weight"], [], 0
+        for source in self.spec.reads[tower.name]:
+            first, row = row, row + values[source][-1].shape[1:].numel()
+            if source == name or name in self.spec.needs.get(source, ()):
+                sources.append((source, linear_through(weight[first:row], openblas)))
+        return _Way(layers, sources)
 
     def _bound_to(self, params: Tensor) -> _Bound:
         if self._other[0] is params and not params.requires_grad:  # a target network is the same vector every time
@@ -133,14 +229,11 @@ class SpecNet(Network):
             found["input"] = ((found["input"] - self._shift) * self._scale).clamp_(-10.0, 10.0)
         return found
 
-    def _forward(self, encoded: dict[str, Tensor], bound: _Bound) -> Values:
-        """For each tower, its input and the output of each of its layers."""
+    def _forward(self, encoded: dict[str, Tensor], bound: _Bound, only: Collection[str] = ()) -> Values:
+        """For each tower, or those that `only` some outputs need, its input and the output of each of its layers."""
         values = {name: [x] for name, x in encoded.items()}
         joined: dict[tuple[str, ...], Tensor] = {}  # policy and value read the same
-        towers = self.spec.towers
-        if self.spec.named:
-            towers = tuple(t for t in towers if values.keys() >= self.spec.needs[t.name])
-        for tower in towers:
+        for tower in self._towers(tuple(values), tuple(only)) if only or self.spec.named else self.spec.towers:
             read = self.spec.reads[tower.name]
             if len(read) > 1 and read not in joined:
                 joined[read] = torch.cat([values[source][-1].flatten(1) for source in read], 1)
@@ -150,11 +243,26 @@ class SpecNet(Network):
             values[tower.name] = chain
         return values
 
-    def _outputs(self, values: Values, bound: _Bound) -> Outputs:
+    def _towers(self, given: tuple[str, ...], only: tuple[str, ...]) -> tuple[Tower, ...]:
+        """Those that can be made of what is given, or of these `only` what some outputs need."""
+        found = self._chosen.get((given, only))
+        if found is None:
+            wanted = self.spec.sources(only or [t.name for t in self.spec.towers])
+            able = (t for t in self.spec.towers if self.spec.needs[t.name].issubset(given))
+            found = self._chosen[given, only] = tuple(t for t in able if t.name in wanted)
+        return found
+
+    def _outputs(self, values: Values, bound: _Bound, only: Collection[str] = ()) -> Outputs:
+        names = only or self.spec.outputs
+        if self._recurrence is not None:
+            self.after, some = self._recurrence.states, self._recurrence.sequences
+            assert some is not None
+            made = {n: some.selected(values[n][-1]) if n in values else bound.views[n] for n in names}
+            return SomeOutputs(made, lambda name: self.spec.lacks(name, values)) if self.spec.named else made
         if not self.spec.named:
-            return {n: values[n][-1] if n in values else bound.views[n] for n in self.spec.outputs}
-        made = {n: values[n][-1] for n in self.spec.outputs if n in values}
-        made |= {free.name: bound.views[free.name] for free in self.spec.free}
+            return {n: values[n][-1] if n in values else bound.views[n] for n in names}
+        made = {n: values[n][-1] for n in names if n in values}
+        made |= {free.name: bound.views[free.name] for free in self.spec.free if free.name in names}
         return SomeOutputs(made, lambda name: self.spec.lacks(name, values))
 
     def gradient(self, loss: Tensor) -> Tensor:
@@ -201,37 +309,18 @@ class SpecNet(Network):
             g = back.get(free.name)
             if g is not None:
                 self._grads[free.name].copy_(g)
+        if one.recurrence is not None:
+            self._recurrence = one.recurrence
+            back = one.recurrence.spread(back, values)
         for tower in reversed(self.spec.towers):
             g = back.get(tower.name)
             if g is None:
                 continue
-            chain = values[tower.name]
-            for index in range(len(tower.layers) - 1, -1, -1):
-                layer, name = tower.layers[index], f"{tower.name}.{index}"
-                if isinstance(layer, Activation):
-                    g = _BACKWARD[layer.name](g, chain[index + 1])
-                else:
-                    wanted = index > 0 or not self._given.issuperset(self.spec.reads[tower.name])
-                    g = self._layer_backward(layer, name, chain[index], g, wanted)
-            if not self._given.issuperset(self.spec.reads[tower.name]):
+            chain, layers = values[tower.name], self._back[tower.name]
+            for index in range(len(layers) - 1, -1, -1):
+                g = layers[index](chain[index], chain[index + 1], g)
+            if tower.name in self._hands_back:
                 self._hand_back(tower.name, g, values, back)
-
-    def _layer_backward(self, layer: Layer, name: str, x: Tensor, g: Tensor, wanted: bool) -> Tensor:
-        """Write the gradients of a layer's parameters; returns that of its input `x`, if wanted."""
-        weight = self._own.views[f"{name}.weight"]
-        d_weight, d_bias = self._grads[f"{name}.weight"], self._grads[f"{name}.bias"]
-        if isinstance(layer, Conv):
-            d_x, found, found_bias = convolution_backward(x, weight, g, layer.stride, wanted)
-            d_weight.copy_(found)
-            d_bias.copy_(found_bias)
-            return d_x
-        torch.sum(g, 0, out=d_bias)
-        flat = x if x.ndim == 2 else x.flatten(1)
-        if self._openblas:
-            d_x = openblas_backward(flat, g, *self._matrices[f"{name}.weight"], wanted)
-        else:
-            d_x = linear_backward(flat, weight, g, d_weight, False, wanted)
-        return d_x.view(x.shape) if wanted and flat is not x else d_x
 
     def _hand_back(self, name: str, g: Tensor, values: Values, back: dict[str, Tensor | None]) -> None:
         """Add a tower's gradient by its input to those by the outputs of the towers it reads."""
@@ -250,6 +339,12 @@ class _Pass(NamedTuple):
     values: Values
     outputs: Outputs
     stamp: int
+    recurrence: Recurrence | None = None
+
+
+class _Way(NamedTuple):
+    layers: list[Back]
+    sources: list[tuple[str, Callable[[Tensor], Tensor]]]
 
 
 class _Bound(NamedTuple):
@@ -262,17 +357,49 @@ def _bound(layer: Layer, name: str, views: Mapping[str, Tensor], openblas: bool)
         return _FORWARD[layer.name]
     if isinstance(layer, LayerNorm):
         scale, shift = views[f"{name}.scale"], views[f"{name}.shift"]
-        return lambda x: F.layer_norm(x, x.shape[1:], scale, shift, NORM_EPS)
+        return lambda x: F.layer_norm(x, x.shape[1:], scale, shift, layer.eps)
     weight, bias = views[f"{name}.weight"], views[f"{name}.bias"]
     if isinstance(layer, Conv):
-        return convolution(weight, bias, layer.stride)
+        apply = convolution(weight, bias, layer.stride)
+        return apply if layer.padding == "valid" else lambda x: apply(padded(x, layer))
     return linear(weight, bias, openblas)
 
 
+def _of_gradient(product: Callable[[Tensor], Tensor]) -> Back:
+    return lambda x, y, g: product(g)
+
+
+def _in_place(activation: str) -> Callable[[Tensor], Tensor]:
+    apart, within = _FORWARD[activation], _IN_PLACE.get(activation)
+    return apart if within is None else lambda x: apart(x) if x.requires_grad else within(x)
+
+
+def _bound_backward(
+    layer: Layer, name: str, views: Mapping[str, Tensor], grads: Mapping[str, Tensor], openblas: bool, wanted: bool
+) -> Back:
+    """Writes the gradients of a layer's parameters; returns that by its input, if wanted."""
+    if isinstance(layer, Activation):
+        return _BACKWARD[layer.name]
+    weight, d_weight, d_bias = views[f"{name}.weight"], grads[f"{name}.weight"], grads[f"{name}.bias"]
+    if isinstance(layer, Conv):
+
+        def conv(x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+            d_x, found, found_bias = convolution_backward(padded(x, layer), weight, g, layer.stride, wanted)
+            d_weight.copy_(found)
+            d_bias.copy_(found_bias)
+            return unpadded(d_x, layer, x.shape) if wanted else d_x
+
+        return conv
+    product = linear_backward(weight, d_weight, d_bias, openblas, wanted)
+    return lambda x, y, g: product(x, g)
+
+
 _FORWARD: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu, "elu": F.elu, "silu": F.silu}
-_BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of the gradient and the activation's output
-    "tanh": torch.ops.aten.tanh_backward.default,
-    "relu": lambda g, y: torch.ops.aten.threshold_backward.default(g, y, 0),
+_IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh_, "relu": torch.relu_}
+_tanh_backward, _relu_backward = torch.ops.aten.tanh_backward.default, torch.ops.aten.threshold_backward.default
+_BACKWARD: dict[str, Back] = {
+    "tanh": lambda x, y, g: _tanh_backward(g, y),
+    "relu": lambda x, y, g: _relu_backward(g, y, 0),
 }
 
 
@@ -353,6 +480,7 @@ class TorchActor:
         made = spec.network, spec.factory, spec.heads, spec.env.obs
         self._net = build(*made, 0, torch.device("cpu"), spec.factory_args)
         self._one_thread = spec.factory is None
+        self._only = spec.distribution().outputs if spec.is_sde else ()
 
     def load(self, flat: np.ndarray, shift: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:
         with torch.no_grad():
@@ -363,9 +491,16 @@ class TorchActor:
     def __call__(self, obs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         threads = torch.get_num_threads()
         if not self._one_thread or threads == 1:
-            return self._net.predict(obs)
+            return self._net.predict(obs, self._only)
         torch.set_num_threads(1)  # beside a learner of several threads, as in a process of its own
         try:
-            return self._net.predict(obs)
+            return self._net.predict(obs, self._only)
         finally:
             torch.set_num_threads(threads)
+
+    def step(
+        self, obs: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The outputs of one step, and the next state."""
+        out = self({**obs, **{STATE + name: array for name, array in state.items()}})
+        return out, {name: after[0].numpy().copy() for name, after in self._net.after.items()}

@@ -29,8 +29,10 @@ from raynforce.protocol.fields import flag, mapping, one_of, take, whole
 from raynforce.protocol.frame import Message, ProtocolError, Type, clean
 from raynforce.protocol.handshake import Hello, Offer, Welcome, reject
 from raynforce.protocol.session import LEVELS, NOTHING, Envs, Note, Outcome, Session
-from raynforce.protocol.spaces import DTYPES, misfits
+from raynforce.protocol.spaces import DTYPES, forbidden, misfits
+from raynforce.spaces import FORBIDS, MASK, forbids_all
 
+_WRONG = "has a value that its space does not have"
 _DAY = int(np.float32(86_400).view(np.uint32))
 
 
@@ -278,7 +280,7 @@ class PolicySession(Session):
         self._dropped("value", bad)
         broken = results.envs[bad]
         envs.fail(broken, True)
-        fault = Broken(broken, True, "value", f"{where} has a value that its space does not have")
+        fault = Broken(broken, True, "value", where)
         kept = results.some(~bad)
         return Outcome([kept, fault] if len(kept.envs) else [fault])
 
@@ -303,7 +305,7 @@ class PolicySession(Session):
         if ((status > ENDED + FIRST) & (status != BROKE)).any() or np.count_nonzero(status & ENDED) != message.ended:
             known = "known bits are 1, 2 and 4, or 8 alone, and ended rows must be as many as said"
             raise ProtocolError("status", f"FRAGMENT: status up to {status.max()}; {known}")
-        self._require_possible(seen, final, action, (reward, logp, total), version)
+        self._require_possible(seen, final, action, (reward, logp, total), version, status != BROKE)
         self.sampling.popleft()
         paths = [leaf.path for leaf in leaves]
         info = {i: numbers(told) for i, told in _by_number(meta.get("info"), message.ended)}
@@ -339,6 +341,7 @@ class PolicySession(Session):
         action: np.ndarray,
         floats: Sequence[np.ndarray],
         version: np.ndarray,
+        chosen: np.ndarray,
     ) -> None:
         spaces, where = self.hello.spaces, ""
         for leaf, columns in zip(spaces.obs, zip(seen, final, strict=True), strict=True):
@@ -351,6 +354,9 @@ class PolicySession(Session):
             where = "action"
         if not all(np.isfinite(column).all() for column in floats):
             where = "a reward, return or log-probability"
+        paths = [leaf.path for leaf in spaces.obs]
+        if MASK in paths and forbidden(seen[paths.index(MASK)][:-1][chosen], action[chosen], spaces.action):
+            where = f"an action that {MASK} forbids, or {MASK} itself,"
         if where:
             raise ProtocolError("value", f"FRAGMENT: {where} has a value that cannot be")
         if not np.isin(version, list(self._versions)).all():
@@ -395,21 +401,35 @@ class PolicySession(Session):
         return np.where(wrong, np.float32(0), seconds)
 
     def _misfits(self, results: Results) -> tuple[np.ndarray | None, str]:
-        """`[K]` rows with values that cannot be, and where the last of them were found."""
+        """`[K]` rows with values that cannot be, and what is wrong with the last that were found."""
         bad, where, finite = None, "", self.welcome.finite
         nothing = np.zeros(len(results.envs), bool)
         if finite and (good := np.isfinite(results.reward)).tobytes().count(1) < len(good):
-            bad, where = ~good, "reward"
+            bad, where = ~good, f"reward {_WRONG}"
         for leaf in self.hello.spaces.obs:
             found = misfits(leaf, results.obs[leaf.path], finite)
             if found is not None:
-                bad, where = (nothing if bad is None else bad) | found, leaf.path
+                bad, where = (nothing if bad is None else bad) | found, f"{leaf.path} {_WRONG}"
             if len(results.ended) and results.final_obs:
                 found = misfits(leaf, results.final_obs[leaf.path], finite)
                 if found is not None:
                     bad = (nothing if bad is None else bad).copy()
-                    bad[results.ended[found]], where = True, f"the final {leaf.path}"
+                    bad[results.ended[found]], where = True, f"the final {leaf.path} {_WRONG}"
+        if MASK in results.obs:
+            found = forbids_all(results.obs[MASK], self.hello.spaces.action.sizes)
+            if len(results.ended) and results.final_obs:
+                found |= self._cut_without_choice(results)
+            elif self.welcome.autoreset != "same_step":
+                found &= ~results.terminated
+            if found.any():
+                bad, where = (nothing if bad is None else bad) | found, f"{MASK} {FORBIDS}"
         return bad, where
+
+    def _cut_without_choice(self, results: Results) -> np.ndarray:
+        """`[K]` episodes that were truncated, and whose last mask leaves nothing to choose."""
+        found = np.zeros(len(results.envs), bool)
+        found[results.ended] = forbids_all(results.final_obs[MASK], self.hello.spaces.action.sizes)
+        return found & ~results.terminated
 
     def _error(self, message: Message, now: float) -> Outcome:
         if one_of(take(message.meta, "scope", "ERROR"), "scope", ("env", "session")) == "session":

@@ -115,6 +115,12 @@ def misfits(leaf: ObsLeaf | ActionSpec, rows: np.ndarray, finite: bool) -> np.nd
     return ~good.reshape(len(rows), -1).all(axis=1)
 
 
+def forbidden(masks: np.ndarray, actions: np.ndarray, action: ActionSpec) -> bool:
+    """Whether some of the actions `[N, ...]`, counted from 0, are not among those that masks `[N, n]` allow."""
+    places = actions.reshape(len(actions), -1) + np.cumsum((0, *action.sizes[:-1]))
+    return not np.take_along_axis(masks, places, 1).all()
+
+
 def _leaf(data: object, where: str) -> ObsLeaf:
     found = mapping(data, where)
     path = text(take(found, "path", where), f"{where}.path")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from raynforce.trees import Tree
+
+Place = tuple[Sequence[slice], float, float | None]  # of a group: where it is, its learning rate and its clipping
 
 
 class Adam:
@@ -18,6 +20,7 @@ class Adam:
         self._flat = flat
         self._first, self._second = torch.zeros_like(flat), torch.zeros_like(flat)
         self._count = torch.zeros((), device=flat.device)
+        self._missed: dict[str, int] = {}  # steps that a group has been left out of
         how = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
         self._fused = partial(torch._fused_adam_, **how, eps=epsilon)
 
@@ -36,29 +39,35 @@ class Adam:
             torch.set_flush_denormal(False)
         return norm
 
-    def step_groups(self, gradient: Tensor, groups: Iterable[tuple[Sequence[slice], float, float | None]]) -> Tensor:
-        """The same for groups, each with its places in the vector, its learning rate and its clipping."""
+    def step_groups(self, gradient: Tensor, groups: Mapping[str, Place], frozen: Collection[str] = ()) -> Tensor:
+        """The same for groups by name; those that are frozen keep their parameters and moments."""
         norm = torch.linalg.vector_norm(gradient)
         self._count += 1
         torch.set_flush_denormal(True)
         try:
-            for places, learning_rate, max_norm in groups:
+            for name, (places, learning_rate, max_norm) in groups.items():
+                if name in frozen:
+                    self._missed[name] = self._missed.get(name, 0) + 1
+                    continue
                 vectors = self._flat, gradient, self._first, self._second
                 parts = [[vector[place] for place in places] for vector in vectors]
                 divisor = None
                 if max_norm is not None:
                     lengths = torch.stack([torch.linalg.vector_norm(part) for part in parts[1]])
                     divisor = (torch.linalg.vector_norm(lengths) / max_norm).clamp_(min=1.0)
-                self._fused(*parts, [], [self._count] * len(places), lr=learning_rate, grad_scale=divisor)
+                count = self._count - self._missed[name] if name in self._missed else self._count
+                self._fused(*parts, [], [count] * len(places), lr=learning_rate, grad_scale=divisor)
         finally:
             torch.set_flush_denormal(False)
         return norm
 
     def state(self) -> Tree:
         first, second = (moment.cpu().numpy().copy() for moment in (self._first, self._second))
-        return {"first": first, "second": second, "count": float(self._count)}
+        missed: Tree = {"missed": dict(self._missed)} if self._missed else {}
+        return {"first": first, "second": second, "count": float(self._count), **missed}
 
     def load(self, tree: Tree) -> None:
         self._first.copy_(torch.tensor(tree["first"]))
         self._second.copy_(torch.tensor(tree["second"]))
         self._count.fill_(tree["count"])
+        self._missed = dict(tree.get("missed", {}))

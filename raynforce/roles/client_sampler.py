@@ -125,6 +125,8 @@ def require_readable(acting: ActingSpec) -> None:
     why = ""
     if acting.factory:
         why = f"network.factory = {acting.factory!r} is your own torch module"
+    elif acting.network.states:
+        why = "its network has memory, which simulators do not have yet"
     elif "priority" in acting.record:
         why = "priorities are computed by samplers on this side"
     elif acting.env.action.dtype not in ("float32", "int64"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,10 @@ from raynforce.envs.lanes import ParallelVector
 from raynforce.envs.local import LocalVector
 from raynforce.envs.native import NativeVector
 from raynforce.envs.vector import EnvArgs, VectorEnv, derive_seed, require_finite
+from raynforce.envs.wrappers import for_evaluation
 from raynforce.errors import EnvError
 from raynforce.infos import NOTHING, Info, Values, values
-from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
+from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion, forget
 
 EVALUATION_STREAM = 1 << 20  # apart from every sampler's index, so that evaluation never repeats training episodes
 BREAKS = 5  # how often in a row the episodes of a lane may break before the evaluation is given up; `faults.restarts`
@@ -46,7 +48,8 @@ class Evaluator:
         vector: VectorEnv | None = None,
     ) -> None:
         """`breaks`: how often in a row a lane's episodes may break; `vector`: environments instead of `envs`."""
-        self._args, self._breaks, self._hang_seconds = envs, breaks, hang_seconds
+        self._args = replace(envs, args=for_evaluation(envs.args))
+        self._breaks, self._hang_seconds = breaks, hang_seconds
         self._actor = Actor(acting)
         self._envs = vector
         self._playing: tuple[int, ...] | None = None
@@ -71,6 +74,7 @@ class Evaluator:
         self._breaks_in_a_row = np.zeros(lanes, np.int64)  # since the lane's last episode was over
         self._steps = 0
         self._hopeless: int | None = None  # a lane
+        self._memory = self._actor.spec.network.initial_state(lanes)  # empty without memory
         self._stop_finished(envs)
 
     def advance(self, seconds: float = math.inf) -> Evaluation:
@@ -78,10 +82,7 @@ class Evaluator:
         lockstep, failure = isinstance(envs, NativeVector), None
         try:
             while self._quota.any() and self._hopeless is None and time.monotonic() < until:
-                if isinstance(envs, ParallelVector):
-                    self._step_ready(envs, until)
-                else:
-                    self._step_all(envs)
+                self._step(envs, until)
         except EnvError as error:  # one that cannot be brought to step again
             failure = error
         found = envs.take_faults()
@@ -123,8 +124,14 @@ class Evaluator:
             self._envs.close()
             self._envs = None
 
+    def _step(self, envs: VectorEnv, until: float) -> None:
+        if isinstance(envs, ParallelVector):
+            self._step_ready(envs, until)
+        else:
+            self._step_all(envs)
+
     def _step_all(self, envs: VectorEnv) -> None:
-        step = envs.step(self._actor.greedy(self._obs))
+        step = envs.step(self._greedy(self._obs))
         self._obs = step.obs
         seen = {"reward": step.reward, **step.obs}
         require_finite(self._args.env, seen, ("in evaluation, lane",), self._args.args)
@@ -133,6 +140,7 @@ class Evaluator:
         self._steps += int(np.count_nonzero(step.valid & (self._quota > 0)))
         self._broke(step.cut)
         ended = step.terminated | step.truncated
+        forget(self._memory, ended | ~step.valid)
         self._ended(ended, step.info)
         if ended.any():
             self._stop_finished(envs)
@@ -142,7 +150,7 @@ class Evaluator:
         ready = np.flatnonzero(envs.idle & (self._quota > 0))
         if len(ready):
             # Of all rows, though few are used: so a row's outcome does not depend on who else is ready.
-            envs.ask(ready, self._actor.greedy(envs.rows())[ready])
+            envs.ask(ready, self._greedy(envs.rows(), ready)[ready])
         done, broke = envs.answers(until)
         self._running[done] += envs.reward[done]
         self._length[done] += 1
@@ -150,7 +158,18 @@ class Evaluator:
         self._broke(broke)
         ended = np.zeros(envs.num_envs, np.bool_)
         ended[done] = envs.ended[done]
+        forget(self._memory, np.flatnonzero(ended))
+        forget(self._memory, broke)
         self._ended(ended, envs.take_info())
+
+    def _greedy(self, obs: Mapping[str, np.ndarray], lanes: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Actions for all rows; these lanes remember that they have seen theirs."""
+        if not self._memory:
+            return self._actor.greedy(obs)
+        actions, after = self._actor.greedy_step(obs, self._memory)
+        for name, state in self._memory.items():
+            state[lanes] = after[name][lanes]
+        return actions
 
     def _ended(self, ended: np.ndarray, info: Mapping[int, Info]) -> None:
         """Episodes are over, `[B]`, or longer than they may be; `info` has by lane what they told."""

@@ -31,7 +31,8 @@ def train(
     measured: list[Mapping[str, Tensor]] = []
     loss: Loss | None = None
     try:
-        with stream.in_use():
+        # What overflows is infinite, as in torch: `averages` looks whether losses are finite.
+        with stream.in_use(), np.errstate(over="ignore"):
             for minibatch in minibatches:
                 batch = tensors(algo, minibatch, "minibatches", keeper.device)
                 loss = algo.loss(net, batch)

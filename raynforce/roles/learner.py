@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -86,19 +86,26 @@ class Learner:
         lag = max((self._number - f.version for f in fragments), default=0)
         if algo.max_lag is not None and lag > algo.max_lag:
             raise RaynforceError(f"{name} learns from fragments at most {algo.max_lag} versions old, not {lag}")
+        if algo.consumes == "data":  # nobody has acted with the statistics from before
+            self._observe(fragments)
         with blamed(name, algo):
             scale = self._updated_reward_scale(fragments) if self._config.learner.scale_rewards else 1.0
             self._begin_round(reward_scale=scale, due=due)
             batch = tensors(algo, algo.prepare(net, fragments), "prepare", self._device)
             prepared = time.perf_counter()
             trained = train(self._keeper, net, algo.minibatches(batch, self._rng), self._torch_rng, self._step)
-        if self._normalizer is not None and fragments:
-            for fragment in fragments:
-                self._normalizer.update(fragment.seen(self._normalizer.paths))
-            net.normalize_with(*self._normalizer.affine())
+        if algo.consumes != "data":
+            self._observe(fragments)
         if fragments:
             trained.metrics.update(lag_metrics(self._number, fragments))
         return self._end_round(trained, [f.record for f in fragments], began, prepared)
+
+    def _observe(self, fragments: Sequence[Fragment]) -> None:
+        """Take what was seen into the statistics that observations are normalised by."""
+        if self._normalizer is not None and fragments:
+            for fragment in fragments:
+                self._normalizer.update(fragment.seen(self._normalizer.paths))
+            self._net.normalize_with(*self._normalizer.affine())
 
     def learn_drawn(
         self, records: Sequence[Record], counts: np.ndarray, which: Sequence[int], *draws: Arrays | None
@@ -132,7 +139,7 @@ class Learner:
         algo.round = LearningRound(self._number, algo.updates, algo.schedules(self._progress), reward_scale, due)
 
     def _step(self, _: Batch, loss: Loss) -> Mapping[str, Tensor]:
-        norm = self.apply(self.gradients(loss), self._algo.scheduled["learning_rate"])
+        norm = self.apply(self.gradients(loss), self._algo.scheduled["learning_rate"], loss.frozen)
         self._algo.round.updates += 1
         return {"grad_norm": norm}
 
@@ -151,8 +158,8 @@ class Learner:
     def gradients(self, loss: Loss) -> Tensor:
         return flat_gradient(self._net, loss)
 
-    def apply(self, gradient: Tensor, learning_rate: float) -> Tensor:
-        """Take one optimiser step along a flat gradient; returns the gradient's length."""
+    def apply(self, gradient: Tensor, learning_rate: float, frozen: Collection[str] = ()) -> Tensor:
+        """Take one optimiser step along a flat gradient, but for frozen groups; returns the gradient's length."""
         max_norm = self._config.algorithm.max_grad_norm
         with torch.no_grad():
             if not self._groups:
@@ -160,7 +167,8 @@ class Learner:
             rates = self._algo.scheduled
             how = {n: (rates.get(rate_of(n), g.learning_rate), g.max_grad_norm) for n, g in self._groups.items()}
             how[REST] = learning_rate, max_norm
-            return self._adam.step_groups(gradient, [(places, *how[n]) for n, places in self._places.items()])
+            groups = {n: (places, *how[n]) for n, places in self._places.items()}
+            return self._adam.step_groups(gradient, groups, frozen)
 
     def publish(self) -> PolicyVersion:
         shift, scale = self._normalizer.affine() if self._normalizer else (None, None)
@@ -177,6 +185,10 @@ class Learner:
     @property
     def _progress(self) -> float:
         return min(1.0, self._steps / self._config.steps)
+
+    def count_all(self, steps: int) -> None:
+        """Environment steps of all policies, if it is the learner of one of several: progress goes by these."""
+        self._steps = steps
 
     def _updated_reward_scale(self, fragments: Sequence[Fragment]) -> float:
         """One over the deviation of running discounted returns, these fragments included."""

@@ -24,7 +24,7 @@ from raynforce.experience.fragment import Fragment
 from raynforce.experience.trajectories import Trajectories
 from raynforce.infos import NOTHING
 from raynforce.memory import resident_bytes
-from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
+from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion, forget
 from raynforce.protocol.channel import Address, Link, Listener
 from raynforce.protocol.frame import Message
 from raynforce.protocol.handshake import Deadlines, Hello, Offer, Refusal
@@ -47,7 +47,15 @@ class PolicyServer:
         sampling, central = config.sampling, config.central
         self._config, self._envs, self._lanes = config, sampling.envs, sampling.samplers * sampling.envs
         self._steps = (config.stream.batch or sampling.samplers) * sampling.envs * sampling.fragment  # of a fragment
-        self._trajectories = Trajectories(acting.env.obs, acting.env.action, ROOM * sampling.fragment, self._lanes)
+        self._recurrent = acting.network.initial_state(self._lanes)  # of each lane; empty without memory
+        self._trajectories = Trajectories(
+            acting.env.obs,
+            acting.env.action,
+            ROOM * sampling.fragment,
+            self._lanes,
+            states=acting.network.states,
+            every=acting.sequence,
+        )
         self._former = BatchFormer(self._lanes, central.batch_min, central.batch_max, central.batch_wait)
         self._actor = Actor(acting)
         self._rng = np.random.default_rng([config.seed, 0, 1])
@@ -55,6 +63,7 @@ class PolicyServer:
         self._version: PolicyVersion | None = None
         self._loaded: PolicyVersion | None = None
         self._links: dict[int, Link] = {}
+        self._batches = 0, 0  # forward passes since the last fragment, and the actions that these have chosen
         self._coming = 0  # lanes that were asked to step or to reset, and have not answered
         self._times = EnvTimes(self._lanes)
         self._done: deque[Fragment] = deque()
@@ -107,7 +116,9 @@ class PolicyServer:
         record = Record(0, self._trajectories.sequence - 1, 0) if fragment is None else fragment.record
         size = 0 if fragment is None else fragment.nbytes
         receipt = Receipt(record, seconds, faults, size, self._memory)
-        return fragment, receipt._replace(envs=envs, served=served, silent=silent, flying=self._trajectories.steps)
+        (passes, chosen), self._batches = self._batches, (0, 0)
+        receipt = receipt._replace(envs=envs, served=served, silent=silent, flying=self._trajectories.steps)
+        return fragment, receipt._replace(passes=passes, chosen=chosen)
 
     def _next_here(self) -> Fragment:
         while not self._done:
@@ -198,20 +209,34 @@ class PolicyServer:
         began = time.monotonic()
         lanes, since = self._former.next_batch()
         actor, trajectories = self._actor, self._trajectories
-        out = actor.outputs(trajectories.newest(lanes))
+        seen = trajectories.newest(lanes)
+        before = {name: state[lanes] for name, state in self._recurrent.items()}
+        out = actor.masked(self._remembering(lanes, seen, before) if before else actor.outputs(seen), seen)
         chosen = actor.sample(out, self._draw(len(lanes)))
         actions = actor.to_env(chosen)
         now = time.monotonic()
         hosts = lanes // self._envs
         self._coming += len(lanes)
+        passes, actions_before = self._batches
+        self._batches = passes + 1, actions_before + len(lanes)
         self._times.chosen(lanes, since, now, now - began)
         for host in sorted(set(hosts.tolist())):
             mine = hosts == host
             link = self._links[host]
             self._send(link, link.session.step(lanes[mine] - host * self._envs, actions[mine], now))
         sent = time.monotonic()
-        trajectories.act(lanes, chosen, actor.distribution.logp(out, chosen), version.number)  # while hosts step
+        logp = actor.distribution.logp(out, chosen)
+        trajectories.act(lanes, chosen, logp, version.number, before)  # while hosts step
         self._times.wired(sent - now, time.monotonic() - sent)
+
+    def _remembering(
+        self, lanes: np.ndarray, seen: dict[str, np.ndarray], before: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """The outputs of a policy with memory; these lanes remember that they have seen theirs."""
+        out, after = self._actor.step(seen, before)
+        for name, state in self._recurrent.items():
+            state[lanes] = after[name]
+        return out
 
     def _draw(self, count: int) -> np.ndarray:
         if self._drawn + count > len(self._noise):
@@ -271,11 +296,13 @@ class PolicyServer:
         self._former.add(lanes, now)
         if results.valid.tobytes().count(1) < len(lanes):
             first = ~results.valid  # these follow no action
+            forget(self._recurrent, lanes[first])
             self._times.begun(lanes[first])
             self._trajectories.begin(lanes[first], {path: array[first] for path, array in results.obs.items()})
             if first.all():
                 return
             lanes, results = lanes[results.valid], results.some(results.valid)
+        forget(self._recurrent, lanes[results.ended])
         info = {env + first_lane: told for env, told in results.info.items()} if results.info else NOTHING
         self._trajectories.step(lanes, *results[1:5], results.ended, results.final_obs, info)
         self._times.answered(lanes, results.seconds, now)

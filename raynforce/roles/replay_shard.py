@@ -21,11 +21,13 @@ class ReplayShard:
     """Has the fragments of every n-th sampler, of n shards."""
 
     def __init__(self, config: Config, env: EnvSpec, index: int) -> None:
-        spec = algorithm_class(config.algo).replay_spec(config)
+        kind = algorithm_class(config.algo)
+        spec = kind.replay_spec(config)
         assert spec is not None  # or else nobody would have started it
+        states = kind(config, env).network().states if spec.sequence else {}
         self._index, self._shards = index, config.replay.shards
         self._prioritized = spec.prioritized
-        self._replay = make_replay(config, spec, env, index)
+        self._replay = make_replay(config, spec, env, states, index)
         self._seeds = [config.seed, index, 3]
         self._rng = np.random.default_rng(self._seeds)
 

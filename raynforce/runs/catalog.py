@@ -26,6 +26,7 @@ DEPTH = 3  # folders that runs are looked for in, one in another
 BLOCK, MOST = 1 << 14, 1 << 20  # bytes that are read of the end of a file: at once, and in all
 HEAD = ("env", "algo", "seed", "steps", "target", "runtime", "topology")  # settings that a list of runs may show
 
+CUT_SHORT = ("SIG", "tune: ")  # how the reason begins of a run that was stopped before its end
 _PARTS = {"config.yaml", "events.jsonl", "checkpoints"}
 
 
@@ -84,12 +85,21 @@ def find(directory: Path, depth: int = DEPTH) -> Iterator[Path]:
                 yield folder
             continue
         if len(_PARTS.intersection(entry.name for entry in inside)) >= 2:
-            yield folder
+            if not is_registry(folder):
+                yield folder
         elif level < depth:
             for entry in inside:
                 with contextlib.suppress(OSError):  # a link that leads in circles
                     if not entry.name.startswith(".") and entry.is_dir():
                         (links if entry.is_symlink() else folders).append((folder / entry.name, level + 1))
+
+
+def is_registry(path: Path) -> bool:
+    """Whether it has the form of a run and holds promoted policies."""
+    with contextlib.suppress(OSError):
+        config = path / "config.yaml"
+        return config.is_file() and config.read_text(errors="replace")[:200].startswith("# A registry")
+    return False
 
 
 def glance(path: Path) -> Glance:
@@ -116,9 +126,9 @@ def _glance(path: Path, active: float, size: int) -> Glance:
     elif ended:
         active = ended  # files have the time of a copy
     if whole(metrics.get("step")) <= _step_of(path / "last"):  # the last report is a while before the last step
-        saved = _read_object(path / "last" / "run.json").get("metrics")
+        saved = read_object(path / "last" / "run.json").get("metrics")
         metrics = {**metrics, **(saved if isinstance(saved, dict) else {})}
-    best = number(_read_object(path / "best" / "manifest.json").get("eval_return"))
+    best = number(read_object(path / "best" / "manifest.json").get("eval_return"))
     return Glance(path, state, why, config, steps, metrics, best, active, size, holder)
 
 
@@ -140,7 +150,7 @@ def _end(path: Path) -> tuple[State, str, int, float]:
         if kind == "started":
             return "killed", "", steps, 0.0
         if kind in ("stopped", "failed"):
-            state: State = "failed" if kind == "failed" else "stopped" if reason.startswith("SIG") else "finished"
+            state: State = "failed" if kind == "failed" else "stopped" if reason.startswith(CUT_SHORT) else "finished"
             return state, reason, steps, number(event.get("time")) or 0.0
     return "killed", "", 0, 0.0
 
@@ -219,7 +229,7 @@ def _step_of(link: Path) -> int:
     try:
         return _step_in(os.path.basename(os.readlink(link)))
     except OSError:  # a copy that followed the links
-        return whole(_read_object(link / "manifest.json").get("step"))
+        return whole(read_object(link / "manifest.json").get("step"))
 
 
 def _step_in(name: str) -> int:
@@ -228,7 +238,7 @@ def _step_in(name: str) -> int:
     return int(digits) if digits.isdecimal() and len(digits) < 19 else 0
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a small file; empty if there is none."""
     with contextlib.suppress(OSError), open_regular(path) as file:
         return object_in(file.read(MOST))
@@ -274,7 +284,7 @@ class KeptCheckpoint:
     @property
     def resumable(self) -> bool:
         """Whether it has all that `resume` needs, as far as was looked."""
-        return not self.wrong and "learner.json" in self.files
+        return not self.wrong and "run.json" in self.files
 
     @property
     def parts(self) -> dict[str, int]:

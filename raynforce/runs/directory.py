@@ -10,7 +10,7 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +50,8 @@ class RunDirectory:
 
     patience: float | None = None
     """Seconds that the last checkpoint may be under way, if it is not the disk that it is written to."""
+    is_mirrored = False
+    """Whether others see it elsewhere."""
 
     def __init__(self, path: Path, *, numbered: bool = False) -> None:
         """`numbered` if `create` may put `-2` behind its name, and so on, where there is one already."""
@@ -61,6 +63,7 @@ class RunDirectory:
         self._manifests: dict[str, dict[str, Any] | None] = {}  # of whole checkpoints
         self.made_on: dict[str, str] = {}
         """What manifests say of the machines that its roles live on, where that is more than of this one."""
+        self.heard: Callable[[dict[str, Any]], None] | None = None  # is told of every event, while there is one
         self.journal: Journal | None = None  # writes the events while there is one, so that nobody waits for the disk
 
     def _be_at(self, path: Path) -> None:
@@ -165,7 +168,10 @@ class RunDirectory:
         return run
 
     def event(self, kind: str, /, **facts: Any) -> None:
-        line = json.dumps({"time": time.time(), "event": kind, **facts}).encode() + b"\n"
+        told = {"time": time.time(), "event": kind, **facts}
+        line = json.dumps(told).encode() + b"\n"
+        if self.heard is not None:
+            self.heard(told)
         try:
             if self.journal is not None:
                 self.journal.append(self.events, line)
@@ -200,6 +206,9 @@ class RunDirectory:
 
     def finish(self) -> None:
         """All that belongs to the run is written: bring it to where others see it, if that is elsewhere."""
+
+    def send_live(self, text: str) -> None:
+        """Let others see what the run tells, if that is elsewhere."""
 
     def known(self, part: str) -> set[str]:
         """Names of a part's segments that the checkpoint saved or loaded last refers to.

@@ -13,6 +13,14 @@ from pathlib import Path
 _NONE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # what file systems say that have no such thing, or not for folders
 
 
+_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
+
+
+def is_full(told: str) -> bool:
+    """Whether an error, as it was told, is of a disk without room: what failed for that can go on once there is."""
+    return any(words in told for words in _FULL)
+
+
 def sync(descriptor: int) -> None:
     """Return once what was written is safe, as far as the file system knows of that."""
     try:

@@ -288,6 +288,8 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> History:
     since: float | None = None  # when the process that is read of began, if that is known
     for event in events:
         at, kind, role = float(event["time"]), event["event"], str(event.get("role", ""))
+        if kind == "result":  # of a run whose end has been told
+            continue
         if history.began is None:
             history.began = at
         if kind == "started":

@@ -17,13 +17,18 @@ from raynforce.runs import disk
 from raynforce.runs.journal import Journal
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from raynforce.trees import Tree  # numpy, which reading metrics does not need
 
 
 class Sink(Protocol):
     """Anything that takes metrics: give your own to a run to send them elsewhere.
 
-    A method `begin(path, config)`, if it has one, is called first, with the run's directory and all its settings.
+    Methods that it may have: `begin(path, config)` comes first, with the run's directory and all its settings;
+    `episodes(step, returns, lengths)` has the episodes `[E]` that ended since the last line, before that line;
+    `event(facts)` is a line of `events.jsonl` (a fault, its recovery, storage that fails, the end); `end(facts)` has
+    the `result`, as `--json` prints it, and `where_the_time_went`, of a run that came to its end.
     """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -48,12 +53,26 @@ class Metrics:
 
     def begin(self, path: Path, config: Mapping[str, Any]) -> None:
         """Tell every sink that wants to know which run this is."""
+        self._tell("begin", path, config)
+
+    def episodes(self, step: int, returns: np.ndarray, lengths: np.ndarray) -> None:
+        self._tell("episodes", step, returns, lengths)
+
+    def event(self, facts: Mapping[str, Any]) -> None:
+        self._tell("event", facts)
+
+    def end(self, facts: Mapping[str, Any]) -> None:
+        self._tell("end", facts)
+
+    def _tell(self, method: str, *args: Any) -> None:
         for sink in tuple(self._sinks):
             try:
-                getattr(sink, "begin", lambda path, config: None)(path, config)
+                if (told := getattr(sink, method, None)) is not None:
+                    told(*args)
             except Exception as error:
                 self._sinks.remove(sink)
-                _warn(f"metric sink {type(sink).__name__} cannot begin and is left out", error)
+                how = "cannot begin" if method == "begin" else "failed"
+                _warn(f"metric sink {type(sink).__name__} {how} and is left out", error)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         for sink in tuple(self._sinks):

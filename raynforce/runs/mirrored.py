@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from raynforce.errors import RaynforceError, UsageError
-from raynforce.runs import disk, lock, remote_lock
+from raynforce.runs import asking, disk, lock, remote_lock
 from raynforce.runs.directory import RunDirectory, Saved
 from raynforce.runs.remote import Remote, WorkingCopy
 from raynforce.runs.store import is_url
@@ -20,6 +20,7 @@ from raynforce.trees import Tree
 
 FINISH_SECONDS = 30.0  # that the last push of a run is tried for
 PAUSE_SECONDS = 1.0  # between two attempts
+TAKEOVER_SECONDS = 10.0  # that the end of a process of this machine is waited for
 RELEASE_SECONDS = 10.0  # that a store is waited for when the run gives it back
 
 
@@ -31,12 +32,13 @@ class MirroredRun(RunDirectory):
     """A run at a URL: everything happens in its working copy, and each checkpoint is then pushed."""
 
     patience = 3600.0  # an upload takes its time
+    is_mirrored = True
 
     def __init__(self, remote: Remote) -> None:
         super().__init__(remote.working_copy())
         self.remote = remote
         self.shown = remote.url
-        self._created = False
+        self._created = self._pushed = False
         self._held: lock.Lock | None = None
         self._pushing = threading.Lock()
 
@@ -56,6 +58,10 @@ class MirroredRun(RunDirectory):
             ways = f"to go on with it: {resume}; to drop it: rm -r {shlex.quote(str(self.path))}"
             raise UsageError(f"a run for {self.shown} began on this machine and never came there: {ways}")
         super().must_be_new()
+
+    def began_here(self) -> bool:
+        """Whether it began on this machine and nothing of it came to the URL yet."""
+        return self.config.exists() and not WorkingCopy(self.path).sent
 
     def create(self, config: str) -> None:
         super().create(config)
@@ -112,12 +118,18 @@ class MirroredRun(RunDirectory):
                     raise NotMirrored(f"{error}; on this machine, {hint}") from error
             time.sleep(PAUSE_SECONDS)
 
+    def send_live(self, text: str) -> None:
+        """Put what the run tells beside what was pushed of it, unless it is another's by now."""
+        if self._pushed and self._held is not None and self._held.lost is None:
+            self.remote.store.write(asking.LIVE, text.encode())
+
     def _push(self, what: str) -> None:
         try:
             with self._pushing:
                 if self._held is not None:
                     self._held.beat()  # nothing is pushed to a run that is another's by now
                 self.remote.push(self.path)
+                self._pushed = True
         except RaynforceError as error:
             raise NotMirrored(f"{what} is safe in {self.path}, but not at {self.shown}: {error}") from error
 
@@ -130,6 +142,31 @@ def new_run(out: str | Path, *, numbered: bool = False) -> RunDirectory:
         run = RunDirectory(Path(out).expanduser(), numbered=numbered)
     run.must_be_new()
     return run
+
+
+def begun_run(out: str | Path) -> RunDirectory | None:
+    """The run that began there, once nobody writes to it any more; None if there is none."""
+    if is_url(str(out)):
+        mirrored = MirroredRun(Remote.open(str(out)))
+        if not (mirrored.remote.exists() or mirrored.began_here()):
+            return None
+        wait_until_free(mirrored)
+        return open_run(out, all=True)
+    run = RunDirectory(Path(out).expanduser())
+    if not run.config.is_file():
+        return None
+    wait_until_free(run)
+    return run
+
+
+def wait_until_free(run: RunDirectory) -> None:
+    """A process of another host that is gone holds its lock until that is stale."""
+    since = time.monotonic()
+    while (holder := run.holder()) is not None:
+        patience = TAKEOVER_SECONDS if holder.same_kernel() else lock.STALE + 2 * lock.BEAT
+        if time.monotonic() - since > patience:
+            raise lock.in_use(run.shown, holder)
+        time.sleep(PAUSE_SECONDS)
 
 
 def open_run(run: str | Path | RunDirectory, *, all: bool = False) -> RunDirectory:

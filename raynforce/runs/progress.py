@@ -1,4 +1,4 @@
-"""What the terminal shows while a run lasts: a live panel, plain lines for logs and pipes, or nothing."""
+"""What the terminal shows while a run lasts: a live view, plain lines for logs and pipes, or nothing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import contextlib
 import io
 import math
 import os
+import re
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast, get_args
 
 from raynforce.errors import UsageError, nearest
@@ -23,7 +24,7 @@ if TYPE_CHECKING:  # importing rich takes 0.1 s: only when a live view begins
     from rich.panel import Panel
     from rich.text import Text
 
-Mode = Literal["auto", "live", "plain", "quiet"]
+Mode = Literal["auto", "full", "live", "plain", "quiet"]
 Clock = Callable[[], float]
 
 _MISSING = "–"
@@ -35,8 +36,8 @@ class ProgressState:
     total_steps: int
     seconds: float  # since the run began
     steps_per_second: float
-    episodes: int
-    updates: int
+    episodes: int | None  # None: not known
+    updates: int | None
     return_mean: float | None
     best_eval: float | None
     target: float | None
@@ -47,6 +48,8 @@ class ProgressState:
     ending: bool = False  # whether no more is trained, however many steps are left
     faults: int = 0  # how often something has failed and was restarted
     last_fault: str = ""
+    roles: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # shares of each role's time, by activity
+    checkpoint: str = ""  # the newest that was written
 
 
 class Progress:
@@ -69,7 +72,10 @@ class Progress:
 
 
 def make_progress(stream: TextIO | None, *, mode: Mode | Progress = "auto") -> Progress:
-    """The view that fits `stream`, or `mode` if it is one: `auto` is live on a terminal, plain elsewhere."""
+    """The view that fits `stream`, or `mode` if it is one: `auto` is full on a terminal, plain elsewhere.
+
+    `full` takes the whole screen once a run lasts, `live` is a panel of a few lines.
+    """
     if not isinstance(mode, str):
         return mode
     modes = get_args(Mode)
@@ -77,11 +83,14 @@ def make_progress(stream: TextIO | None, *, mode: Mode | Progress = "auto") -> P
         raise UsageError(f"progress mode is {mode!r}: use one of {', '.join(modes)}{nearest(str(mode), modes)}")
     if stream is None or mode == "quiet":  # None: closed before we were started
         return QuietProgress()
-    live = mode == "live" or (mode == "auto" and _can_draw(stream))
-    return LiveProgress(stream) if live else PlainProgress(stream)
+    if mode == "full" or (mode == "auto" and can_draw(stream)):
+        from raynforce.runs.fullscreen import FullProgress
+
+        return FullProgress(stream)
+    return LiveProgress(stream) if mode == "live" else PlainProgress(stream)
 
 
-def _can_draw(stream: TextIO) -> bool:
+def can_draw(stream: TextIO) -> bool:
     try:
         terminal = stream.isatty()
     except ValueError:  # closed
@@ -158,7 +167,7 @@ class PlainProgress(_Drawn):
 
     def _show(self, snapshot: ProgressState, seconds_left: float | None) -> None:
         learned = replace(snapshot, seconds=0.0, steps_per_second=0.0, note="", faults=0, last_fault="")
-        figures = replace(learned, evaluating_left=0.0, ending=False)
+        figures = replace(learned, evaluating_left=0.0, ending=False, roles={}, checkpoint="")
         if figures != self._shown:
             self._shown = figures
             self._out.lines(plain_line(snapshot, seconds_left, self._out.columns))
@@ -174,7 +183,7 @@ class LiveProgress(_Drawn):
 
     def __init__(self, stream: TextIO, *, every: float = 0.25, clock: Clock = time.monotonic) -> None:
         super().__init__(stream, ReportPace(every, clock))
-        self._returns = _History()
+        self._returns = History()
         self._title = ""
         self._running = False
         self._live: Live | None = None
@@ -186,9 +195,16 @@ class LiveProgress(_Drawn):
         atexit.register(self.stop)  # shows the cursor again, whatever happens
         self._announce()
 
+    def announce(self, title: str) -> None:
+        """Another title, of what has no panel."""
+        self._title = title
+        if self._live is None:
+            self._out.write(CLEAR_LINE)
+            self._announce()
+
     def message(self, text: str) -> None:
         if self._live is None:
-            self._out.write(_CLEAR_LINE)
+            self._out.write(CLEAR_LINE)
             self._out.lines(text)
             self._announce()
         elif not self._out.broken and not self._out.again(text):
@@ -204,7 +220,7 @@ class LiveProgress(_Drawn):
         super().stop()
         self._running = False
         if self._live is None:
-            self._out.write(_CLEAR_LINE)
+            self._out.write(CLEAR_LINE)
         else:
             self._live.stop()
             self._live = None
@@ -218,7 +234,7 @@ class LiveProgress(_Drawn):
         if not self._running or self._out.broken:
             return
         if self._live is None:
-            self._out.write(_CLEAR_LINE)
+            self._out.write(CLEAR_LINE)
             # What others print would tear the panel, so it goes above it; but not if it is going to a file or a pipe.
             out, err = (stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))
             self._live = open_live(self._out, redirect_stdout=out, redirect_stderr=err)
@@ -242,7 +258,7 @@ class LiveProgress(_Drawn):
             self._drawn = (console.width, height)
 
 
-_CLEAR_LINE = "\r\x1b[2K"
+CLEAR_LINE = "\r\x1b[2K"
 
 
 def open_live(out: Output, **how: Any) -> Live:
@@ -332,12 +348,11 @@ class _RecentSpeed:
         return (now.total_steps - now.steps) / speed + (now.evaluating_left or 0.0) if speed > 0 else None
 
 
-class _History:
+class History:
     """The course of a number over the whole run, thinned out as it grows."""
 
-    limit = 128
-
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 128) -> None:
+        self.limit = limit
         self.values: list[float] = []
         self._stride = 1
         self._seen = 0
@@ -387,28 +402,28 @@ def panel(title: str, snapshot: ProgressState, seconds_left: float | None, retur
     learning = [
         ("return", f"{number(snapshot.return_mean):<7}", "bold cyan"),
         ("best eval", number(best) + against, "bold green" if reached else ""),
-        ("episodes", f"{snapshot.episodes:,}", ""),
-        ("updates", f"{snapshot.updates:,}", ""),
+        ("episodes", counted(snapshot.episodes), ""),
+        ("updates", counted(snapshot.updates), ""),
     ]
 
-    left = max(inner // 2, _LABEL + max(len(value) for _, value, _ in run) + 2)
-    two_columns = inner - left >= _LABEL + 14
-    room = (inner - left if two_columns else inner) - _LABEL - 8
+    left = max(inner // 2, LABEL + max(len(value) for _, value, _ in run) + 2)
+    two_columns = inner - left >= LABEL + 14
+    room = (inner - left if two_columns else inner) - LABEL - 8
     spark = sparkline(returns, min(room, 24))
 
-    lines = [_bar_line(snapshot, inner)]
+    lines = [bar_line(snapshot, inner)]
     for row in zip(run, learning, strict=True) if two_columns else zip(run + learning, strict=True):
         line = Text()
         for label, value, style in row:
             if line:
                 line.pad_right(left - line.cell_len)
-            line.append(f"{label:<{_LABEL}}", "dim").append(value, style)
+            line.append(f"{label:<{LABEL}}", "dim").append(value, style)
             if label == "return":
                 line.append(" ").append(spark, "cyan")
         lines.append(line)
-    lines += _loss_lines(snapshot.losses, inner)
+    lines += loss_lines(snapshot.losses, inner)
     if snapshot.faults:
-        line = Text().append(f"{'faults':<{_LABEL}}", "dim").append(f"{snapshot.faults:,}", "yellow")
+        line = Text().append(f"{'faults':<{LABEL}}", "dim").append(f"{snapshot.faults:,}", "yellow")
         lines.append(line.append(f"  {snapshot.last_fault}", "yellow dim"))
     if snapshot.note:
         lines.append(Text(snapshot.note.replace("\n", " "), "italic dim"))
@@ -419,10 +434,40 @@ def panel(title: str, snapshot: ProgressState, seconds_left: float | None, retur
     return Panel(Text("\n").join(lines), title=heading, width=width, height=len(lines) + 2, **look)
 
 
-_LABEL = 11  # columns of a label
+LABEL = 11  # columns of a label
+
+_PLAIN = re.compile(
+    r"steps +(?P<steps>[\d,]+)/(?P<total>[\d,]+) +\d+%  +(?P<speed>[\d,]+) steps/s  return +(?P<ret>\S+)"
+    r"  best eval +(?P<best>\S+)  eta +\S+(?: \S+:\S+)?(?P<rest>.*)"
+)
 
 
-def _bar_line(snapshot: ProgressState, width: int) -> Text:
+def read_plain_line(line: str, seconds: float) -> ProgressState | None:
+    """What a line of `plain_line` tells; None if it is another line. `seconds` is how long the run has lasted."""
+    found = _PLAIN.fullmatch(line)
+    if found is None:
+        return None
+    more = dict(re.findall(r"  (\S+) +(\S+)", found["rest"]))
+    try:
+        faults = _whole(more.pop("faults", "0"))
+        losses = {name: value for name, text in more.items() if (value := _figure(text)) is not None}
+        steps, total, speed = (_whole(found[name]) for name in ("steps", "total", "speed"))
+        figures: dict[str, Any] = {"return_mean": _figure(found["ret"]), "best_eval": _figure(found["best"])}
+    except ValueError:
+        return None
+    counts: dict[str, Any] = {"episodes": None, "updates": None, "target": None, "faults": faults}
+    return ProgressState(steps, total, seconds, speed, losses=losses, **figures, **counts)
+
+
+def _whole(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def _figure(text: str) -> float | None:
+    return None if text == _MISSING else float(text.replace(",", ""))
+
+
+def bar_line(snapshot: ProgressState, width: int) -> Text:
     from rich.text import Text
 
     percent = f" {_percent(snapshot):>4}"
@@ -432,7 +477,7 @@ def _bar_line(snapshot: ProgressState, width: int) -> Text:
     return line.append("─" * (cells - full - half), "dim").append(percent, "bold")
 
 
-def _loss_lines(losses: Mapping[str, float], width: int) -> list[Text]:
+def loss_lines(losses: Mapping[str, float], width: int) -> list[Text]:
     """`losses  policy -0.012   value 12.3 …`, on as many lines as it takes."""
     from rich.text import Text
 
@@ -440,7 +485,7 @@ def _loss_lines(losses: Mapping[str, float], width: int) -> list[Text]:
     for name, value in losses.items():
         shown = f"{number(value):<7}"
         if not lines or lines[-1].cell_len + 2 + len(name) + 1 + len(shown) > width:
-            lines.append(Text().append(f"{'' if lines else 'losses':<{_LABEL}}", "dim"))
+            lines.append(Text().append(f"{'' if lines else 'losses':<{LABEL}}", "dim"))
         else:
             lines[-1].append("  ")
         lines[-1].append(f"{name} ", "dim").append(shown, "" if math.isfinite(value) else "bold red")
@@ -469,6 +514,10 @@ def number(value: float | None) -> str:
         return f"{value:.1e}"
     digits = 1 if size >= 10 or size == 0 else 3 if size >= 0.01 else 4
     return f"{value:.{digits}f}"
+
+
+def counted(value: int | None) -> str:
+    return _MISSING if value is None else f"{value:,}"
 
 
 def clock_time(seconds: float | None) -> str:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from raynforce.runs import progress as views
-from raynforce.runs.progress import Clock, Mode, Output, ProgressState, ReportPace, clock_time, number, open_live
+from raynforce.runs.progress import Clock, Mode, Output, ProgressState, ReportPace, clock_time, number
+from raynforce.runs.table_view import LiveTable, fitting
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.live import Live
 
     from raynforce.driver.status import Result
 
@@ -38,11 +37,12 @@ class SeedsView:
     def __init__(self) -> None:
         self.rows: dict[int, SeedRow] = {}
         self._total = 0
+        self._target: float | None = None
         self._notes: set[str] = set()
 
-    def start(self, title: str, seeds: Sequence[int], total: int) -> None:
-        """Begin, with a line that says what runs; `total` is the number of steps of each."""
-        self.rows, self._total = {seed: SeedRow() for seed in seeds}, total
+    def start(self, title: str, seeds: Sequence[int], total: int, target: float | None = None) -> None:
+        """Begin, with a line that says what runs; `total` is the number of steps of each, `target` what they aim at."""
+        self.rows, self._total, self._target = {seed: SeedRow() for seed in seeds}, total, target
         self.message(title)
 
     def began(self, seed: int) -> None:
@@ -69,7 +69,7 @@ class SeedsView:
         how = f"failed: {error}" if error else "ended before it began"
         if not error and result is not None:
             how = f"{result.stopped} at {result.steps:,} steps"
-            if result.solved_steps is not None and result.solved_at is not None:
+            if self._target is not None and result.solved_steps is not None and result.solved_at is not None:
                 how = f"target met at {result.solved_steps:,} steps, after {result.solved_at:.1f} s"
             how += f"; best policy {number(result.eval_return)}"
         self.message(f"seed {seed}: {how}")
@@ -127,28 +127,18 @@ class LiveSeeds(SeedsView):
 
     def __init__(self, stream: TextIO, *, every: float = 0.25, clock: Clock = time.monotonic) -> None:
         super().__init__()
-        self._out, self._pace = Output(stream), ReportPace(every, clock)
-        self._live: Live | None = None
+        self._table = LiveTable(stream, every=every, clock=clock)
 
     fault = SeedsView.told
 
     def message(self, text: str) -> None:
-        if self._live is None:
-            self._out.lines(text)
-        elif not self._out.broken:
-            self._live.console.print(text, markup=False, highlight=False)
+        self._table.message(text)
 
     def draw(self) -> None:
-        if self._out.broken or not self._pace.is_due():
-            return
-        if self._live is None:
-            self._live = open_live(self._out, transient=True)
-        self._live.update(self._view(self._pace.seconds, self._live.console.height), refresh=True)
+        self._table.draw(lambda seconds, height, _: self._view(seconds, height))
 
     def stop(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._table.stop()
 
     def _view(self, seconds: float, height: int) -> Group:
         from rich import box
@@ -172,9 +162,4 @@ class LiveSeeds(SeedsView):
 
 
 def make_view(progress: Mode = "auto", stream: TextIO | None = None) -> SeedsView:
-    """The view that fits `stream`, or stdout, as `make_progress` chooses it."""
-    stream = stream or sys.stdout
-    chosen = views.make_progress(stream, mode=progress)
-    if stream is None or isinstance(chosen, views.QuietProgress):
-        return SeedsView()
-    return LiveSeeds(stream) if isinstance(chosen, views.LiveProgress) else PlainSeeds(stream)
+    return fitting(progress, stream, SeedsView, PlainSeeds, LiveSeeds)

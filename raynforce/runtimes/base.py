@@ -90,6 +90,7 @@ class Runtime(Closable):
 
     has_processes: bool = True  # roles have processes of their own: they work in parallel, and can be killed
     channel: Literal["direct", "unix", "tcp"] = "unix"  # between env hosts and policy
+    grows: bool = False  # room is added for roles that wait for some: nobody is too few in the meantime
 
     def __init__(self, places: Mapping[str, Place]) -> None:
         self.places = places  # what the roles of this run ask for, by kind: `sampler`, `learner`, `evaluator`

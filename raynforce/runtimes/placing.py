@@ -41,15 +41,22 @@ PLAIN = Demands()
 
 
 def place_roles(
-    config: Config, nodes: Sequence[Resources] | None, demands: Demands = PLAIN, *, may_grow: bool = False
+    config: Config,
+    nodes: Sequence[Resources] | None,
+    demands: Demands = PLAIN,
+    *,
+    may_grow: bool = False,
+    grows: bool = False,
 ) -> tuple[dict[str, Place], list[str]]:
     """What each role asks for, and notes on where less has to do. `nodes` are the total resources of each node by Ray's
-    names, None for no limit; with `may_grow`, learner and a quorum of samplers suffice."""
+    names, None for no limit; with `may_grow`, learner and a quorum of samplers suffice; where it `grows` by itself, any
+    number of them."""
     places = _asked(config, demands)
     samplers = config.sampling.samplers
     if nodes is None or _fits(places, samplers, nodes):
         return places, []
-    _require_known(places, nodes)
+    if not grows:
+        _require_known(places, nodes)
     free = [role for role in ("sampler", "learner") if getattr(config.ray, f"{role}_cpus") is None]
     for cpus in SMALLER if samplers == 1 else ():  # a number of samplers that was asked for is kept as asked
         smaller = {role: replace(place, cpus=cpus) if role in free else place for role, place in places.items()}
@@ -57,6 +64,9 @@ def place_roles(
             who = f"{free[0]} asks for {cpus:g}" if len(free) == 1 else f"sampler and learner ask for {cpus:g} each"
             return smaller, [f"the cluster has {count(_total(nodes, 'CPU'), 'CPU')}: {who}"]
     fit = _most_samplers(places, samplers, nodes)
+    if grows:
+        room = f"room for {fit} of {samplers} samplers" if fit else "no room for a learner and a sampler yet"
+        return places, [f"the cluster has {room}: its autoscaler is asked for more"]
     if may_grow and fit >= quorum(config):
         return places, [f"the cluster has room for {fit} of {samplers} samplers; the others join when there is room"]
     raise UsageError(_shortage(places, samplers, nodes))

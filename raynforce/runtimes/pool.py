@@ -459,8 +459,9 @@ class Pool:
     def _leave_out(self, member: Member) -> None:
         """Let the others go on without it, if they are enough; it joins them again when it is back."""
         peers = [m for m in self.members if m.kind == member.kind and not m.gone]
-        if len(self.present(peers)) <= member.rules.quorum:
-            if time.monotonic() - self._away_since(member) > member.rules.start_seconds:
+        if len(self.present(peers)) <= (min(1, member.rules.quorum) if self.runtime.grows else member.rules.quorum):
+            late = time.monotonic() - self._away_since(member) > member.rules.start_seconds
+            if late and not self.runtime.grows:
                 raise RoleDied(f"{member.name} could not be replaced{self.runtime.pending_reason()}", member.name)
             return
         member.absent = True

@@ -16,6 +16,7 @@ BUILT_IN = {
     "async": "raynforce.topologies.asynchronous:ASYNC",
     "central": "raynforce.topologies.central:CENTRAL",
     "replay": "raynforce.topologies.replay:REPLAY",
+    "dataset": "raynforce.topologies.dataset:DATASET",
     "shared-agent": "raynforce.topologies.shared_agent:SHARED_AGENT",
 }
 

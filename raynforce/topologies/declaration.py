@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from raynforce.algos import BUILT_IN, algorithm_class
@@ -15,6 +15,7 @@ from raynforce.envs.launching import is_simulator
 from raynforce.envs.vector import EnvArgs, Recycle
 from raynforce.errors import EnvError, UsageError
 from raynforce.policies.acting import ActingSpec
+from raynforce.roles.team import Plan
 from raynforce.runtimes.base import RoleDied, RoleError, Runtime
 from raynforce.runtimes.member import Member, Rules
 from raynforce.runtimes.placing import Demands, memory_limit, quorum
@@ -35,10 +36,19 @@ class Blueprint:
     env: EnvSpec
     acting: ActingSpec
     runtime: Runtime
+    team: Mapping[str, Plan] = field(default_factory=dict)  # several policies, by name; `acting` is then a `TeamSpec`
+
+    @property
+    def lanes(self) -> Config:
+        """The config as it looks from a learner, for whom each lane is an environment."""
+        if self.env.agents is None:
+            return self.config
+        sampling = self.config.sampling
+        return replace(self.config, sampling=replace(sampling, envs=sampling.envs * self.env.lanes))
 
     @property
     def envs(self) -> EnvArgs:
-        return env_args(self.config, self.config.sampling.envs)
+        return env_args(self.config, self.config.sampling.envs, masked=self.env.masked)
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,8 @@ class Topology:
     paced_by_envs: bool = False  # environments go their own pace, side by side, with one policy for all
     gathers_gradients: bool = False  # samplers send gradients, and have what the algorithm keeps, such as a buffer
     shards: bool = False  # the replay buffer may be divided among shards
+    reads_data: bool = False  # recorded episodes are learned from, and nothing is sampled
+    several: bool = False  # there may be several policies
 
     def check(self, config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
         if config.replay.shards and not self.shards:
@@ -91,9 +103,19 @@ class Topology:
         if config.sims != SimsConfig() and not is_simulator(config.env):
             name, value = next((k, v) for k, v in config.to_dict()["sims"].items() if v)
             raise UsageError(f"sims.{name} = {value} is for simulators, and env {config.env!r} is none: leave it out")
+        if config.data is not None and algorithm.consumes != "data":
+            able = algorithms_that(lambda found: found.consumes == "data")
+            given = f"data = {config.data!r} is for algorithms that learn from recorded episodes, such as {able}"
+            raise UsageError(f"{given}, and {config.algo} samples its own: leave it out")
+        if algorithm.consumes == "data" and not self.reads_data:
+            problem = f"topology = {config.topology!r} samples, and {config.algo} learns from recorded episodes"
+            raise UsageError(f"{problem}: use --topology dataset, or leave it out")
         if self.lags and algorithm.max_lag == 0:
             needs = f"{config.algo} from the newest alone (its max_lag is 0): use --topology sync"
             raise UsageError(f"topology = {config.topology!r} learns from older policy versions, and {needs}")
+        if self.paced_by_envs and getattr(config.algorithm, "gsde", False):
+            what = f"algorithm.gsde = true keeps its noise in samplers, which topology {config.topology} has none of"
+            raise UsageError(f"{what}: use sync or overlap")
         if config.sampling.inference == "client":
             self._check_client(config, env)
         self.require(config, algorithm, env)
@@ -128,10 +150,11 @@ def stepping(config: Config) -> Literal["no", "threads", "processes"]:
     return asked
 
 
-def env_args(config: Config, count: int) -> EnvArgs:
+def env_args(config: Config, count: int, *, masked: bool = False) -> EnvArgs:
     recycle = Recycle(config.sims.recycle_episodes, config.sims.recycle_hours, config.sims.recycle_bytes)
     how = config.sampling.exact_resume, stepping(config), recycle
-    return EnvArgs(config.env, count, config.seed, config.env_args, *how, _gateway(config))
+    agents = config.sampling.agent_ids, bool(getattr(config.algorithm, "central_critic", False))
+    return EnvArgs(config.env, count, config.seed, config.env_args, *how, _gateway(config), masked, *agents)
 
 
 def _gateway(config: Config) -> Any:
@@ -147,7 +170,8 @@ def _gateway(config: Config) -> Any:
 
 def algorithms_that(can: Callable[[type[Algorithm[Any]]], bool]) -> str:
     """The names of the built-in algorithms that can."""
-    return " or ".join(name for name in BUILT_IN if can(algorithm_class(name)))
+    *others, last = [name for name in BUILT_IN if can(algorithm_class(name))]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def all_here(config: Config) -> bool:
@@ -161,7 +185,9 @@ def learner(plan: Blueprint, work: str = "learn", *, gathers_gradients: bool = F
     seconds = plan.config.faults.learn_seconds
     hint = "; if it needs that long, raise faults.start_seconds or faults.learn_seconds"
     rules = _rules(plan.config, work, hint, job_seconds=seconds, restartable=(RoleDied,))
-    args = plan.config, plan.env, gathers_gradients
+    if plan.team:
+        return Kind("learner", "raynforce.roles.team_learner:TeamLearner", lambda _: (plan.config, plan.team), rules)
+    args = plan.lanes, plan.env, gathers_gradients
     return Kind("learner", "raynforce.roles.learner:Learner", lambda _: args, rules)
 
 
@@ -175,8 +201,17 @@ def samplers(plan: Blueprint) -> Kind:
         client, ahead = (acting, envs, how.fragment), not topology(plan.config.topology).exact
         role = "raynforce.roles.client_sampler:ClientSampler"
         return _sampling(plan, role, lambda index: (*client, index, how.samplers, hang, ahead), "produce")
-    role = "raynforce.roles.sampler:Sampler"
+    role = "raynforce.roles.team_sampler:TeamSampler" if plan.team else "raynforce.roles.sampler:Sampler"
     return _sampling(plan, role, lambda index: (acting, envs, how.fragment, index, how.samplers), "produce")
+
+
+def reader(plan: Blueprint) -> Kind:
+    config, faults = plan.config, plan.config.faults
+    sampling, data = config.sampling, str(config.data)
+    hint = "; if the data takes that long to be read, raise faults.start_seconds"
+    rules = _rules(config, "produce", hint, job_seconds=faults.sample_seconds, greeting="note")
+    args = data, plan.env, sampling.envs, sampling.fragment, config.seed
+    return Kind("reader", "raynforce.roles.reader:Reader", lambda _: args, rules, place="sampler", samples=True)
 
 
 def learner_and_samplers(plan: Blueprint) -> list[Kind]:
@@ -184,7 +219,7 @@ def learner_and_samplers(plan: Blueprint) -> list[Kind]:
 
 
 def gradient_workers(plan: Blueprint) -> Kind:
-    config = plan.config
+    config = plan.lanes
     role = "raynforce.roles.gradient_worker:GradientWorker"
     kind = _sampling(plan, role, lambda index: (config, plan.acting, plan.envs, index), "work")
     return replace(kind, buffers=True)
@@ -210,7 +245,7 @@ def replay_shards(plan: Blueprint) -> Kind:
     count = plan.config.replay.shards
     rules = replace(learner(plan).rules, work="insert", quorum=count)
     role = "raynforce.roles.replay_shard:ReplayShard"
-    return Kind("shard", role, lambda index: (plan.config, plan.env, index), rules, count, buffers=True)
+    return Kind("shard", role, lambda index: (plan.lanes, plan.env, index), rules, count, buffers=True)
 
 
 def env_hosts(plan: Blueprint) -> Kind:

@@ -27,4 +27,4 @@ class Overlap(Stream):
             yield self._round(learning, sampled - began, learning.job.answered - asked)
 
 
-OVERLAP = Topology("overlap", learner_and_samplers, lambda setup: Overlap(setup.roles, setup.start))
+OVERLAP = Topology("overlap", learner_and_samplers, lambda setup: Overlap(setup.roles, setup.start), several=True)

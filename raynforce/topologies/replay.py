@@ -37,7 +37,8 @@ class Pace(NamedTuple):
     limiter: Limiter
     most: int  # updates between two policy versions
     fragment: int  # environment steps of one fragment
-    row: int = 0  # bytes of one transition that is drawn from a shard
+    draws: int  # transitions, or sequences, that are drawn for an update
+    row: int = 0  # bytes of one of them
 
 
 class ReplayLoop(Loop):
@@ -164,7 +165,7 @@ class Sharded(ReplayLoop):
         if not (updates and self._masses.any()):
             return False
         rng = np.random.default_rng([self._seed, self._number, 4])  # no state of its own: a resumed run goes on alike
-        self._counts = portions(self._masses, self._limiter.batch, updates, rng)
+        self._counts = portions(self._masses, self._pace.draws, updates, rng)
         self._limiter.sample(updates * self._limiter.batch)
         for index in np.flatnonzero(self._counts.any(axis=0)).tolist():
             counts, mass = self._counts[:, index], self._masses[index]
@@ -235,11 +236,11 @@ def _pace(config: Config, spec: ReplaySpec, env: EnvSpec, saved: Mapping[str, Tr
     if saved is not None:
         load_limiter(saved["learner"], limiter)
     fragment = config.sampling.fragment * config.sampling.envs
-    row = 2 * observation_bytes(env.obs) + ROW_BYTES
+    row = (2 * observation_bytes(env.obs) + ROW_BYTES) * (spec.window if spec.sequence else 1)
     most = math.ceil(fragment * spec.samples_per_insert / spec.batch_size)
     if config.replay.shards:
-        most = min(most, MAX_DRAW_BYTES // (spec.batch_size * row))
-    return Pace(limiter, max(1, min(MAX_UPDATES_PER_VERSION, most)), fragment, row)
+        most = min(most, MAX_DRAW_BYTES // (spec.draws * row))
+    return Pace(limiter, max(1, min(MAX_UPDATES_PER_VERSION, most)), fragment, spec.draws, row)
 
 
 def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:

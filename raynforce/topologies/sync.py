@@ -22,4 +22,11 @@ class Sync(Stream):
             yield self._round(learning, sampled - began, time.monotonic() - sampled)
 
 
-SYNC = Topology("sync", learner_and_samplers, lambda setup: Sync(setup.roles, setup.start), overlaps=False, lags=False)
+SYNC = Topology(
+    "sync",
+    learner_and_samplers,
+    lambda setup: Sync(setup.roles, setup.start),
+    overlaps=False,
+    lags=False,
+    several=True,
+)

@@ -10,7 +10,8 @@
 // Then: raynforce train ppo ./pendulum --envs 64
 //
 // The wire is docs/protocol.md. From top to bottom: values (JSON, spaces, observations), the host's session without I/O, sockets, `Server`
-// for engines that own their loop, `serve` for those that do not; between them `Policy`, which acts without Python.
+// for engines that own their loop, `serve` for those that do not; between them `Policy`, which acts without Python; at the end `Client`,
+// which asks a policy that `raynforce serve` serves.
 #pragma once
 
 #include <arpa/inet.h>
@@ -28,6 +29,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -419,6 +421,16 @@ inline Leaf multidiscrete(std::vector<std::int64_t> counts) {
   return leaf;
 }
 
+/// Which choices of `action` are allowed, 1 or 0 for each: an entry `action_mask` of an observation that is a dictionary. A policy never
+/// takes one that is not, and does not see it otherwise.
+inline Leaf action_mask(const Leaf& action) {
+  Leaf leaf;
+  std::int64_t choices = 0;
+  for (const std::int64_t size : action.sizes) choices += size;
+  leaf.kind = "multibinary", leaf.dtype = DType::u8, leaf.shape = {static_cast<std::size_t>(choices)};
+  return leaf.named("action_mask");
+}
+
 /// What the policy sees, and what it does.
 struct Spaces {
   std::vector<Leaf> obs;
@@ -774,8 +786,8 @@ struct Gatherer {
   virtual bool wants(std::size_t env, bool realtime) = 0;
   /// Choose for what the env shows, or with `reset` note that it only resets.
   virtual void choose(std::size_t env, bool reset, std::uint8_t* action) = 0;
-  /// Why what the env shows or gives cannot be; empty if it can.
-  virtual std::string wrong(std::size_t env, double reward) const = 0;
+  /// Why what the env shows or gives cannot be; empty if it can. If the episode is over, nothing need be allowed.
+  virtual std::string wrong(std::size_t env, double reward, bool over) const = 0;
   /// The step is done.
   virtual void record(std::size_t env, float reward, std::uint8_t status) = 0;
   /// The episode has ended: what is shown is its last observation.
@@ -1306,7 +1318,7 @@ class HostSession {
 
   void gather(std::size_t env, const Step& step) {
     Lane& lane = lanes_[env];
-    if (const std::string wrong = gatherer_->wrong(env, lane.resetting ? 0 : step.reward); !wrong.empty()) return gather_broken(env, wrong);
+    if (const std::string wrong = gatherer_->wrong(env, lane.resetting ? 0 : step.reward, !lane.resetting && step.terminated); !wrong.empty()) return gather_broken(env, wrong);
     if (!lane.resetting) {
       reward_[env] = static_cast<float>(step.reward);
       lane.status = static_cast<std::uint8_t>((step.terminated ? TERMINATED : 0) | (step.truncated ? TRUNCATED : 0) | (lane.episode_length == 0 ? FIRST : 0));
@@ -1851,6 +1863,15 @@ inline double element(DType dtype, const std::uint8_t* data, std::size_t i) {
 }
 
 /// One leaf of an observation on its way into the network.
+/// Whether a mask leaves nothing to choose, for any element of an action.
+inline bool forbids_all(const std::uint8_t* flags, const Leaf& action) {
+  for (const std::int64_t size : action.sizes) {
+    if (std::find_if(flags, flags + size, [](std::uint8_t flag) { return flag != 0; }) == flags + size) return true;
+    flags += size;
+  }
+  return false;
+}
+
 struct NetInput {
   std::string path, encoding;
   Shape shape;
@@ -1912,6 +1933,9 @@ struct NetLayer {
   enum class Kind { linear, conv, layer_norm, tanh, relu, elu, silu } kind;
   Shape in, out;
   std::size_t kernel = 0, stride = 1, weight = 0, bias = 0;  // offsets into the flat vector
+  Shape unpadded;                 // of a convolution that adds zeros: its image without them; `in` is with them
+  std::size_t top = 0, left = 0;  // how many of them are in front
+  double eps = 1e-5;
 };
 
 /// `y += v * x`, in blocks that compilers make vectors of at -O2.
@@ -1974,6 +1998,10 @@ class Policy {
     for (const Json& leaf : acting["env"]["obs"].items()) spaces_.obs.push_back(detail::leaf_of(leaf));
     spaces_.action = detail::leaf_of(acting["env"]["action"]);
     greedy_only_ = acting["exploration"].text() == "epsilon";
+    const std::string gaussian = acting["gaussian"].text("free");
+    if (gaussian != "free" && gaussian != "wide" && gaussian != "squashed") throw Error("this policy has a Gaussian that is " + gaussian + ", which this header does not know");
+    squashed_ = gaussian == "squashed", wide_ = gaussian != "free";
+    least_ = acting["log_std_range"][0].number(-20), most_ = acting["log_std_range"][1].number(2);
     head_ = greedy_only_ ? acting["values"].text("q") : "policy";
     build(acting["network"]);
   }
@@ -2026,17 +2054,18 @@ class Policy {
   }
 
   /// Chooses for one observation, given as a pointer for each leaf in the order of `spaces().obs`, and writes the action
-  /// that the environment takes. The best one, or with a random generator one as in training.
+  /// that the environment takes. The best one, or with a random generator one as in training. If there is a leaf
+  /// `obs/action_mask`, one that it allows.
   template <class Random = std::nullptr_t>
   void act(const std::vector<const void*>& obs, void* action, Random&& random = nullptr) {
-    const std::vector<float>& out = outputs(obs);
+    const std::vector<float>& out = allowed_outputs(obs);
     const Leaf& leaf = spaces_.action;
     const std::size_t count = leaf.elements();
     if (leaf.kind == "box") {
       for (std::size_t i = 0; i < count; ++i) {
         double value = out[i];
-        if constexpr (!std::is_same_v<std::decay_t<Random>, std::nullptr_t>) value += std::exp(params_[log_std_ + i]) * normal(random);
-        static_cast<float*>(action)[i] = bounded(i, value);
+        if constexpr (!std::is_same_v<std::decay_t<Random>, std::nullptr_t>) value += std::exp(log_std(out, i)) * normal(random);
+        static_cast<float*>(action)[i] = bounded(i, squashed_ ? std::tanh(value) : value);
       }
       return;
     }
@@ -2052,7 +2081,7 @@ class Policy {
         if (value > highest) highest = value, best = choice;
       }
       if constexpr (!std::is_same_v<std::decay_t<Random>, std::nullptr_t>)
-        if (greedy_only_ && uniform(random) < epsilon_) best = std::min(choices - 1, static_cast<std::size_t>(uniform(random) * static_cast<double>(choices)));
+        if (greedy_only_ && uniform(random) < epsilon_) best = any(out.data() + at, choices, uniform(random));
       static_cast<std::int64_t*>(action)[i] = static_cast<std::int64_t>(best) + (i < leaf.start.size() ? leaf.start[i] : 0);
       at += choices;
     }
@@ -2062,16 +2091,21 @@ class Policy {
   /// the log-probability of that one. `exponent` is that of epsilon, for action values.
   template <class Random>
   float sample(const std::vector<const void*>& obs, void* action, void* recorded, Random& random, double exponent = 1) {
-    const std::vector<float>& out = outputs(obs);
+    const std::vector<float>& out = allowed_outputs(obs);
     const Leaf& leaf = spaces_.action;
     const std::size_t count = leaf.elements();
     double logp = 0;
     if (leaf.kind == "box") {
       for (std::size_t i = 0; i < count; ++i) {
-        const double log_std = params_[log_std_ + i];
-        const auto value = static_cast<float>(out[i] + std::exp(log_std) * normal(random));
-        const double z = (static_cast<double>(value) - out[i]) * std::exp(-log_std);
-        logp -= 0.5 * z * z + log_std + 0.9189385332046727;  // half of log 2 pi
+        const double spread = log_std(out, i), drawn = out[i] + std::exp(spread) * normal(random);
+        const auto value = static_cast<float>(squashed_ ? std::tanh(drawn) : drawn);
+        double raw = value;
+        if (squashed_) {
+          raw = std::atanh(std::min(1 - 1e-6, std::max(-1 + 1e-6, raw)));
+          logp -= 2 * (0.6931471805599453 - raw - std::max(-2 * raw, 0.0) - std::log1p(std::exp(-2 * std::abs(raw))));  // log of tanh's derivative
+        }
+        const double z = (raw - out[i]) * std::exp(-spread);
+        logp -= 0.5 * z * z + spread + 0.9189385332046727;  // half of log 2 pi
         static_cast<float*>(recorded)[i] = value, static_cast<float*>(action)[i] = bounded(i, value);
       }
       return static_cast<float>(logp);
@@ -2082,13 +2116,14 @@ class Policy {
       const std::size_t highest = static_cast<std::size_t>(std::max_element(logits, logits + choices) - logits);
       std::size_t chosen = highest;
       if (greedy_only_) {
-        if (uniform(random) < std::pow(epsilon_, exponent)) chosen = std::min(choices - 1, static_cast<std::size_t>(uniform(random) * static_cast<double>(choices)));
+        if (uniform(random) < std::pow(epsilon_, exponent)) chosen = any(logits, choices, uniform(random));
       } else {
         double total = 0;
         for (std::size_t choice = 0; choice < choices; ++choice) total += std::exp(static_cast<double>(logits[choice]) - logits[highest]);
         double left = uniform(random) * total;
         for (chosen = 0; chosen + 1 < choices; ++chosen)
           if ((left -= std::exp(static_cast<double>(logits[chosen]) - logits[highest])) < 0) break;
+        while (chosen > 0 && logits[chosen] == forbidden) --chosen;  // where rounding has left a rest
         logp += static_cast<double>(logits[chosen]) - logits[highest] - std::log(total);
       }
       static_cast<std::int64_t*>(recorded)[i] = static_cast<std::int64_t>(chosen);
@@ -2121,6 +2156,28 @@ class Policy {
   }
 
  private:
+  static constexpr float forbidden = -std::numeric_limits<float>::infinity();
+
+  /// The outputs, minus infinity where a choice is not allowed.
+  const std::vector<float>& allowed_outputs(const std::vector<const void*>& obs) {
+    const std::vector<float>& out = outputs(obs);
+    const auto mask = std::find_if(spaces_.obs.begin(), spaces_.obs.end(), [](const Leaf& leaf) { return leaf.path == "obs/action_mask"; });
+    if (mask == spaces_.obs.end()) return out;
+    const auto* flags = static_cast<const std::uint8_t*>(obs[static_cast<std::size_t>(mask - spaces_.obs.begin())]);
+    if (mask->bytes() != out.size() || spaces_.action.kind == "box") throw Error("obs/action_mask has " + std::to_string(mask->bytes()) + " bytes for " + std::to_string(out.size()) + " choices");
+    if (detail::forbids_all(flags, spaces_.action)) throw Error("obs/action_mask forbids every choice: at least one must be allowed");
+    allowed_ = out;
+    for (std::size_t i = 0; i < out.size(); ++i)
+      if (flags[i] == 0) allowed_[i] = forbidden;
+    return allowed_;
+  }
+  /// Any of the choices that are allowed, by a number between 0 and 1.
+  static std::size_t any(const float* values, std::size_t choices, double share) {
+    const auto count = choices - static_cast<std::size_t>(std::count(values, values + choices, forbidden));
+    std::size_t left = std::min(count - 1, static_cast<std::size_t>(share * static_cast<double>(count))), choice = 0;
+    while (values[choice] == forbidden || left-- > 0) ++choice;
+    return choice;
+  }
   template <class Random>
   static double uniform(Random& random) {  // between 0 and 1, neither of them
     return (static_cast<double>(static_cast<std::uint64_t>(random()) >> 11 & ((1ull << 53) - 1)) + 0.5) * 0x1p-53;
@@ -2128,6 +2185,11 @@ class Policy {
   template <class Random>
   static double normal(Random& random) {
     return std::sqrt(-2 * std::log(uniform(random))) * std::cos(6.283185307179586 * uniform(random));
+  }
+
+  double log_std(const std::vector<float>& out, std::size_t i) const {
+    if (!wide_) return params_[log_std_ + i];
+    return std::min(most_, std::max(least_, static_cast<double>(out[spaces_.action.elements() + i])));
   }
 
   float bounded(std::size_t i, double value) const {
@@ -2181,6 +2243,13 @@ class Policy {
       }
     }
     if (width_ != 0) shapes["input"] = {width_};
+    std::vector<std::string> named;  // what only learning has, such as the action that a critic reads
+    for (const Json& json : network["named"].items()) {
+      std::size_t width = 0;
+      for (const Json& size : json["sizes"].items()) width += detail::whole(size, "sizes");
+      named.push_back(json["path"].text());
+      shapes[named.back()] = {json["encoding"].text() == "onehot" ? width : detail::product(detail::shape_of(json["shape"]))};
+    }
     normalize_ = network["normalize"].boolean() && width_ != 0;
     for (std::size_t t = 0; t < towers_.size(); ++t) add_layers(towers_[t], network["towers"][t]["layers"], shapes);
     for (const Json& free : network["free"].items()) {
@@ -2189,10 +2258,13 @@ class Policy {
     }
     if (shapes.find(head_) == shapes.end()) throw Error("the network has no output " + head_);
     std::size_t wanted = 0;
-    if (spaces_.action.kind == "box") wanted = spaces_.action.elements();
+    if (spaces_.action.kind == "box") wanted = spaces_.action.elements() * (wide_ ? 2 : 1);
     for (const std::int64_t size : spaces_.action.sizes) wanted += static_cast<std::size_t>(size);
     if (detail::product(shapes[head_]) != wanted) throw Error("the network's output does not fit the action");
     prune();
+    for (const detail::NetTower& tower : towers_)
+      for (const std::string& source : tower.sources)
+        if (std::find(named.begin(), named.end(), source) != named.end()) throw Error("tower " + tower.name + " reads " + source + ", which this header cannot give it");
   }
 
   void add_layers(detail::NetTower& tower, const Json& layers, std::map<std::string, detail::Shape>& shapes) {
@@ -2218,12 +2290,25 @@ class Policy {
         layer.kind = NetLayer::Kind::conv;
         layer.kernel = detail::whole(json["kernel"], "kernel"), layer.stride = detail::whole(json["stride"], "stride");
         const std::size_t channels = detail::whole(json["channels"], "channels");
-        if (shape.size() != 3 || layer.kernel == 0 || layer.stride == 0 || shape[1] < layer.kernel || shape[2] < layer.kernel) throw Error("a convolution of tower " + tower.name + " does not fit");
+        if (shape.size() != 3 || layer.kernel == 0 || layer.stride == 0) throw Error("a convolution of tower " + tower.name + " does not fit");
+        if (const std::string padding = json["padding"].text("valid"); padding == "same") {
+          const auto missing = [&](std::size_t side) {
+            const std::size_t wanted = ((side + layer.stride - 1) / layer.stride - 1) * layer.stride + layer.kernel;
+            return wanted > side ? wanted - side : 0;
+          };
+          const std::size_t rows = missing(shape[1]), columns = missing(shape[2]);
+          layer.unpadded = shape, layer.top = rows / 2, layer.left = columns / 2;
+          shape[1] += rows, shape[2] += columns, layer.in = shape;
+        } else if (padding != "valid") {
+          throw Error("the network has a convolution with padding " + padding + ", which this header does not know");
+        }
+        if (shape[1] < layer.kernel || shape[2] < layer.kernel) throw Error("a convolution of tower " + tower.name + " does not fit");
         require_room({channels, shape[0], layer.kernel, layer.kernel}), require_room({channels, shape[1], shape[2]});
         layer.out = {channels, (shape[1] - layer.kernel) / layer.stride + 1, (shape[2] - layer.kernel) / layer.stride + 1};
         layer.weight = size_, layer.bias = size_ + channels * shape[0] * layer.kernel * layer.kernel, size_ = layer.bias + channels;
       } else if (type == "LayerNorm") {
         layer.kind = NetLayer::Kind::layer_norm;
+        layer.eps = json["eps"].number(1e-5);
         layer.out = shape, layer.weight = size_, layer.bias = size_ + detail::product(shape), size_ = layer.bias + detail::product(shape);
       } else if (type == "Activation") {
         static const std::map<std::string, NetLayer::Kind> kinds = {
@@ -2280,7 +2365,7 @@ class Policy {
         for (const float v : x) mean += v;
         mean /= static_cast<double>(x.size());
         for (const float v : x) variance += (v - mean) * (v - mean);
-        const double scale = 1 / std::sqrt(variance / static_cast<double>(x.size()) + 1e-5);
+        const double scale = 1 / std::sqrt(variance / static_cast<double>(x.size()) + layer.eps);
         for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>((x[i] - mean) * scale) * params_[layer.weight + i] + params_[layer.bias + i];
         return x;
       }
@@ -2295,8 +2380,17 @@ class Policy {
         }
         return y;
       }
-      default: return convolve(layer, x);
+      default: return convolve(layer, layer.unpadded.empty() ? std::move(x) : padded(layer, x));
     }
+  }
+
+  static std::vector<float> padded(const detail::NetLayer& layer, const std::vector<float>& x) {
+    std::vector<float> y(detail::product(layer.in));
+    const std::size_t rows = layer.unpadded[1], columns = layer.unpadded[2];
+    for (std::size_t c = 0; c < layer.in[0]; ++c)
+      for (std::size_t row = 0; row < rows; ++row)
+        std::copy_n(x.data() + (c * rows + row) * columns, columns, y.data() + (c * layer.in[1] + layer.top + row) * layer.in[2] + layer.left);
+    return y;
   }
 
   std::vector<float> convolve(const detail::NetLayer& layer, const std::vector<float>& x) const {
@@ -2319,11 +2413,12 @@ class Policy {
 
   Spaces spaces_;
   std::string head_;
-  bool greedy_only_ = false, normalize_ = false;
+  bool greedy_only_ = false, normalize_ = false, wide_ = false, squashed_ = false;
+  double least_ = -20, most_ = 2;  // what a wide or squashed Gaussian's log standard deviations are clipped to
   std::vector<detail::NetInput> images_, flat_;
   std::vector<detail::NetTower> towers_;
   std::size_t size_ = 0, width_ = 0, log_std_ = 0;
-  std::vector<float> params_, shift_, scale_;
+  std::vector<float> params_, shift_, scale_, allowed_;
   std::map<std::string, std::vector<float>> values_;
   std::uint64_t version_ = 0;
   double epsilon_ = 0;
@@ -2395,10 +2490,12 @@ class Fragments final : public Gatherer {
     if (lane.recorded) logp_[cell] = logp;
   }
 
-  std::string wrong(std::size_t env, double reward) const override {
+  std::string wrong(std::size_t env, double reward, bool over) const override {
     if (finite_ && !std::isfinite(reward)) return "reward is not finite";
     for (std::size_t leaf = 0; leaf < spaces_.obs.size(); ++leaf)
       if (!fits(spaces_.obs[leaf], rows_[leaf] + env * spaces_.obs[leaf].bytes())) return spaces_.obs[leaf].path + " has a value that its space does not have";
+    for (std::size_t leaf = 0; leaf < spaces_.obs.size(); ++leaf)
+      if (!over && spaces_.obs[leaf].path == "obs/action_mask" && forbids_all(rows_[leaf] + env * spaces_.obs[leaf].bytes(), spaces_.action)) return "obs/action_mask forbids every choice";
     return "";
   }
 
@@ -2414,7 +2511,7 @@ class Fragments final : public Gatherer {
   }
 
   void broke(std::size_t env, const std::string& why, bool blind) override {
-    const bool value = why.find(" has a value that its space does not have") != std::string::npos || why == "reward is not finite";
+    const bool value = why.find(" has a value that its space does not have") != std::string::npos || why == "reward is not finite" || why == "obs/action_mask forbids every choice";
     if (broken_.size() < 256) broken_[env] = {value ? "value" : "raised", why};
     if (blind) copy_row(safe_, env, env, false);
   }
@@ -3150,5 +3247,157 @@ int serve(int argc, char** argv) {
     return 2;
   }
 }
+
+// -- a served policy ----------------------------------------------------------------------------------------------------
+
+/// The server refused a request; `status` is the HTTP code.
+struct Refused : Error {
+  Refused(int code, const std::string& why) : Error(why + " (HTTP " + std::to_string(code) + ")"), status(code) {}
+  int status;
+};
+
+/// A policy that `raynforce serve` serves, asked over HTTP/1.1. Keeps its connection, and opens it again if lost. Not for several threads at once.
+///
+///     raynforce::Client client("http://127.0.0.1:8000", token);
+///     std::int64_t choice = client.choice({0.0, 0.1, 0.0, -0.1});
+class Client {
+ public:
+  Client(const std::string& url, std::string token, int timeout_seconds = 30) : url_(url), token_(std::move(token)), seconds_(timeout_seconds) {
+    if (url.rfind("http://", 0) != 0) throw Error(url + " is not the URL of a server: give http://HOST:PORT");
+    if (token_.find_first_of("\r\n") != std::string::npos) throw Error("the token has a line break");
+    std::string place = url.substr(7, url.find('/', 7) - 7);
+    const std::size_t colon = place.rfind(':');
+    const bool has_port = colon != std::string::npos && place.find(']', colon) == std::string::npos;
+    port_ = has_port ? place.substr(colon + 1) : "80";
+    host_ = has_port ? place.substr(0, colon) : place;
+    if (host_.empty()) throw Error(url + " is not the URL of a server: give http://HOST:PORT");
+    name_ = place;
+    if (host_.front() == '[' && host_.back() == ']') host_ = host_.substr(1, host_.size() - 2);
+  }
+
+  /// The action for one observation, or for a batch of them: arrays are lists, a `Dict` space is an object.
+  Json act(const Json& obs) { return ask({{"obs", obs}})["action"]; }
+  Json act(const Json& obs, bool greedy) { return ask({{"obs", obs}, {"greedy", greedy}})["action"]; }
+  /// The numbers of the action for one observation of numbers.
+  std::vector<double> act(const std::vector<double>& obs) {
+    std::vector<double> numbers;
+    flatten(act(Json(std::vector<Json>(obs.begin(), obs.end()))), numbers);
+    return numbers;
+  }
+  /// The one choice of a discrete action.
+  std::int64_t choice(const std::vector<double>& obs) { return static_cast<std::int64_t>(act(obs).at(0)); }
+  /// Spaces, policies, limits.
+  Json info() { return Json::parse(request("GET", "/info", "")); }
+
+ private:
+  struct Lost {
+    std::string why;
+  };
+
+  Json ask(std::vector<std::pair<std::string, Json>> fields) {
+    return Json::parse(request("POST", "/act", Json::object(std::move(fields)).dump()));
+  }
+
+  static void flatten(const Json& json, std::vector<double>& numbers) {
+    if (json.type() != Json::Type::list) {
+      numbers.push_back(json.number());
+      return;
+    }
+    for (const Json& item : json.items()) flatten(item, numbers);
+  }
+
+  std::string request(const std::string& method, const std::string& path, const std::string& body) {
+    std::string text = method + " " + path + " HTTP/1.1\r\nHost: " + name_ + "\r\nAuthorization: Bearer " + token_ + "\r\n";
+    if (!body.empty()) text += "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) + "\r\n";
+    text += "\r\n" + body;
+    for (const int pause : {0, 50, 200, 500, -1}) {  // milliseconds before the next attempt
+      try {
+        if (socket_.fd() < 0) connect();
+        send(text);
+        return receive();
+      } catch (const Lost& lost) {
+        socket_ = detail::Socket();
+        if (pause < 0) throw Error("the server at " + url_ + " cannot be reached: " + lost.why);
+        std::this_thread::sleep_for(std::chrono::milliseconds(pause));
+      }
+    }
+    return {};
+  }
+
+  void connect() {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    if (const int code = ::getaddrinfo(host_.c_str(), port_.c_str(), &hints, &found); code != 0)
+      throw Error("the server at " + url_ + " cannot be found: " + ::gai_strerror(code));
+    const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> all(found, ::freeaddrinfo);
+    const timeval limit{seconds_, 0};
+    const int on = 1;
+    for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+      detail::Socket socket(::socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol));
+      if (socket.fd() < 0) continue;
+      ::setsockopt(socket.fd(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+      ::setsockopt(socket.fd(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+      ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+      if (::connect(socket.fd(), one->ai_addr, one->ai_addrlen) == 0) {
+        socket_ = std::move(socket);
+        return;
+      }
+    }
+    throw Lost{std::strerror(errno)};
+  }
+
+  void send(const std::string& text) {
+    for (std::size_t at = 0; at < text.size();) {
+      const ssize_t sent = ::send(socket_.fd(), text.data() + at, text.size() - at, MSG_NOSIGNAL);
+      if (sent < 0 && errno == EINTR) continue;
+      if (sent <= 0) throw Lost{std::strerror(errno)};
+      at += static_cast<std::size_t>(sent);
+    }
+  }
+
+  /// More bytes of the answer; false at its end.
+  bool more(std::string& text) {
+    char buffer[16384];
+    ssize_t got;
+    do got = ::recv(socket_.fd(), buffer, sizeof buffer, 0);
+    while (got < 0 && errno == EINTR);
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      socket_ = detail::Socket();
+      throw Error("the server at " + url_ + " did not answer within " + std::to_string(seconds_) + " seconds");
+    }
+    if (got < 0) throw Lost{std::strerror(errno)};
+    text.append(buffer, static_cast<std::size_t>(got));
+    if (text.size() > largest) throw Error("the server at " + url_ + " sends more than an answer");
+    return got > 0;
+  }
+
+  std::string receive() {
+    std::string text;
+    std::size_t end;
+    while ((end = text.find("\r\n\r\n")) == std::string::npos)
+      if (!more(text)) throw Lost{"it hung up"};
+    std::string head = text.substr(0, end + 2);
+    std::transform(head.begin(), head.end(), head.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const int status = head.rfind("http/1.1 ", 0) == 0 ? std::atoi(head.c_str() + 9) : 0;
+    const std::size_t at = head.find("\r\ncontent-length:");
+    if (status < 200 || at == std::string::npos) throw Error("what listens at " + url_ + " does not answer as raynforce serve does");
+    const std::size_t length = std::strtoul(head.c_str() + at + 17, nullptr, 10);
+    std::string body = text.substr(end + 4);
+    while (body.size() < length)
+      if (!more(body)) throw Lost{"it hung up"};
+    if (head.find("\r\nconnection: close") != std::string::npos) socket_ = detail::Socket();
+    if (status == 200) return body;
+    std::string why;
+    try {
+      why = Json::parse(body)["error"].text();
+    } catch (const Error&) {}
+    throw Refused(status, why.empty() ? "the server refused the request" : why);
+  }
+
+  static constexpr std::size_t largest = std::size_t{1} << 30;
+  std::string url_, token_, host_, port_, name_;
+  int seconds_;
+  detail::Socket socket_;
+};
 
 }  // namespace raynforce

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_derivatives_beside_the_terms_are_those_of_the_objective(kind: str, hp: 
 class Ten:
     """A network that thinks that everything is worth 10."""
 
-    def predict(self, obs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def predict(self, obs: dict[str, np.ndarray], only: Sequence[str] = ()) -> dict[str, np.ndarray]:
         return {"value": np.full((len(obs["obs"]), 1), 10.0, np.float32)}
 
 

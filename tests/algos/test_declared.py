@@ -74,7 +74,7 @@ def test_one_limiter_counts(topology: str, tmp_path: Path) -> None:
         ("OwnBufferWithoutSpec", "replay", {}, "does not declare one: define replay_spec, or use --topology async"),
         ("TooYoung", "sync", {}, "declares consumes = 'replay' and max_lag = 0, and what a buffer holds is of any age"),
         ("StreamsReplay", "sync", {}, "declares a replay_spec and consumes = 'stream'"),
-        ("ConsumesNothing", "sync", {}, "declares consumes = 'nothing'; it is 'stream' or 'replay'"),
+        ("ConsumesNothing", "sync", {}, "declares consumes = 'nothing'; it is 'stream', 'replay' or 'data'"),
         ("LagsHalf", "sync", {}, "declares max_lag = 0.5; it is how many policy versions"),
         ("SharesMaybe", "sync", {}, "declares shares_gradients = 'maybe'; it is True or False"),
         ("KeepsAndForgets", "sync", {}, "KeepsAndForgets names 'seen' in keeps and in forgets"),

@@ -14,12 +14,14 @@ from nets import ACTIONS, BOX, FixedNet, at_random
 from running import solve
 
 import raynforce
-from raynforce.algos.base import LearningRound, shuffled
+from raynforce.algos.base import LearningRound, annealed, shuffled
 from raynforce.algos.ppo import PPO, PPOConfig
 from raynforce.config import Config
 from raynforce.envs.tiny import IdentityBox
+from raynforce.errors import UsageError
 from raynforce.experience.advantages import Steps, gae, vtrace
 from raynforce.experience.fragment import Fragment
+from raynforce.experiment import resolve
 from raynforce.policies.numpy_net import NumpyNet
 from raynforce.policies.torch_distributions import logp_entropy
 from raynforce.policies.torch_net import SpecNet
@@ -147,6 +149,23 @@ def test_learning_rate_annealing() -> None:
     assert ppo(learning_rate=0.1).schedules(0.75)["learning_rate"] == pytest.approx(0.1)
 
 
+def test_a_cosine_is_slow_at_both_ends_and_true_is_linear() -> None:
+    config = resolve({"env": "CartPole-v1", "algorithm": {"anneal_learning_rate": True}})[0]
+    assert config.algorithm.anneal_learning_rate == "linear"  # as runs have it that were made before
+    shares = [annealed("cosine", progress) for progress in (0.0, 0.25, 0.5, 1.0)]
+    assert shares == pytest.approx([1.0, 0.5 + 0.5 * math.sqrt(0.5), 0.5, 0.0])
+    with pytest.raises(UsageError, match="anneal_learning_rate = 'cosin' is not one of: no, linear, cosine"):
+        resolve({"env": "CartPole-v1", "algorithm": {"anneal_learning_rate": "cosin"}})
+
+
+def test_the_clip_is_annealed_and_a_constant_one_is_no_schedule() -> None:
+    assert "clip" not in ppo().schedules(0.5)
+    algo = ppo(clip=0.4, anneal_clip="linear")
+    assert algo.schedules(0.75)["clip"] == pytest.approx(0.1)
+    algo.round.scheduled = algo.schedules(0.75)
+    assert algo._clip == pytest.approx(0.1)
+
+
 QUICK = {"algorithm.learning_rate": 3e-3, "sampling.fragment": 32, "eval.every": 1000, "eval.final_episodes": 0}
 
 
@@ -252,6 +271,9 @@ def test_fresh_fragments_get_gae_and_stale_ones_vtrace() -> None:
     fresh = algo.prepare(net, [fragment])
     for name, expected in zip(("advantage", "returns"), gae(Steps(*inputs), 0.9, 0.8), strict=True):
         np.testing.assert_array_equal(fresh[name], expected.ravel())  # to the last bit
+    net._own.layers["policy"][0] = None  # type: ignore[call-overload]  # only stale ones need it
+    np.testing.assert_array_equal(algo.prepare(net, [fragment])["value"], fresh["value"])
+    net = SpecNet(algo.network(), moved, torch.device("cpu"))
 
     algo.round = LearningRound(version=3)
     stale = algo.prepare(net, [fragment])

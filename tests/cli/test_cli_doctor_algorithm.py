@@ -125,6 +125,19 @@ def test_an_environment_and_settings_may_be_named() -> None:
     assert "dqn needs discrete actions" in found(refused, "refuses")
 
 
+def test_faults_of_the_environment_are_told_too() -> None:
+    report = check_algorithm("own_algos:Plain", "fault_envs:Garbage", {"env_args": {"p": 1.0}})
+    titles = [finding.title for finding in report.findings]
+    assert not report.ok
+    assert titles
+    assert all(title.startswith("fault_envs:Garbage: ") for title in titles), titles
+    report = check_algorithm("own_algos:Plain", "fault_envs:NotDetermined")
+    assert report.ok
+    found(report, "fault_envs:NotDetermined: episodes are not deterministic")
+    assert "fault_envs:NotDetermined" in found(report, "tried on")
+    assert "no_such" in found(check_algorithm("own_algos:Plain", "no_such:Env"), "refuses")
+
+
 def test_the_command(cli: Cli) -> None:
     answer = cli("doctor", "own_algos:Plain", "--json")
     assert answer.code == 0

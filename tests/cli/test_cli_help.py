@@ -16,7 +16,8 @@ from raynforce.config import Config
 from raynforce.settings import docs
 
 Cli = Callable[..., Answer]
-COMMANDS = ("", "train", "resume", "eval", "runs", "show", "doctor")
+COMMANDS = ("", "train", "resume", "eval", "runs", "show", "doctor", "explain", "import", "submit", "jobs", "cluster")
+COMMANDS += ("export", "pipeline", "promote", "rollback", "registry")
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 

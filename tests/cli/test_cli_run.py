@@ -128,10 +128,11 @@ def test_the_run_directory_holds_what_is_promised(cli: Cli, tmp_path: Path) -> N
     assert cli("train", "ppo", PLAIN, *TINY, "--set", "log_every=32", "--out", "a/b/mine").code == 0
     run = tmp_path / "a" / "b" / "mine"
     assert sorted(os.listdir(run)) == [
-        *("best", "checkpoints", "config.yaml", "events.jsonl", "last", "metrics.jsonl", "run.lock", "tensorboard")
+        *("best", "checkpoints", "config.yaml", "events.jsonl", "last", "live.json", "metrics.jsonl", "run.lock"),
+        "tensorboard",
     ]
     assert yaml.safe_load((run / "config.yaml").read_text())["config_version"] == 1
-    assert [e["event"] for e in events(run)] == ["started", "stopped"]
+    assert [e["event"] for e in events(run)] == ["started", "stopped", "result"]
     lines = metrics(run)
     assert [line["step"] for line in lines] == [32, 64, 64]
     assert lines[0]["charts/episodic_return"] == 5.0

@@ -80,7 +80,8 @@ def test_a_signal_ends_the_run_with_a_checkpoint_and_resume_goes_on(
     assert list(result)[: len(KEYS)] == KEYS
     assert result["stopped"] == number.name
     assert checkpoint.manifest(run / "last")["step"] == result["steps"] > 0
-    assert [(e["event"], e.get("reason")) for e in events(run)] == [("started", None), ("stopped", number.name)]
+    told = [(e["event"], e.get("reason")) for e in events(run)]
+    assert told == [("started", None), ("stopped", number.name), ("result", None)]
 
     more = result["steps"] + 300
     resumed = cli("resume", "run", "--steps", str(more), "--json")

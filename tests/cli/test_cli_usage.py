@@ -30,7 +30,7 @@ def config(cli: Cli, *words: str) -> dict[str, Any]:
 
 WRONG: dict[str, tuple[list[str], list[str]]] = {
     "nothing": ([], ["--help"]),
-    "command": (["tarin"], ["'tarin'", "did you mean 'train'", "resume, eval, runs, show, doctor"]),
+    "command": (["tarin"], ["'tarin'", "did you mean 'train'", "resume, eval, record, runs, show, plot"]),
     "option": ([*CARTPOLE, "--setps", "5"], ["'--setps'", "did you mean '--steps'"]),
     "option with value": ([*CARTPOLE, "--sed=1"], ["--sed", "did you mean '--seed'"]),
     "no abbreviations": ([*CARTPOLE, "--step", "5"], ["did you mean '--steps'"]),
@@ -47,14 +47,14 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     # algorithms
     "algo": (
         ["train", "pppo", "CartPole-v1"],
-        ["'pppo'", "did you mean 'ppo'", "ppo, dqn, impala, a3c", "module:Class"],
+        ["'pppo'", "did you mean 'ppo'", "ppo, dqn, sac, td3, impala, a3c", "module:Class"],
     ),
     "algo in capitals": (["train", "DQN", "CartPole-v1"], ["did you mean 'dqn'"]),
     "an option for another runtime": (
         ["train", "ppo", "CartPole-v1", "--runtime", "process", "--sampler-cpus", "2"],
         ["--sampler-cpus is for Ray", "the runtime is process", "--runtime ray"],
     ),
-    "algo empty": (["train", "", "CartPole-v1"], ["''", "ppo, dqn, impala, a3c"]),
+    "algo empty": (["train", "", "CartPole-v1"], ["''", "ppo, dqn, sac, td3, impala, a3c"]),
     "algo unicode": (["train", "日本", "CartPole-v1"], ["'日本'"]),
     "swapped": (["train", "CartPole-v1", "ppo"], ["ALGO comes before ENV", "raynforce train ppo CartPole-v1"]),
     "algo is a function": (["train", "os:getcwd", "CartPole-v1"], ["os:getcwd", "subclass of raynforce.Algorithm"]),
@@ -229,6 +229,7 @@ def test_flags_win_over_set_and_set_over_the_file(cli: Cli, tmp_path: Path) -> N
     found = config(cli, *file)
     assert (found["algo"], found["env"], found["seed"], found["target"]) == ("dqn", "Acrobot-v1", 1, 5.0)
     rest = {"samplers": 4, "fragment": 5, "parallel": "auto", "inference": "server", "exact_resume": True}
+    rest["agent_ids"] = False
     assert found["sampling"] == {"envs": 3, **rest}
 
     sets = ["--set", "seed=2", "--set", "sampling.envs=30", "--set", "steps=2e3"]

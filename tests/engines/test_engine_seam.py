@@ -41,7 +41,7 @@ def test_another_engine_trains_evaluates_and_resumes_to_the_same_weights(tmp_pat
 @pytest.mark.parametrize(
     ("engine", "line"),
     [
-        ("natvie", "engine = 'natvie' is not one of: native, or your own module:Class (did you mean 'native'?)"),
+        ("natvie", "engine = 'natvie' is not one of: native, rllib, or your own module:Class (did you mean 'native'?)"),
         ("toy_engine:SEARCH", "module 'toy_engine' has no 'SEARCH'"),
         ("toy_engine:Record", "not a subclass of raynforce.engines.base.Engine"),
     ],

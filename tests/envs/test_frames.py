@@ -158,7 +158,7 @@ def test_the_doctor_finds_nothing_wrong_with_it() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"env": "CartPole-v1"}, r"no image but is Box\(.*; an image is a uint8 Box of HxW"),
+        ({"env": "FrozenLake-v1"}, r"no image and no vector but is Discrete\(.*; an image is a uint8 Box of HxW"),
         ({"env": "raynforce.envs.tiny:Catch", "frames": 0}, "frames = 0 is not allowed; it is a whole number from 1"),
         ({"env": "raynforce.envs.tiny:Cat"}, "did you mean 'Catch'"),
         ({"env": "raynforce.envs.tiny:Catch", "args": {"size": 3}}, "it takes length, width"),

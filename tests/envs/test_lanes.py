@@ -45,14 +45,14 @@ def _nothing_left() -> Iterator[None]:
     lane_envs.awake.set()
     while opened:
         opened.pop().close()
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while (
         left := [t for t in threading.enumerate() if t.name.startswith("lane ") and t not in others]
     ) and time.monotonic() < until:
         left[0].join(0.1)
     assert not left
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     assert children() <= born
 
 
@@ -96,7 +96,7 @@ def step_all(lanes: Lanes, action: int = 0) -> tuple[list[int], list[BrokenLane]
 
 @pytest.mark.parametrize("parallel", SIDE_BY_SIDE)
 def test_whoever_is_ready_is_told_while_others_are_at_it(parallel: Any) -> None:
-    lanes = scripted(parallel, {(0, 0): {1: 0.3}, (1, 0): {1: 0.1}, (2, 0): {1: 0.2}})
+    lanes = scripted(parallel, {(0, 0): {1: 0.9}, (1, 0): {1: 0.3}, (2, 0): {1: 0.6}})
     assert lanes.collect()[0].tolist() == []  # the bell may have been rung once more
     lanes.step(np.array([0, 1, 2]), np.zeros(3, np.int64))
     assert np.isfinite(lanes.busy_since()).all()
@@ -107,8 +107,8 @@ def test_whoever_is_ready_is_told_while_others_are_at_it(parallel: Any) -> None:
     assert gather(lanes, 3) == ([1, 2, 0], [])
     assert lanes.obs["obs"][:, 1].tolist() == [1, 2, 1]
     assert lanes.reward.tolist() == [1, 2, 1]
-    assert 0.3 <= lanes.seconds[0] < 0.6
-    assert lanes.seconds[1] < 0.1
+    assert 0.9 <= lanes.seconds[0] < 1.8
+    assert lanes.seconds[1] < 0.3
 
 
 def test_one_after_another_they_are_done_in_the_order_that_was_asked_for() -> None:
@@ -163,17 +163,17 @@ def test_one_that_breaks_is_told_with_its_facts_and_the_others_go_on(parallel: A
 
 @pytest.mark.parametrize("parallel", SIDE_BY_SIDE)
 def test_one_that_hangs_is_replaced_and_told_when_the_new_one_is_there(parallel: Any) -> None:
-    lanes = scripted(parallel, {(1, 0): {2: "hang"}}, hang_seconds=0.3)
+    lanes = scripted(parallel, {(1, 0): {2: "hang"}}, hang_seconds=1.5)
     step_all(lanes)
     lanes.step(np.arange(3), np.zeros(3, np.int64))
     assert sorted(gather(lanes, 2)[0]) == [0, 2]
     assert lanes.overdue(time.monotonic()) == []
-    time.sleep(0.3)
+    time.sleep(1.5)
     assert lanes.collect()[0].tolist() == []  # the bell may have been rung once more
     (begun,) = lanes.overdue(time.monotonic())
     assert lanes.overdue(time.monotonic()) == []
     assert gather(lanes, 1) == ([], [begun])
-    assert begun[:3] == (1, "hung", "it did not come back within 0.3 s")
+    assert begun[:3] == (1, "hung", "it did not come back within 1.5 s")
     facts = {"lane": 1, "seed": derive_seed(SEED, 0, 1, 0), "step": 2, "kind": "hung", "env": "lane_envs:Scripted"}
     assert facts.items() <= begun.facts.items()
     assert [fault.kind for fault in lanes.take_faults()] == ["hung"]
@@ -197,7 +197,7 @@ ALWAYS = [
 
 @pytest.mark.parametrize(("parallel", "does", "kind", "text"), ALWAYS)
 def test_one_that_always_breaks_is_an_error(parallel: Any, does: str, kind: str, text: str) -> None:
-    args, seconds = {"script": {-1: {1: does}}}, 0.2 if does == "hang" else math.inf
+    args, seconds = {"script": {-1: {1: does}}}, 1.0 if does == "hang" else math.inf
     lanes = lanes_of("lane_envs:Scripted", args, 2, seed=0, parallel=parallel, first=7, hang_seconds=seconds)
 
     def play() -> None:
@@ -283,7 +283,7 @@ def test_one_that_dies_between_its_steps_is_told_once_it_is_asked() -> None:
     step_all(lanes)
     (pid,) = children_of(lanes.executor.server.pid)  # type: ignore[attr-defined]
     os.kill(pid, signal.SIGKILL)
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while lanes.executor.rows.episode[0] == 0 or lanes._making:
         assert time.monotonic() < until
         wait(lanes, 0.1)

@@ -120,7 +120,7 @@ def test_what_does_not_come_back_is_told_as_by_a_loop() -> None:
 @pytest.mark.parametrize(("parallel", "what"), [("processes", "kill"), ("threads", "hang")])
 def test_one_that_hangs_or_dies_is_cut_and_the_others_step(parallel: Any, what: str) -> None:
     args = {"script": {derive_seed(SEED, 0, 1, 0): {2: what}}}
-    vector = side_by_side("lane_envs:Scripted", args, 3, parallel, hang_seconds=0.3)
+    vector = side_by_side("lane_envs:Scripted", args, 3, parallel, hang_seconds=1.5)
     vector.reset()
     first, second, third = play(vector, 3)
     assert [step.cut.tolist() for step in (first, second, third)] == [[], [1], []]

@@ -347,5 +347,36 @@ def test_discrete_observations_out_of_range(place: int) -> None:
 
 
 def test_state_is_for_recurrent_policies() -> None:
-    with pytest.raises(UsageError, match="not recurrent"):
+    with pytest.raises(UsageError, match="has no memory"):
         policy().act(rows(1), state=np.zeros(1))
+
+
+@pytest.mark.parametrize("gaussian", ["wide", "squashed"])
+def test_a_gaussian_of_the_observation_goes_through_json_and_is_told_to_hosts(gaussian: Any) -> None:
+    env = EnvSpec("env", BOX, BOUNDED)
+    network = NetworkSpec(inputs_of(env.obs), (Tower("policy", (Linear(4),)),))
+    spec = ActingSpec(env, network, {"policy": 4}, record=("logp",), gaussian=gaussian, log_std_range=(-1.0, 0.5))
+    assert ActingSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert spec.kept == ("policy",)
+    assert spec.for_host()["gaussian"] == gaussian
+    assert spec.for_host()["log_std_range"] == [-1.0, 0.5]
+    assert spec.facts()["gaussian"] == [gaussian, -1.0, 0.5]
+    actor = Actor(spec)
+    actor.load(PolicyVersion(1, np.random.default_rng(0).normal(0, 3, 16).astype(np.float32)))
+    chosen = actor.greedy({"obs": np.random.default_rng(1).normal(0, 3, (50, 3)).astype(np.float32)})
+    assert (chosen >= [-2, 0]).all()
+    assert (chosen <= [2, 10]).all()
+    mean = actor.outputs({"obs": np.zeros((1, 3), np.float32)})["policy"][:, :2]
+    expected = np.tanh(mean) if gaussian == "squashed" else mean.clip(-1, 1)
+    np.testing.assert_allclose(
+        actor.greedy({"obs": np.zeros((1, 3), np.float32)}), expected * [2, 5] + [0, 5], rtol=1e-5
+    )
+    with pytest.raises(UsageError, match="needs an output 'policy' of 4 numbers"):
+        replace(spec, heads={"policy": 2})
+
+
+def test_a_free_gaussian_is_written_as_it_always_was() -> None:
+    env = EnvSpec("env", BOX, BOUNDED)
+    network = NetworkSpec(inputs_of(env.obs), (Tower("policy", (Linear(2),)),), (Free("log_std", 2),))
+    spec = ActingSpec(env, network, {"policy": 2})
+    assert not {"gaussian", "log_std_range"}.intersection(spec.to_json(), spec.for_host(), spec.facts())

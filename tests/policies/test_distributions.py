@@ -20,10 +20,12 @@ from raynforce.policies.distributions import (
     EpsilonGreedy,
     Gaussian,
     MultiCategorical,
+    SquashedGaussian,
+    WideGaussian,
     head_size,
     policy_distribution,
 )
-from raynforce.policies.torch_distributions import logp_entropy
+from raynforce.policies.torch_distributions import logp_entropy, squashed_logp, squashed_sample, wide_logp_entropy
 from raynforce.spaces import ActionSpec
 
 INF = math.inf
@@ -77,6 +79,74 @@ def test_logp_and_entropy(spec: ActionSpec, seed: int, rows: int, spread: float)
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
+def normals(policy: torch.Tensor, bounds: tuple[float, float]) -> reference.Independent:
+    mean, log_std = policy.chunk(2, 1)
+    return reference.Independent(reference.Normal(mean, log_std.clamp(*bounds).exp()), 1)
+
+
+@settings(deadline=None, max_examples=25, derandomize=True)
+@given(seed=st.integers(0, 2**32), rows=st.integers(1, 6), spread=st.sampled_from([0.1, 1.0, 5.0]))
+def test_wide_and_squashed_logp(seed: int, rows: int, spread: float) -> None:
+    rng, bounds = np.random.default_rng(seed), (-3.0, 1.0)
+    policy = (rng.standard_normal((rows, 6)) * spread).astype(np.float32)
+    policy[:, 3:] = rng.uniform(-5, 3, (rows, 3))  # beyond the bounds too
+    tensor = torch.from_numpy(policy)
+    for made in (WideGaussian((3, 1), bounds), SquashedGaussian((3, 1), bounds)):
+        assert made.outputs == ("policy",)
+        (noise,) = made.noise(rng, 1, rows)
+        action = made.sample({"policy": policy}, noise, {})
+        assert action.shape == (rows, 3, 1)
+        assert action.dtype == np.float32
+        expected: reference.Distribution = normals(tensor.double(), bounds)
+        taken = torch.from_numpy(action).flatten(1).double()
+        if isinstance(made, SquashedGaussian):
+            action = action.clip(-0.9999, 0.9999)  # float32 knows little of what is closer to 1
+            taken = torch.from_numpy(action).flatten(1).double()
+            tanh = reference.TanhTransform()
+            logp = (expected.log_prob(taken.atanh()) - tanh.log_abs_det_jacobian(taken.atanh(), taken).sum(1)).numpy()
+            found = squashed_logp(tensor, torch.from_numpy(action), bounds)
+        else:
+            logp = expected.log_prob(taken).numpy()
+            found, entropy = wide_logp_entropy(tensor, torch.from_numpy(action), bounds)
+            np.testing.assert_allclose(entropy, expected.entropy(), rtol=1e-5, atol=1e-5)
+        size = 1e-5 * np.abs(logp).max() + 1e-3 * isinstance(made, SquashedGaussian) * np.abs(logp).max()
+        np.testing.assert_allclose(made.logp({"policy": policy}, action), logp, rtol=2e-5, atol=size + 1e-4)
+        np.testing.assert_allclose(found, logp, rtol=2e-5, atol=size + 1e-4)
+
+
+def test_squashed_samples_carry_gradients_and_their_logp() -> None:
+    torch.manual_seed(0)
+    policy = torch.randn(50, 4, dtype=torch.float64).requires_grad_()
+    noise, bounds = torch.randn(50, 2, dtype=torch.float64), (-5.0, 2.0)
+    action, logp = squashed_sample(policy, noise, bounds)
+    out = {"policy": policy.detach().numpy()}
+    np.testing.assert_allclose(action.detach(), SquashedGaussian((2,), bounds).sample(out, noise.numpy(), {}))
+    inside = (action.detach().abs() < 1 - 1e-6).all(1)
+    assert inside.sum() > 30
+    again = squashed_logp(policy.detach(), action.detach(), bounds)
+    np.testing.assert_allclose(logp.detach()[inside], again[inside], rtol=1e-6)
+    assert torch.autograd.gradcheck(lambda x: squashed_sample(x, noise, bounds), policy)
+
+
+def test_squashed_actions_on_the_bounds_have_a_logp() -> None:
+    out = {"policy": np.array([[30, -30, 0, 0]], np.float32)}
+    made = SquashedGaussian((2,), (-5.0, 2.0))
+    mode = made.mode(out)
+    assert mode.tolist() == [[1, -1]]
+    assert np.isfinite(made.logp(out, mode)).all()
+
+
+def test_squashed_frequencies_are_the_density() -> None:
+    made, count = SquashedGaussian((1,), (-5.0, 2.0)), 20_000
+    out = {"policy": np.tile(np.array([0.3, -0.2], np.float32), (count, 1))}
+    action = made.sample(out, made.noise(np.random.default_rng(0), 1, count)[0], {})
+    edges = np.linspace(-1, 1, 9)
+    fine = ((edges[:-1, None] + (np.arange(500) + 0.5) * (0.25 / 500)).reshape(-1, 1)).astype(np.float32)
+    chances = np.exp(made.logp({"policy": out["policy"][:1]}, fine)).reshape(8, 500).mean(1) * 0.25
+    assert abs(chances.sum() - 1) < 1e-3
+    frequencies_match(np.histogram(action, edges)[0], chances)
+
+
 def test_logits_of_any_size_give_finite_logp() -> None:
     out = {"policy": np.array([[1e4, 0, -1e4]], np.float32)}
     assert Categorical((3,)).logp(out, np.array([2])).tolist() == [-2e4]
@@ -123,7 +193,14 @@ def test_gaussian_moments() -> None:
 
 
 @pytest.mark.parametrize(
-    "distribution", [Categorical((3,)), MultiCategorical((2, 3), (2,)), Gaussian((2,)), EpsilonGreedy((3,))]
+    "distribution",
+    [
+        Categorical((3,)),
+        MultiCategorical((2, 3), (2,)),
+        Gaussian((2,)),
+        WideGaussian((2,), (-1.0, 1.0)),
+        EpsilonGreedy((3,)),
+    ],
 )
 def test_noise_has_a_part_for_every_step(distribution: Distribution) -> None:
     first, again = (distribution.noise(np.random.default_rng(1), 4, 2) for _ in range(2))

@@ -72,7 +72,9 @@ class Plain(nn.Module):
         if isinstance(layer, Linear):
             return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), layer.size))
         if isinstance(layer, Conv):
-            return nn.Sequential(nn.Conv2d(shape[0], layer.channels, layer.kernel, layer.stride))
+            (top, bottom), (left, right) = layer.pads(shape)
+            zeros = nn.ZeroPad2d((left, right, top, bottom))
+            return nn.Sequential(zeros, nn.Conv2d(shape[0], layer.channels, layer.kernel, layer.stride))
         return nn.LayerNorm(shape) if isinstance(layer, LayerNorm) else ACTIVATIONS[layer.name]()
 
     def ordered(self) -> list[tuple[nn.Parameter, bool]]:
@@ -153,7 +155,11 @@ def actor_critics(draw: st.DrawFn) -> NetworkSpec:
     kind = st.sampled_from(list(ACTIVATIONS))
     towers = []
     if seen:
-        towers.append(Tower("eye", (Conv(2, 2, draw(st.integers(1, 2))), Activation(draw(kind))), "obs"))  # type: ignore[arg-type]
+        first = Conv(2, 2, draw(st.integers(1, 2)), padding=draw(st.sampled_from(["valid", "same"])))
+        second = (
+            [Conv(2, 3, 2, padding="same")] if draw(st.booleans()) else []
+        )  # its gradient by its input is asked for
+        towers.append(Tower("eye", (first, *second, Activation(draw(kind))), "obs"))  # type: ignore[arg-type]
     elif draw(st.booleans()):
         towers.append(Tower("torso", mlp((draw(st.integers(2, 5)),), draw(kind))))
     below = towers[0].name if towers else "input"

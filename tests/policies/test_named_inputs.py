@@ -15,7 +15,7 @@ from raynforce.experiment import resolve
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.policies.images import with_images
 from raynforce.policies.numpy_net import NumpyNet
-from raynforce.policies.spec import Free, Input, Linear, NetworkSpec, Tower, action_input, inputs_of, mlp
+from raynforce.policies.spec import Activation, Free, Input, Linear, NetworkSpec, Tower, action_input, inputs_of, mlp
 from raynforce.policies.torch_net import IMAGES_AT_ONCE, SpecNet
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 
@@ -162,3 +162,38 @@ def test_an_algorithm_s_towers_may_read_the_action() -> None:
     assert spec.named == (Input("action", "onehot", (), (3,), (0,)),)  # recorded actions count from 0
     assert spec.parts["q.0.weight"] == slice(0, 6)
     assert algo.spec(Tower("action", (Linear(2),)), Tower("q", (Linear(1),), "action")).named == ()
+
+
+DEEP = (*HIDDEN, Linear(2), Activation("relu"), Linear(1))
+THROUGH: dict[str, tuple[Tower, ...]] = {
+    "a critic": (Tower("q", DEEP, ("input", "action")),),
+    "two, in another order": (Tower("q", DEEP, ("action", "input")), Tower("p", DEEP, ("input", "action"))),
+    "one after another": (Tower("h", HIDDEN, ("input", "action")), Tower("q", DEEP, ("h", "action", "input"))),
+    "an activation first": (Tower("q", (Activation("tanh"), Linear(1)), ("input", "action")),),
+    "no layer": (Tower("q", (), ("input", "action")),),
+    "by autograd": (Tower("q", (Linear(3), Activation("silu"), Linear(1)), ("input", "action")),),
+}
+
+
+@pytest.mark.parametrize("case", THROUGH)
+def test_gradients_by_an_input_are_autograds(case: str) -> None:
+    spec = NetworkSpec(inputs_of(VECTOR), THROUGH[case], named=(action_input(BOX),))
+    net = SpecNet(spec, start(spec), CPU)
+    obs, action = {"obs": torch.randn(5, 3)}, torch.randn(5, 2, requires_grad=True)
+    made = net(obs, params=net.flat.clone(), action=action)
+    slopes = {name: torch.randn(made[name].shape) for name in spec.outputs}
+    (expected,) = torch.autograd.grad([made[name] for name in slopes], action, list(slopes.values()))
+    found, back = net.through("action", obs, tuple(slopes), action=action.detach())
+    for name in slopes:
+        torch.testing.assert_close(found[name], made[name].detach())
+    torch.testing.assert_close(back(slopes), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_only_some_outputs_are_made() -> None:
+    spec = critic(BOX)
+    net, obs = SpecNet(spec, start(spec), CPU), {"obs": torch.ones(2, 3)}
+    assert list(net(obs, only=("policy",), action=torch.ones(2, 2))) == ["policy"]
+    assert list(net.record(obs, only=("q", "log_alpha"), action=torch.ones(2, 2))) == ["q", "log_alpha"]
+    found = net.backward({"q": torch.ones(2, 1)})
+    assert found[net.parts["q.0.weight"]].any()
+    assert not found[net.parts["policy.0.weight"]].any()

@@ -185,7 +185,7 @@ def test_nobody_is_there(kind: str) -> None:
     began = time.monotonic()
     with pytest.raises(ChannelError, match=f"at {kind}:.*"):
         connect(address, Hello(3, CART), seconds=0.1)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
     with pytest.raises(UsageError, match="the kind of channel is 'smoke'"):
         Listener("smoke", Offer())  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from raynforce.roles.adam import Adam
+from raynforce.roles.adam import Adam, Place
 from raynforce.trees import join, split
 
 STEPS = 50
@@ -98,13 +98,34 @@ GROUPS = [[slice(0, 5), slice(20, 30)], [slice(5, 20)], [slice(30, 37)]]
 HOW: list[tuple[float, float | None]] = [(0.01, 0.5), (0.002, None), (0.1, 1e6)]
 
 
+def named(groups: list[Place]) -> dict[str, Place]:
+    return {str(index): group for index, group in enumerate(groups)}
+
+
+def test_a_frozen_group_is_an_optimiser_that_was_not_asked() -> None:
+    flat, groups = start(), named([(group, 0.01, None) for group in GROUPS])
+    ours, (alone,) = Adam(flat, 1e-8), [start()[part] for part in GROUPS[1]]
+    theirs = Adam(alone, 1e-8)
+    for index, gradient in enumerate(gradients()[:20]):
+        if index == 10:
+            saved, ours = ours.state(), Adam(flat, 1e-8)
+            ours.load(saved)
+        before = flat[GROUPS[1][0]].clone()
+        ours.step_groups(gradient.clone(), groups, ["1"] if index % 3 else [])
+        if index % 3:
+            assert torch.equal(flat[GROUPS[1][0]], before)
+        else:
+            theirs.step(gradient[GROUPS[1][0]].clone(), 0.01, None)
+    torch.testing.assert_close(flat[GROUPS[1][0]], alone, rtol=1e-5, atol=1e-6)
+
+
 def test_groups_are_optimisers_of_their_own() -> None:
     flat = start()
     ours = Adam(flat, 1e-8)
     alone = [torch.cat([start()[part] for part in group]) for group in GROUPS]
     theirs = [Adam(part, 1e-8) for part in alone]
     for gradient in gradients():
-        length = ours.step_groups(gradient.clone(), [(group, *how) for group, how in zip(GROUPS, HOW, strict=True)])
+        length = ours.step_groups(gradient.clone(), named([(g, *how) for g, how in zip(GROUPS, HOW, strict=True)]))
         torch.testing.assert_close(length, gradient.norm())
         for adam, group, how in zip(theirs, GROUPS, HOW, strict=True):
             adam.step(torch.cat([gradient[part] for part in group]), *how)
@@ -118,7 +139,7 @@ def test_groups_save_what_one_group_saves() -> None:
     one, several = Adam(flat, 1e-8), Adam(other, 1e-8)
     for gradient in gradients()[:20]:
         one.step(gradient.clone(), 0.01, None)
-        several.step_groups(gradient.clone(), [(group, 0.01, None) for group in GROUPS])
+        several.step_groups(gradient.clone(), named([(group, 0.01, None) for group in GROUPS]))
     torch.testing.assert_close(flat, other)
     resumed = Adam(other.clone(), 1e-8)
     resumed.load(several.state())

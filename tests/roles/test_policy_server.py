@@ -261,24 +261,24 @@ def test_batches_are_as_large_as_they_should_be(least: int, most: int, monkeypat
 
 def test_nobody_waits_for_ever_for_a_batch_to_fill() -> None:
     """Four are wanted at once, and one of the four environments is at a step that takes very long."""
-    args = {"slow": 0, "seconds": 0.001, "times": 2000.0}
+    args = {"slow": 0, "seconds": 0.001, "times": 8000.0}
     central = {"batch_min": 4, "batch_wait": 0.01}
     with stage("unix", hosts=2, envs=2, env_args=args, central=central) as s:
         began = time.monotonic()
         fragments = [s.produce(number) for number in range(3)]
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 8.0
         assert 0 not in follow(fragments)
 
 
 def test_one_slow_environment_does_not_hold_up_its_host() -> None:
     """One host, so that a fragment is as many steps as all of its lanes have in T."""
-    args = {"slow": 1, "seconds": 0.001, "times": 300.0}
+    args = {"slow": 1, "seconds": 0.001, "times": 3000.0}
     with stage("unix", hosts=1, envs=4, env_args=args) as s:
         began = time.monotonic()
         fragments = [s.produce(number) for number in range(6)]
         seconds = time.monotonic() - began
         waiting = s.policy._trajectories.steps
-    assert seconds < 1.0, "as long as three of its steps"
+    assert seconds < 3.0, "as long as one of its steps"
     assert waiting <= 4 * T + 4 * T, "what is gathered does not pile up"
     follow(fragments)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,16 @@ def test_fragments_are_contiguous_read_only_and_continue_each_other() -> None:
     assert (first.sequence, second.sequence) == (0, 1)
     assert first["obs"].shape == (8, 3, 4)
     assert first["logp"].dtype == np.float32
+
+
+def test_probability_ratios_that_overflow_are_told_once() -> None:
+    learner, (sampler,) = roles("CartPole-v1")
+    fragment = sampler.sample(learner.publish())
+    far = replace(fragment, columns={**fragment.columns, "logp": np.full_like(fragment["logp"], -1000)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RaynforceError, match="training diverged"):
+            learner.learn(far)
 
 
 def test_samplers_see_different_episodes() -> None:

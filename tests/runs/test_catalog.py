@@ -55,6 +55,12 @@ def test_how_a_run_ended(make: Make, state: str) -> None:
     assert (found.total, found.config["target"]) == (1000, None)
 
 
+@pytest.mark.parametrize("reason", ["tune: behind others", "tune: goes on from trial 3, in run_2"])
+def test_a_run_that_a_search_ended_was_stopped(make: Make, reason: str) -> None:
+    found = glance(make("run", STARTED, {"event": "stopped", "reason": reason, "steps": 900}))
+    assert (found.state, found.reason) == ("stopped", reason)
+
+
 def test_a_run_that_left_no_word_was_killed(make: Make) -> None:
     metrics = lines({"step": 500, "time": 9.0, "charts/episodic_return": 1.5})
     found = glance(make("run", STARTED, ENDS["finished"], {"event": "started", "steps": 400}, metrics=metrics))
@@ -221,7 +227,7 @@ def kept(make: Make) -> Path:
     learner = {"a": 1, "segments": {"0-5": {"x": np.arange(5)}}}
     for step, number in ((10, 0), (20, 1)):
         facts = {"step": step, "number": number, "time": 50.0 + number, "torch": "2.9"}
-        checkpoint.save(folder / f"step_{step:012d}", {"learner": learner, "policy": {"b": 2}}, **facts)
+        checkpoint.save(folder / f"step_{step:012d}", {"learner": learner, "policy": {"b": 2}, "run": {}}, **facts)
     checkpoint.save(folder / "best_000000000010", {"policy": {}}, step=10, eval_return=3.0)
     checkpoint.point(path / "last", folder / "step_000000000020")
     checkpoint.point(path / "best", folder / "best_000000000010")
@@ -234,7 +240,7 @@ def test_checkpoints_by_their_manifests(kept: Path) -> None:
     assert newest.versions["torch"] == "2.9"
     (segment,) = (kept / "checkpoints" / "segments").iterdir()
     assert newest.segments == {segment.name: segment.stat().st_size}
-    assert set(newest.parts) == {"learner", "policy"}
+    assert set(newest.parts) == {"learner", "policy", "run"}
     size = sum(f.stat().st_size for f in newest.path.iterdir() if f.name != "manifest.json")
     assert sum(newest.parts.values()) == size
     assert [(k.step, k.marks, k.resumable) for k in others] == [(10, (), True), (10, ("best",), False)]

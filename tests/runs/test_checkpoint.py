@@ -113,10 +113,11 @@ def test_the_manifest_states_facts_sizes_and_hashes(tmp_path: Path) -> None:
 def test_nothing_in_the_package_unpickles() -> None:
     """Loading a stranger's checkpoint must not run their code. Between our own processes it is another matter."""
     forbidden = re.compile(
-        r"\b(pickle|cPickle|dill|cloudpickle|joblib|shelve|marshal)\b|torch\.(load|save)|allow_pickle"
+        r"\b(pickle|cPickle|dill|cloudpickle|joblib|shelve|marshal)\b|torch\.(load|save)|allow_pickle(?!=False)"
     )
     root = Path(raynforce.__file__).parent
     own = ("runtimes/role_host.py", "runtimes/messages.py", "envs/fork_server.py", "given.py", "one_seed.py")
+    own += ("engines/rllib/foreign.py",)  # what `import rllib --trust` reads, in a process of its own
     own_processes = {root / name for name in own}
     sources = set(root.rglob("*.py")) - own_processes
     assert len(sources) > 20

@@ -13,6 +13,7 @@ import time
 
 import pytest
 from rich.console import Console
+from snapshots_shown import SNAPSHOT
 
 from raynforce.errors import UsageError
 from raynforce.runs.progress import (
@@ -29,18 +30,6 @@ from raynforce.runs.progress import (
     sparkline,
 )
 
-SNAPSHOT = ProgressState(
-    steps=40_960,
-    total_steps=200_000,
-    seconds=2.2,
-    steps_per_second=18_311.4,
-    episodes=312,
-    updates=160,
-    return_mean=143.21,
-    best_eval=210.0,
-    target=475.0,
-    losses={"policy": -0.0124, "value": 12.34},
-)
 EMPTY = ProgressState(0, 200_000, 0.0, 0.0, 0, 0, None, None, None, {})
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 

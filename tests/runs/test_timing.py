@@ -52,10 +52,10 @@ def test_metrics_are_shares_of_each_role_since_the_last_call() -> None:
 
 def test_adding_is_cheap() -> None:
     times, seconds = TimeTree(), dict.fromkeys(("env", "policy", "other", "transport", "waiting"), 0.1)
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(10_000):
         times.add("sampler", seconds)
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 # -- what held the run up ---------------------------------------------------------------------------------

@@ -216,14 +216,14 @@ def test_wait_for_all_keeps_the_order_given(runtime: Runtime) -> None:
 def test_wait_for_some(runtime: Runtime, kind: str) -> None:
     slow, quick = notebook(runtime, "slow"), notebook(runtime, "quick")
     answered(runtime, slow.call("read"), quick.call("read"))
-    calls = [slow.call("sleep", 1.5), quick.call("sleep", 0.0)]
+    calls = [slow.call("sleep", 6.0 if kind != "inline" else 0.1), quick.call("sleep", 0.0)]
     began = time.monotonic()
     ready, rest = runtime.wait(calls, 1, DEADLINE)
     if kind == "inline":
         assert (ready, rest) == (calls, [])
     else:
         assert (ready, rest) == (calls[1:], calls[:1])
-        assert time.monotonic() - began < 1.4
+        assert time.monotonic() - began < 5.9
 
 
 def test_waiting_for_some_tells_of_all_that_are_there(runtime: Runtime) -> None:

@@ -109,8 +109,8 @@ def test_a_lost_node_costs_its_roles_alone_and_a_new_one_is_used(
         assert said == ["the cluster has room for 3 of 4 samplers; the others join when there is room"]
         learner = runtime.spawn(NOTEBOOK, name="learner", place=runtime.places["learner"])
         samplers = spawned(runtime, 0, 1, 2)
-        for sampler in samplers:
-            answer(runtime, sampler.call("pid"))
+        for role in (learner, *samplers):
+            answer(runtime, role.call("pid"))
         (late,) = spawned(runtime, 3)
         assert learner.node() == nodes.head_id
         away = [sampler for sampler in samplers if sampler.node() == nodes.second.node_id]
@@ -142,7 +142,7 @@ def test_a_lost_node_costs_its_roles_alone_and_a_new_one_is_used(
             assert "its node was lost" in str(error)
         assert death(runtime, used).role == away[0].name, "who died, not who waited"
         assert answer(runtime, here[0].call("echo", 7)) == 7
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
         assert answer(runtime, learner.call("total", waited)) == LARGE, "what was reported as there is there"
         assert answer(runtime, learner.call("total", kept)) == 2 * LARGE
         lost = death(runtime, learner.call("total", not_kept))

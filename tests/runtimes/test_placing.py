@@ -168,3 +168,17 @@ def test_roots_of_the_users_modules_are_found_without_importing(
     assert code_roots(asked) == [tmp_path / "here", tmp_path / "there"]
     assert code_roots(Config(env="CartPole-v1", algo="raynforce.algos.ppo:PPO")) == []
     assert code_roots(Config(env="root_nowhere:make")) == []
+
+
+def test_where_an_autoscaler_adds_nodes_nothing_is_refused() -> None:
+    small: list[dict[str, float]] = [{"CPU": 2}]
+    with pytest.raises(UsageError, match="use --samplers 1"):
+        place_roles(config(5), small, may_grow=True)
+    places, notes = place_roles(config(5), small, may_grow=True, grows=True)
+    assert places["sampler"].cpus == 1
+    assert notes == ["the cluster has room for 1 of 5 samplers: its autoscaler is asked for more"]
+    unknown = config(5, sampler_resources={"simulator": 1})
+    with pytest.raises(UsageError, match='the cluster has no "simulator"'):
+        place_roles(unknown, small, may_grow=True)
+    _, notes = place_roles(unknown, small, may_grow=True, grows=True)
+    assert notes == ["the cluster has no room for a learner and a sampler yet: its autoscaler is asked for more"]

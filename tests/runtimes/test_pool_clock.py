@@ -21,14 +21,14 @@ from raynforce.runtimes.member import Fault, Rules
 
 
 def test_one_that_hangs_ends_itself_and_shows_where(process: Scene, tmp_path: Path) -> None:
-    place = Place(start_seconds=20, call_seconds=0.3)
-    member = process.add(job_seconds=0.3, start_seconds=20, place=place, hint=": raise faults.sample_seconds")
+    place = Place(start_seconds=20, call_seconds=1)
+    member = process.add(job_seconds=1, start_seconds=20, place=place, hint=": raise faults.sample_seconds")
     process.work(member)
     (tmp_path / "once").touch()
     assert process.work(member, 0, "hang", str(tmp_path / "once")) == expected(2)[-1]
     (fault,) = process.witness.faults
     assert (fault.kind, fault.action) == ("hung", "restarted")
-    assert fault.cause.startswith("sampler 0 has not answered for 0.3 s: it hangs in do (walkers.py:")
+    assert fault.cause.startswith("sampler 0 has not answered for 1 s: it hangs in do (walkers.py:")
     assert fault.cause.endswith(": raise faults.sample_seconds")
     assert "in do\n" in fault.error.said
 
@@ -37,12 +37,12 @@ def test_one_that_cannot_even_do_that_is_killed(
     process: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "GRACE", 0.2)
-    member = process.add(job_seconds=0.3, start_seconds=20)
+    member = process.add(job_seconds=1, start_seconds=20)
     process.work(member)
     (tmp_path / "once").touch()
     began = time.monotonic()
     assert process.work(member, 0, "hang", str(tmp_path / "once")) == expected(2)[-1]
-    assert 0.5 < time.monotonic() - began < DEADLINE
+    assert 1.2 < time.monotonic() - began < DEADLINE
     assert process.witness.kinds == [("hung", "restarted")]
 
 
@@ -56,10 +56,10 @@ def test_one_that_hangs_from_the_start_ends_the_run(process: Scene, monkeypatch:
 
 
 def test_one_that_is_idle_or_waits_for_others_does_not_hang(process: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    idle, other = process.add(job_seconds=0.4, start_seconds=0.4), process.add("learner")
+    idle, other = process.add(job_seconds=1.2, start_seconds=1.2), process.add("learner")
     process.wait(process.pool.submit(idle, "work"), process.pool.submit(other, "work"))
     monkeypatch.setattr(pool_module, "GRACE", 0.6)
-    slow = process.pool.submit(other, "work", 0, "sleep1.3")
+    slow = process.pool.submit(other, "work", 0, "sleep2.2")
     process.wait(slow, process.pool.submit(idle, "work", slow))
     time.sleep(1.1)
     monkeypatch.setattr(pool_module, "GRACE", 3.0)  # its next process may need it
@@ -182,9 +182,28 @@ def test_one_that_never_had_room_is_left_out_and_joins(waiting: Scene) -> None:
     assert (late.absent, greeted.fault is not None) == (True, True)
     waiting.pool.next([], 1.0)
     runtime_of(waiting).handles[-1].room = True
-    waiting.pool.next([], 0.7)
-    assert not late.absent
+    waiting.until(lambda: not late.absent)
     assert waiting.work(late) == expected(1, 2)[-1], "it was not taken for one that hangs"
+    assert waiting.witness.faults == []
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_where_room_is_added_a_run_begins_with_those_who_have_some(waiting: Scene, grows: bool) -> None:
+    runtime_of(waiting).grows = grows
+    rules = {"absent_seconds": 0.1, "start_seconds": 0.3, "quorum": 3}
+    waiting.add(count=1, **rules)
+    runtime_of(waiting).rooms = False
+    late = waiting.pool.add("sampler", lambda i: waiting.runtime.spawn("walkers:Walker", 2, name="late"), 3,
+                            Rules(absent_seconds=0.1, start_seconds=0.3, quorum=3))  # fmt: skip
+    greetings = [waiting.pool.submit(member, "greet") for member in late]
+    if not grows:
+        with pytest.raises(RoleDied, match="could not be replaced to find room"):
+            waiting.pool.wait(greetings, DEADLINE)
+        return
+    assert waiting.pool.wait(greetings, DEADLINE)
+    assert [member.absent for member in late] == [True, True, True]
+    runtime_of(waiting).handles[-1].room = True
+    waiting.until(lambda: not late[-1].absent)
     assert waiting.witness.faults == []
 
 
@@ -217,7 +236,7 @@ def test_waiting_does_not_spin(waiting: Scene) -> None:
     runtime_of(waiting).waits = 0
     began = time.monotonic()
     assert waiting.pool.next([job], 1.0) == []
-    assert 0.9 < time.monotonic() - began < 5
+    assert 0.9 < time.monotonic() - began < 30
     assert 0 < runtime_of(waiting).waits < 10
 
 

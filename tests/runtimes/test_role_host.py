@@ -43,26 +43,26 @@ def test_last_lines_keep_the_whole_report() -> None:
 @pytest.mark.parametrize(
     ("place", "role", "method", "dies"),
     [
-        (Place(call_seconds=0.3), "roles_for_tests:Sleepy", "", False),  # building has its own limit
-        (Place(start_seconds=0.3), "roles_for_tests:Sleepy", "", True),
-        (Place(start_seconds=0.3), "roles_for_tests:Notebook", "sleep", False),
-        (Place(call_seconds=0.3), "roles_for_tests:Notebook", "sleep", True),
-        (Place(call_seconds=0.3, start_seconds=20), "roles_for_tests:Sleepy", "state", False),  # as slow as building
-        (Place(call_seconds=0.3, start_seconds=20), "roles_for_tests:Sleepy", "advance", True),
+        (Place(call_seconds=0.6), "roles_for_tests:Sleepy", "", False),  # building has its own limit
+        (Place(start_seconds=0.6), "roles_for_tests:Sleepy", "", True),
+        (Place(start_seconds=0.6), "roles_for_tests:Notebook", "sleep", False),
+        (Place(call_seconds=0.6), "roles_for_tests:Notebook", "sleep", True),
+        (Place(call_seconds=0.6, start_seconds=20), "roles_for_tests:Sleepy", "state", False),  # as slow as building
+        (Place(call_seconds=0.6, start_seconds=20), "roles_for_tests:Sleepy", "advance", True),
     ],
 )
 def test_each_limit_is_for_its_own(place: Place, role: str, method: str, dies: bool) -> None:
     runtime = ProcessRuntime({}, lambda text: None)
     with runtime:
-        handle = runtime.spawn(role, 0.8, name="sampler 0", place=place)
-        call = handle.call(method or "__repr__", *([0.8] if method in ("sleep", "advance") else []))
+        handle = runtime.spawn(role, 1.5, name="sampler 0", place=place)
+        call = handle.call(method or "__repr__", *([1.5] if method in ("sleep", "advance") else []))
         if not dies:
             call.result()
             return
         with pytest.raises(RoleDied) as raised:
             call.result()
         assert raised.value.role == "sampler 0"
-        assert (hung(raised.value.said.splitlines()) or "").startswith("it hung for 0:00:00.300000 in ")
+        assert (hung(raised.value.said.splitlines()) or "").startswith("it hung for 0:00:00.600000 in ")
 
 
 def test_the_watchdog_is_cheap_and_sleeps_between_calls() -> None:

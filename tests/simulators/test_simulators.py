@@ -138,13 +138,13 @@ def test_its_physics_are_gymnasiums(cartpole: str) -> None:
         ("range", "garbage", "obs/gear has a value that its space does not have"),
         ("exit", "died", "has exited with code 7; it said: out of fuel"),
         ("abort", "died", "was ended by SIGSEGV"),
-        ("hang", "hung", "did not come back within 0.5 s; the simulator was ended by SIGKILL"),
+        ("hang", "hung", "did not come back within 1.5 s; the simulator was ended by SIGKILL"),
     ],
 )
 def test_what_breaks_begins_a_new_episode(
     odd: str, vectors: list[SimulatorVector], fault: str, kind: str, words: str
 ) -> None:
-    envs = vector(vectors, odd, 2, fault=fault, at=14, length=20, hang_seconds=0.5)
+    envs = vector(vectors, odd, 2, fault=fault, at=14, length=20, hang_seconds=1.5)
     envs.reset()
     for _ in range(13):
         assert not len(envs.step(still(2)).cut)

@@ -145,7 +145,7 @@ class ReplayStage:
         self.ledger = Ledger()
         known = [f.record for f in held]
         self.ledger.load({"produced": STEPS * len(held), "trained": 0, "dropped": 0, "lost": 0}, known)
-        pace, sizes = Pace(self.limiter, most, STEPS), dict[int, int]()
+        pace, sizes = Pace(self.limiter, most, STEPS, self.limiter.batch), dict[int, int]()
         start = Start(version, 0, self.ledger, held)
         self.loop: ReplayLoop = ReplayLoop(self, start, pace)
         if shards:

@@ -11,10 +11,12 @@ from raynforce.config import Config
 from raynforce.engines.base import Engine, Round, Supervisor, Totals
 from raynforce.engines.native.role_set import RoleSet
 from raynforce.engines.native.takeover import Takeover, require_same_buffers
+from raynforce.engines.native.teams import plans, require_agents
 from raynforce.engines.native.timing import TimeTree
 from raynforce.errors import RaynforceError
 from raynforce.experience.ledger import Ledger
 from raynforce.policies.acting import PolicyVersion
+from raynforce.roles.team import Plan
 from raynforce.runtimes.base import Runtime
 from raynforce.runtimes.member import Job
 from raynforce.runtimes.open import open_runtime
@@ -31,10 +33,16 @@ class NativeEngine(Engine):
         super().__init__(config, env)
         self._algorithm = algorithm_class(config.algo)
         self._topology = topology(config.topology)
-        self.acting = declared(config, env, self._algorithm)
+        require_agents(config, self._algorithm, env)
+        self._team: Mapping[str, Plan] = {}
+        if config.policies:
+            self.acting, self._team = plans(config, env, self._algorithm)
+        else:
+            self.acting = declared(config, env, self._algorithm)
         self._topology.check(config, self._algorithm, env)
         self._ledger = Ledger()
         self._times = TimeTree()
+        self._batches = 0, 0  # forward passes of a policy that serves hosts, and actions, since the last report
         self._runtime: Runtime | None = None
         self._saved: Mapping[str, Tree] | None = None
         self._takeover: Takeover | None = None
@@ -47,13 +55,14 @@ class NativeEngine(Engine):
     def open(self, supervisor: Supervisor, say: Callable[[str], None]) -> None:
         demands = self._topology.demands(self.config, torch=self.acting.acts_with == "torch")
         self._runtime = open_runtime(self.config, say, demands)
-        plan = Blueprint(self.config, self.env, self.acting, self._runtime)
+        plan = Blueprint(self.config, self.env, self.acting, self._runtime, self._team)
         self._roles = RoleSet(plan, self._topology, self._ledger, supervisor, say)
         self.pool = self._roles.pool
 
     def begin_from(self, version: PolicyVersion, seen: int) -> None:
         given = self._roles.runtime.share(version)
         self._roles.wait_for([self.pool.submit(self._roles.learner, "begin_from", given, seen)])
+        self._newest = None
 
     def load(self, saved: Mapping[str, Tree]) -> list[str]:
         self._saved, counts = saved, saved["run"]
@@ -84,6 +93,7 @@ class NativeEngine(Engine):
         for receipt, call in turn.receipts:
             self._roles.received(receipt)
             self._times.add("sampler", {**receipt.seconds, **call._asdict()})
+            self._batches = self._batches[0] + receipt.passes, self._batches[1] + receipt.chosen
             if receipt.envs:
                 self._times.add("env", receipt.envs)
         self._times.add("learner", {**turn.learned.seconds, **turn.learner._asdict()})
@@ -109,7 +119,8 @@ class NativeEngine(Engine):
     def counts(self) -> Tree:
         sampling, books = self.config.sampling, self._ledger.state()
         if not self._topology.exact:  # what is being sampled will not be there after a resume
-            books["lost"] += self._roles.flying + self._running.coming * sampling.fragment * sampling.envs
+            lanes = sampling.envs * self.env.lanes
+            books["lost"] += self._roles.flying + self._running.coming * sampling.fragment * lanes
         layout = {name: getattr(sampling, name) for name in ("samplers", "envs", "inference", "exact_resume")}
         counted = {"ledger": books, "lost_transitions": self._roles.lost_transitions}
         return {"topology": self.config.topology, **layout, **counted}
@@ -122,7 +133,9 @@ class NativeEngine(Engine):
     def metrics(self) -> dict[str, float]:
         self._ledger.check(self._running.held)
         lost = {"health/lost_transitions": float(self._roles.lost_transitions)}
-        return {**self._times.metrics(), **self._ledger.metrics(), **self._running.metrics(), **lost}
+        (passes, chosen), self._batches = self._batches, (0, 0)
+        batch = {"inference/batch": chosen / passes} if passes else {}
+        return {**self._times.metrics(), **self._ledger.metrics(), **self._running.metrics(), **batch, **lost}
 
     def totals(self) -> Totals:
         abandoned = 0 if self._takeover is None else self._takeover.abandoned
@@ -134,7 +147,7 @@ class NativeEngine(Engine):
             cores=cores(),
             tolerates_lag=self._algorithm.max_lag != 0,
             run=run,
-            side_by_side=lambda seconds: side_by_side(self.config, seconds / max(1, steps)),
+            side_by_side=lambda seconds: side_by_side(self.config, seconds / steps) if steps else "",
         )
 
     def close(self, *, now: bool = False) -> None:

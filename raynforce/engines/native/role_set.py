@@ -29,7 +29,7 @@ class RoleSet:
         self.sizes: dict[int, int] = {}  # transitions in each replay shard, or each worker's buffer, as far as known
         self.lost_transitions = 0  # of shards and workers that had to begin empty
         self._flying: dict[int, int] = {}  # steps that each sampler had in its hands when it was last heard of
-        self._config, self._topology = plan.config, topology
+        self._config, self._topology, self._lanes = plan.config, topology, plan.env.lanes
         self._ledger, self._supervisor, self._say = ledger, supervisor, say
         self._sequences: dict[int, int] = {}  # of the next fragment of each sampler
         self._most = memory_limit(plan.config, buffering=topology.gathers_gradients)
@@ -122,7 +122,7 @@ class RoleSet:
             if kind.buffers:
                 self._supervisor.say(f"{member.name} begins empty: {transitions:,} transitions are lost")
             return "start_fresh", member.attempts
-        self._supervisor.lost = self._flying.pop(member.index, 0) + sampling.fragment * sampling.envs
+        self._supervisor.lost = self._flying.pop(member.index, 0) + sampling.fragment * sampling.envs * self._lanes
         self._ledger.lose(self._supervisor.lost)
         if member.rules.has_state:
             also = f", and {transitions:,} transitions of its buffer" if transitions else ""

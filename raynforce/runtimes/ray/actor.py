@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from raynforce.runtimes.role_host import RoleHost
+
+
+class Arrival(NamedTuple):
+    """Where a role has found room."""
+
+    node: str  # Ray's id
+    host: str  # as people know it
+    pid: int
 
 
 class RayHost(RoleHost):
@@ -21,8 +29,7 @@ class RayHost(RoleHost):
     def __repr__(self) -> str:
         return self.name
 
-    def arrive(self) -> str:
-        """The node that has room for this role."""
+    def arrive(self) -> Arrival:
         import ray
 
-        return str(ray.get_runtime_context().get_node_id())
+        return Arrival(str(ray.get_runtime_context().get_node_id()), os.uname().nodename, os.getpid())

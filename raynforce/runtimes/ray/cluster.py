@@ -23,6 +23,7 @@ class Cluster:
     address: str
     places: Mapping[str, Place]
     folder: Path | None = None  # where our own Ray keeps its files, in `r`; None if it is not ours
+    grows: bool = False  # an autoscaler adds nodes when roles wait for room
     shipped: bool = False  # code was sent to the nodes, which do not look for it where the driver has it
     at_close: ExitStack = field(default_factory=ExitStack)
 
@@ -48,9 +49,11 @@ class Cluster:
         self.at_close.close()
 
 
-def placed(config: Config, nodes: Sequence[Resources], say: Say, demands: Demands) -> dict[str, Place]:
-    """What roles ask of a cluster that is not ours, to which nodes may be added."""
-    places, notes = place_roles(config, nodes, demands, may_grow=True)
+def placed(
+    config: Config, nodes: Sequence[Resources], say: Say, demands: Demands, *, grows: bool = False
+) -> dict[str, Place]:
+    """What roles ask of a cluster that is not ours, to which nodes may be added, by hand or by its autoscaler."""
+    places, notes = place_roles(config, nodes, demands, may_grow=True, grows=grows)
     for note in notes:
         say(note)
     return places

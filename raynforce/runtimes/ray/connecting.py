@@ -45,18 +45,18 @@ def _adopt(config: Config, say: Say, demands: Demands) -> Cluster:
     if asked not in (None, "auto", address):
         problem = f"ray.address = {asked!r}, but this process uses Ray at {address} already"
         raise UsageError(f"{problem}: leave the address out to use that one, or call ray.shutdown() first")
-    places = placed(config, [node["Resources"] for node in ray.nodes() if node["Alive"]], say, demands)
-    return Cluster(address, places)
+    grows = private.grows(address)
+    places = placed(config, [node["Resources"] for node in ray.nodes() if node["Alive"]], say, demands, grows=grows)
+    return Cluster(address, places, grows=grows)
 
 
 def join(config: Config, address: str, say: Say, demands: Demands) -> Cluster:
     ray = ray_module()
     with ExitStack() as stack:
         stack.enter_context(environment({**unchanged(), **DRIVER}))
-        address = _located(address)
-        found = _probe(address, stack)
+        address, found = reach(address, stack)
         _require_same_versions(address, found)
-        places = placed(config, found.nodes, say, demands)
+        places = placed(config, found.nodes, say, demands, grows=found.grows)
         sent_already = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ  # by `ray job submit`
         elsewhere = bool(found.hosts - {socket.gethostname()}) and not sent_already
         shipped = {"always": True, "never": False, "auto": elsewhere}[config.ray.ship_code]
@@ -70,14 +70,23 @@ def join(config: Config, address: str, say: Say, demands: Demands) -> Cluster:
                 folder = code["runtime_env"]["working_dir"]
                 fix = f"{folder} was to be sent: keep large files out of where your modules are"
             raise UsageError(f"joining Ray at {address} failed: {summary(error.__cause__ or error)}; {fix}") from error
-        return Cluster(address, places, shipped=shipped, at_close=stack.pop_all())
+        return Cluster(address, places, grows=found.grows, shipped=shipped, at_close=stack.pop_all())
+
+
+def reach(address: str, stack: ExitStack) -> tuple[str, About]:
+    """Where a cluster listens, and what it is; the settings that it took to be heard hold until the stack is left."""
+    address = _located(address)
+    return address, _probe(address, stack)
 
 
 def _located(address: str) -> str:
     """`host:port` of a cluster that listens."""
+    if address.startswith(("http://", "https://")):
+        problem = f"ray.address = {address!r} is a dashboard's, for `raynforce submit --address URL`"
+        raise UsageError(f"{problem}; here give HOST:PORT of the cluster's head, such as 10.0.0.1:6379")
     if "://" in address:
         problem = f"ray.address = {address!r}: Ray Client is far too slow to train through"
-        fix = "run on a node of the cluster with ray.address=auto, or submit a job with `ray job submit`"
+        fix = "run on a node of the cluster with ray.address=auto, or submit a job with `raynforce submit`"
         raise UsageError(f"{problem}; {fix}")
     if address == "auto" and not (address := private.local_address()):
         problem = "ray.address = 'auto': no Ray runs on this machine; start one with `ray start --head`"

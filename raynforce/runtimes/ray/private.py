@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,16 @@ LACKING = (ImportError, AttributeError, TypeError)  # of a part that is not ther
 def ray_module(module: str = "") -> Any:
     """Ray, or a module of it, imported when it is needed; most of it has no types."""
     return importlib.import_module(f"ray.{module}" if module else "ray")
+
+
+def ignored(root: Path) -> list[Callable[[Path], bool]] | None:
+    """What Ray leaves out because `.gitignore` or `.rayignore` name it; None if it cannot be asked."""
+    try:
+        packaging = ray_module("_private.runtime_env.packaging")
+        quiet = logging.getLogger("raynforce.quiet")
+        return list(packaging.get_excludes_from_ignore_files(root, include_gitignore=True, logger=quiet))
+    except LACKING:
+        return None
 
 
 def reread_environment() -> None:
@@ -43,6 +54,29 @@ def own_sigterm() -> Iterator[None]:
         yield
     finally:
         utils.set_sigterm_handler = before
+
+
+@contextmanager
+def uncounted_callbacks() -> Iterator[None]:
+    """Keep Tune from importing W&B, MLflow and Comet, where they are installed, to count callbacks that are theirs."""
+    with ExitStack() as stack:
+        with suppress(*LACKING):
+            usage = ray_module("air._internal.usage")
+            stack.callback(setattr, usage, "tag_callbacks", usage.tag_callbacks)
+            usage.tag_callbacks = lambda callbacks: False
+        yield
+
+
+@contextmanager
+def ready_trials() -> Iterator[None]:
+    """Have Tune's actors ask for no environment of their own, so that they get processes that were started ahead."""
+    with ExitStack() as stack:
+        with suppress(*LACKING):
+            cache, remote = ray_module("tune.execution.class_cache")._ActorClassCache, ray_module().remote
+            stack.callback(setattr, cache, "get", cache.get)
+            made: dict[Any, Any] = {}
+            cache.get = lambda self, kind: made.get(kind) or made.setdefault(kind, remote(kind))
+        yield
 
 
 def job(path: Path) -> Any:
@@ -71,6 +105,7 @@ class About(NamedTuple):
     python: str
     nodes: list[dict[str, float]]
     hosts: set[str]
+    grows: bool = False  # an autoscaler may add nodes
 
 
 def ask(address: str) -> About:
@@ -83,11 +118,76 @@ def ask(address: str) -> About:
         alive = [node for node in nodes if node.state == state]
         resources = [dict(node.resources_total) for node in alive]
         hosts = {node.node_manager_hostname for node in alive}
+        autoscaler = _has_autoscaler(client, alive)
     except LACKING as error:
         problem = f"Ray {ray_module().__version__} cannot be asked what runs at {address}"
         fix = f"use Ray {TRIED}x on all nodes, or call ray.init in a script of your own before you train"
         raise UsageError(f"{problem}: {fix}") from error
-    return About(about.get("ray_version", ""), about.get("python_version", ""), resources, hosts)
+    return About(about.get("ray_version", ""), about.get("python_version", ""), resources, hosts, autoscaler)
+
+
+class Seen(NamedTuple):
+    """A node, as the control store knows it."""
+
+    address: str
+    port: int
+    hostname: str
+    head: bool
+    total: dict[str, float]
+    free: dict[str, float]
+
+
+class Looked(NamedTuple):
+    nodes: list[Seen]
+    waiting: list[dict[str, Any]]  # what is asked for and has no room: resources, count
+    failed: list[str]  # why nodes could not be started
+    dashboard: str  # where it listens; empty if there is none
+
+
+def look(address: str) -> Looked:
+    """More of a cluster that was asked before: its nodes one by one, and what waits for room."""
+    client = ray_module("_raylet").GcsClient(address=address)
+    state = ray_module("core.generated.gcs_pb2").GcsNodeInfo.ALIVE
+    alive = [node for node in client.get_all_node_info(timeout=5).values() if node.state == state]
+    dashboard = client.internal_kv_get(b"dashboard", namespace=b"dashboard", timeout=5) or b""
+    free: dict[str, dict[str, float]] = {}
+    waiting: list[dict[str, Any]] = []
+    failed: list[str] = []
+    with suppress(*LACKING):
+        found = ray_module("autoscaler.v2.sdk").get_cluster_status(address)
+        nodes = [*found.active_nodes, *found.idle_nodes]
+        free = {node.node_id: node.available_resources() for node in nodes}
+        failed = [launch.details or launch.ray_node_type_name for launch in found.failed_launches]
+        demands = [*found.resource_demands.ray_task_actor_demand, *found.resource_demands.placement_group_demand]
+        bundles = [bundle for demand in demands for bundle in demand.bundles_by_count]
+        waiting = [{"resources": dict(bundle.bundle), "count": bundle.count} for bundle in bundles]
+    seen = []
+    for node in alive:
+        total = dict(node.resources_total)
+        where = node.node_manager_address, node.node_manager_port, node.node_manager_hostname
+        seen.append(Seen(*where, node.is_head_node, total, free.get(node.node_id.hex(), total)))
+    return Looked(seen, waiting, failed, dashboard.decode())
+
+
+def grows(address: str) -> bool:
+    """Whether an autoscaler looks after the cluster that this process uses."""
+    with suppress(Exception):  # a Ray that cannot be asked is taken as it is
+        return ask(address).grows
+    return False
+
+
+def _has_autoscaler(client: Any, nodes: Sequence[Any]) -> bool:
+    """Ray's first autoscaler names the types of its nodes; with the second, the head has an id from its provider."""
+    with suppress(ValueError, AttributeError, TypeError):
+        report = json.loads(client.internal_kv_get(b"__autoscaling_status", namespace=None, timeout=5) or b"{}")
+        kinds = (report.get("autoscaler_report") or {}).get("node_type_mapping") or {}
+        if any(not name.startswith("node_") for name in kinds.values()):
+            return True
+        raylet = ray_module("_raylet")
+        where, key = raylet.GCS_AUTOSCALER_STATE_NAMESPACE, raylet.GCS_AUTOSCALER_V2_ENABLED_KEY
+        second = client.internal_kv_get(key.encode(), namespace=where.encode(), timeout=5)
+        return second == b"1" and any(node.is_head_node and node.instance_id for node in nodes)
+    return False
 
 
 def started_processes(node: Any = None) -> list[int]:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from raynforce.config import Config
 from raynforce.errors import RaynforceError
 from raynforce.runtimes.base import Handle, Pending, Place, Runtime, Split
 from raynforce.runtimes.placing import PLAIN, Demands, needs
-from raynforce.runtimes.ray.actor import RayHost
+from raynforce.runtimes.ray.actor import Arrival, RayHost
 from raynforce.runtimes.ray.cluster import Say
 from raynforce.runtimes.ray.connecting import connect
 from raynforce.runtimes.ray.failures import Failures
@@ -51,12 +52,29 @@ class RayPending(Pending):
         raise failure
 
 
+class RayShared(RayPending):
+    """A value of the driver's own, put into Ray's store once somebody elsewhere wants it."""
+
+    def __init__(self, value: Any, failures: Failures) -> None:
+        self._value, self.name, self.failures = value, "driver", failures
+
+    @cached_property
+    def ref(self) -> Any:
+        return ray_module().put(self._value)
+
+    def failure(self) -> None:
+        return None
+
+    def result(self) -> Any:
+        return self._value
+
+
 class RayHandle(Handle):
     def __init__(self, runtime: RayRuntime, actor: Any, name: str) -> None:
         self.actor, self.name, self._runtime = actor, name, runtime
         self._arrival = actor.arrive.remote()
         self._arrived = False
-        self._node: str | None = None
+        self._where: Arrival | None = None
 
     def call_parts(self, method: str, args: Sequence[Any], parts: int) -> list[Pending]:
         plain = [arg.ref if isinstance(arg, RayPending) else arg for arg in args]
@@ -74,13 +92,18 @@ class RayHandle(Handle):
             self._arrived = bool(ray_module().wait([self._arrival], timeout=0, fetch_local=False)[0])
         return self._arrived
 
-    def node(self) -> str | None:
+    def where(self) -> Arrival | None:
         """Where it lives, or lived; None if it has not found room yet, or never did."""
         ray = ray_module()
-        if self._node is None and self.has_room():
+        if self._where is None and self.has_room():
             with suppress(ray.exceptions.RayError):
-                self._node = str(ray.get(self._arrival))
-        return self._node
+                self._where = ray.get(self._arrival)
+        return self._where
+
+    def node(self) -> str | None:
+        """The id of its node, as `where`."""
+        found = self.where()
+        return None if found is None else found.node
 
 
 class RayRuntime(Runtime):
@@ -94,6 +117,7 @@ class RayRuntime(Runtime):
         with ExitStack() as undo:  # if the rest cannot be done
             undo.callback(self._cluster.close, now=True)
             super().__init__(self._cluster.places)
+            self.grows = self._cluster.grows
             self._actor: Any = ray_module().remote(RayHost)
             self._node = str(ray_module().get_runtime_context().get_node_id())
             redirect_output(self._hearing, voices.hear)
@@ -167,7 +191,7 @@ class RayRuntime(Runtime):
         return [p for p, ref in pairs if ref in ready], [p for p, ref in pairs if ref not in ready]
 
     def share(self, value: Any) -> RayPending:
-        return RayPending(ray_module().put(value), "driver", self.failures)
+        return RayShared(value, self.failures)
 
     def keep(self, pending: Pending) -> Pending:
         if isinstance(pending, RayPending) and not self._cluster.started:

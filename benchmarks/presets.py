@@ -1,0 +1,183 @@
+"""What presets learn: trains a list of algorithms and environments with several seeds, and writes docs/benchmarks.md.
+
+`python -m benchmarks.presets` trains what takes less than two minutes of one core a run, into `runs/benchmarks`, then
+renders tables and curves from the run directories. Runs that are there already are not trained again, so it can be
+stopped and started. `--all` trains the others too, `--only WORD` those with the word in their command, `--render`
+renders alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import raynforce
+from benchmarks.measure import ROOT
+from raynforce.charts.reading import RunData, runs_of
+from raynforce.statistics import bootstrap, iqm
+
+SEEDS = 3
+DOCS = ROOT / "docs"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One row of a table: the preset of an algorithm for an environment."""
+
+    algo: str
+    env: str
+    steps: int
+    quick: bool = False  # less than two minutes of one core
+    args: Mapping[str, Any] = field(default_factory=dict)  # env_args
+
+    @property
+    def title(self) -> str:
+        return str(self.args.get("game", self.env))
+
+    @property
+    def directory(self) -> str:
+        return re.sub(r"[^A-Za-z0-9.-]+", "_", f"{self.algo}-{self.title}")
+
+    def command(self, seed: int | str, out: Path | str) -> list[str]:
+        given = [part for name, value in self.args.items() for part in ("--set", f"env_args.{name}={value}")]
+        return [
+            "train",
+            self.algo,
+            self.env,
+            *given,
+            "--steps",
+            str(self.steps),
+            "--seed",
+            str(seed),
+            "--out",
+            str(out),
+        ]
+
+
+def atari(algo: str, game: str) -> Work:
+    return Work(algo, "raynforce.envs.atari:make", 10_000_000, args={"game": game})
+
+
+WORKS: Sequence[Work] = (
+    Work("ppo", "CartPole-v1", 100_000, quick=True),
+    Work("dqn", "CartPole-v1", 50_000, quick=True),
+    Work("impala", "CartPole-v1", 200_000, quick=True),
+    Work("ppo", "MountainCar-v0", 200_000, quick=True),
+    Work("dqn", "MountainCar-v0", 120_000, quick=True),
+    Work("ppo", "MountainCarContinuous-v0", 100_000, quick=True),
+    Work("sac", "MountainCarContinuous-v0", 20_000, quick=True),
+    Work("ppo", "Pendulum-v1", 150_000, quick=True),
+    Work("sac", "Pendulum-v1", 10_000, quick=True),
+    Work("td3", "Pendulum-v1", 10_000, quick=True),
+    Work("ppo", "Acrobot-v1", 200_000),
+    Work("ppo", "LunarLander-v3", 1_000_000),
+    Work("dqn", "LunarLander-v3", 150_000),
+    Work("ppo", "BipedalWalker-v3", 5_000_000),
+    Work("sac", "BipedalWalker-v3", 500_000),
+    *(
+        Work(algo, env, 1_000_000)
+        for env in ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
+        for algo in ("ppo", "sac", "td3")
+    ),
+    *(atari(algo, game) for game in ("Pong", "Breakout") for algo in ("ppo", "dqn")),
+    Work("ppo", "minigrid:MiniGrid-Empty-5x5-v0", 100_000),
+    Work("ppo", "minigrid:MiniGrid-DoorKey-5x5-v0", 200_000),
+    Work("ppo", "minigrid:MiniGrid-FourRooms-v0", 4_000_000),
+)
+
+
+def train(works: Sequence[Work], seeds: int, runs: Path) -> None:
+    for work in works:
+        for seed in range(seeds):
+            out = runs / work.directory / str(seed)
+            if _is_done(out):
+                continue
+            line = [sys.executable, "-m", "raynforce", *work.command(seed, out), "--resume", "--runtime", "inline"]
+            print(f"{work.algo} on {work.title}, seed {seed}", flush=True)
+            subprocess.run([*line, "--topology", "sync", "--quiet"], check=True)
+
+
+def _is_done(out: Path) -> bool:
+    return len(_found(out)) == 1
+
+
+def _found(place: Path) -> list[RunData]:
+    """The runs there that went to their end: one that was interrupted counts for nothing, and is gone on with."""
+    return [run for run in runs_of([place]) if run.result.get("stopped") == "steps done"] if place.exists() else []
+
+
+def render(runs: Path, docs: Path = DOCS) -> str:
+    """The page, with a picture for each environment that has runs."""
+    lines = [HEAD.strip(), ""]
+    for title, group in groupby(sorted(WORKS, key=lambda work: work.title), key=lambda work: work.title):
+        lines += _section(title, list(group), runs, docs)
+    text = "\n".join(lines).rstrip() + "\n"
+    (docs / "benchmarks.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def _section(title: str, works: list[Work], runs: Path, docs: Path) -> Iterator[str]:
+    yield f"## {title}"
+    yield ""
+    yield "| algorithm | steps | seeds | return of the best policy | 95 % interval | command |"
+    yield "|---|---|---|---|---|---|"
+    there: list[Path] = []
+    for work in works:
+        place = runs / work.directory
+        found = _found(place)
+        shown = shlex.join(["raynforce", *work.command("SEED", f"runs/{work.directory}/SEED")])
+        if not found:
+            yield f"| {work.algo} | {work.steps:,} | – | not run here | – | `{shown}` |"
+            continue
+        there.append(place)
+        returns = [run.result["eval_return"] for run in found]
+        interval = bootstrap(returns)
+        spread = f"{interval.low:.1f} to {interval.high:.1f}" if len(returns) > 1 else "–"  # of one seed there is none
+        measured = f"{iqm(returns):.1f} | {spread}"
+        yield f"| {work.algo} | {work.steps:,} | {len(found)} | {measured} | `{shown}` |"
+    yield ""
+    if there:
+        name = f"images/preset_{re.sub(r'[^A-Za-z0-9]+', '_', title).lower()}.png"
+        raynforce.plot(there, docs / name, metric="eval/return")
+        yield f"![{title}: return of evaluations over steps]({name})"
+        yield ""
+
+
+HEAD = """
+# What the presets learn
+
+Written by `python -m benchmarks.presets` from run directories; nothing here is typed by hand. A return is the mean of
+fresh greedy episodes of a run's best policy, without wrappers of rewards; over seeds it is the interquartile mean, with
+a 95 % bootstrap interval. Curves are evaluations during training. All runs used one thread, inline and sync.
+
+"Not run here" has the command. The settings are those of [the presets](../raynforce/algos/presets.py), which say where
+they are from; `raynforce train … --print-config` prints them. MuJoCo environments need
+`pip install "gymnasium[mujoco]"`, BipedalWalker and LunarLander `"raynforce[box2d]"`, games `"raynforce[atari]"`,
+MiniGrid `minigrid`.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="train what takes longer, too")
+    parser.add_argument("--only", metavar="WORD", default="", help="train those whose name has this word")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of each, {SEEDS} by default")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "benchmarks", help="where the runs are")
+    parser.add_argument("--render", action="store_true", help="render what is there, train nothing")
+    given = parser.parse_args()
+    if not given.render:
+        chosen = [w for w in WORKS if (w.quick or given.all) and given.only in f"{w.algo} {w.title}"]
+        train(chosen, given.seeds, given.runs)
+    render(given.runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Lanes of agents: a lane is one agent in one environment. Agents that come and go are lanes with rows not valid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from raynforce.envs.faults import EnvFault
+from raynforce.envs.joined import ACTING, STATE, TERMINATED, TRUNCATED, action_slices, leaf_name
+from raynforce.envs.vector import Step, VectorEnv
+from raynforce.errors import UsageError
+from raynforce.spaces import MASK, EnvSpec, ObsLeaf
+from raynforce.trees import Tree
+
+ID = "obs/agent"  # the leaf that says which agent a lane is
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Lanes that one policy plays: `[B]` environments, and the agents in them, which have equal spaces."""
+
+    env: np.ndarray
+    agent: np.ndarray
+
+    @staticmethod
+    def all_of(envs: int, agents: Sequence[int]) -> Seats:
+        """All of these agents, environment after environment."""
+        return Seats(np.repeat(np.arange(envs), len(agents)), np.tile(np.asarray(agents, np.int64), envs))
+
+
+def lane_spec(joined: EnvSpec, kind: int = 0, *, ids: bool = False) -> EnvSpec:
+    """What one agent of this kind takes and gives; with `ids`, it also sees which one it is."""
+    assert joined.agents is not None
+    found = joined.agents.kinds[kind]
+    obs = found.obs
+    if ids:
+        plain = obs[0].path == "obs"
+        leaves = (replace(obs[0], path="obs/observation"),) if plain else obs
+        obs = (*leaves, ObsLeaf(ID, "discrete", (), "int64", (len(joined.agents.names),), (0,)))
+    args = {name: value for name, value in joined.args.items() if name != STATE}
+    return replace(joined, obs=obs, action=found.action, args=args)
+
+
+class World:
+    """Environments of several agents, stepped together, seen from the seats of each player.
+
+    With `ids`, lanes see which agent they are; with `states`, what they see has the `global_state` beside it.
+    """
+
+    def __init__(self, inner: VectorEnv, players: Sequence[Seats], *, ids: bool = False, states: bool = False) -> None:
+        agents = inner.spec.agents
+        assert agents is not None
+        self.inner, self.agents, self._ids, self._states = inner, agents, ids, states
+        self.envs, self.count = inner.num_envs, len(agents.names)
+        slices = action_slices(agents)
+        self._action = np.zeros((self.envs, slices[-1].stop), np.float32)
+        self._acting = self._open = np.zeros((self.envs, self.count), np.bool_)
+        self._parts: list[tuple[Seats, int, np.ndarray, np.ndarray]] = []  # seats, kind, rows in it, action's columns
+        self.views: list[AgentVector] = []
+        for number, seats in enumerate(players):
+            kind = agents.kind_of(int(seats.agent[0]))
+            rows = np.array([agents.kinds[kind].agents.index(agent) for agent in seats.agent.tolist()])
+            columns = np.array([np.r_[slices[agent]] for agent in seats.agent.tolist()])
+            self._parts.append((seats, kind, rows, columns))
+            self.views.append(AgentVector(self, number, seats, lane_spec(inner.spec, kind, ids=ids)))
+
+    @property
+    def acting(self) -> np.ndarray:
+        """Who is to act, `[E, N]`."""
+        return self._acting
+
+    def begin(self, seen: Arrays) -> None:
+        self._acting = seen["obs/flags"][:, ACTING] != 0
+        self._open = self._acting
+
+    def step(self, actions: Sequence[np.ndarray]) -> list[Step]:
+        """Step all environments with each player's actions `[B, ...]`, ready for the environment."""
+        for (seats, _, _, columns), action in zip(self._parts, actions, strict=True):
+            self._action[seats.env[:, None], columns] = action.reshape(len(action), -1)
+        step = self.inner.step(self._action)
+        over, cut = np.zeros(self.envs, np.bool_), np.zeros(self.envs, np.bool_)
+        over[step.final_lanes], cut[step.cut] = True, True
+        reward, flags = step.obs["obs/reward"], step.obs["obs/flags"]
+        before, acting = self._acting, flags[:, ACTING] != 0
+        if over.any() or cut.any():
+            reward, flags = reward.copy(), flags.copy()
+            reward[over], flags[over] = step.final_obs["obs/reward"], step.final_obs["obs/flags"]
+            reward[cut], flags[cut] = 0, 0
+        terminated = flags[:, TERMINATED] != 0
+        truncated = flags[:, TRUNCATED] != 0
+        truncated |= over[:, None] & self._open & ~terminated  # it ended without a word on them
+        ended = terminated | truncated
+        where = np.full(self.envs, -1)
+        where[step.final_lanes] = np.arange(len(step.final_lanes))
+        steps = []
+        for seats, kind, rows, _ in self._parts:
+            place = seats.env, seats.agent
+            (last,) = np.nonzero(ended[place] & over[seats.env])
+            lost = np.flatnonzero(cut[seats.env] & self._open[place])
+            final = self._no_final(kind, rows)
+            if len(last):
+                final = self._seen(step.final_obs, where[seats.env[last]], kind, rows[last], seats.agent[last])
+            seen = self._seen(step.obs, seats.env, kind, rows, seats.agent)
+            flat = reward[place], terminated[place], truncated[place], before[place] & ~cut[seats.env]
+            steps.append(Step(seen, *flat, last, final, lost))
+        fresh = (over | cut)[:, None]
+        self._open = np.where(fresh, acting, (self._open & ~ended) | acting)
+        self._acting = acting
+        return steps
+
+    def _no_final(self, kind: int, rows: np.ndarray) -> Arrays:
+        none = np.zeros(0, np.int64)
+        return self._seen({path: column[:0] for path, column in self.inner.current().items()}, none, kind, none, none)
+
+    def _seen(self, joined: Arrays, env: np.ndarray, kind: int, rows: np.ndarray, agent: np.ndarray) -> Arrays:
+        """What lanes see, each `[B, ...]`."""
+        found = self.agents.kinds[kind]
+        plain = self._ids and found.obs[0].path == "obs"
+        paths = ["obs/observation"] if plain else [leaf.path for leaf in found.obs]
+        seen = {path: joined[f"obs/{leaf_name(kind, i)}"][env, rows] for i, path in enumerate(paths)}
+        if self._ids:
+            seen[ID] = agent.copy()
+        if MASK in seen:  # of those that are not to act it may forbid everything
+            seen[MASK] |= ~seen[MASK].any(axis=1, keepdims=True)
+        if self._states:
+            seen["global_state"] = self._state(joined)[env]
+        return seen
+
+    def _state(self, joined: Arrays) -> np.ndarray:
+        """The global state, `[E, S]`."""
+        if self.agents.state:
+            return joined["obs/state"]
+        kinds = enumerate(self.agents.kinds)
+        names = [leaf_name(k, i) for k, kind in kinds for i, leaf in enumerate(kind.obs) if leaf.path != MASK]
+        parts = [joined[f"obs/{name}"] for name in names]
+        return np.concatenate([x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float32) for x in parts], axis=1)
+
+    def seen_now(self, number: int) -> Arrays:
+        seats, kind, rows, _ = self._parts[number]
+        return self._seen(self.inner.current(), seats.env, kind, rows, seats.agent)
+
+    def state(self) -> Tree:
+        return {"inner": self.inner.state(), "open": self._open.copy()}
+
+    def load(self, tree: Tree) -> list[str]:
+        notes = self.inner.load(tree["inner"])
+        self.begin(self.inner.current())
+        fresh = np.zeros((self.envs, 1), np.bool_)
+        fresh[self.inner.restarted] = True
+        self._open = np.where(fresh, self._acting, tree["open"])
+        return notes
+
+
+class AgentVector(VectorEnv):
+    """The lanes of one player. Alone in its world it is stepped as any vector environment; of several players, the
+    first resets, saves and loads the world, and the others follow it."""
+
+    def __init__(self, world: World, number: int, seats: Seats, spec: EnvSpec) -> None:
+        super().__init__(spec, len(seats.env), world.inner.note, world.inner.way_back)
+        self.world, self.seats, self._number = world, seats, number
+        self.turns = world.agents.turns
+        self.state_leaf = (
+            ObsLeaf("global_state", "box", (world.agents.state_width,), "float32") if world._states else None
+        )
+
+    @property
+    def _leads(self) -> bool:
+        return self._number == 0
+
+    def reset(self, seed: int | None = None) -> Arrays:
+        if self._leads:
+            self.world.begin(self.world.inner.reset(seed))
+        return self.current()
+
+    def start_fresh(self, attempt: int) -> Arrays:
+        if self._leads:
+            self.world.begin(self.world.inner.start_fresh(attempt))
+        return self.current()
+
+    def step(self, action: np.ndarray) -> Step:
+        self._require_actions(action)
+        return self.world.step([action])[0]
+
+    def current(self) -> Arrays:
+        return self.world.seen_now(self._number)
+
+    def take_faults(self) -> list[EnvFault]:
+        return self.world.inner.take_faults() if self._leads else []
+
+    def state(self) -> Tree:
+        return self.world.state() if self._leads else {}
+
+    def load(self, tree: Tree) -> list[str]:
+        notes = self.world.load(tree) if self._leads else []
+        self.restarted = np.flatnonzero(np.isin(self.seats.env, self.world.inner.restarted)).tolist()
+        return notes
+
+    def close(self) -> None:
+        if self._leads:
+            self.world.inner.close()
+
+
+def shared(inner: VectorEnv, *, ids: bool = False, states: bool = False) -> AgentVector:
+    """All agents as lanes of one policy."""
+    agents = inner.spec.agents
+    assert agents is not None
+    require_one_kind(inner.spec)
+    seats = Seats.all_of(inner.num_envs, range(len(agents.names)))
+    return World(inner, [seats], ids=ids, states=states).views[0]
+
+
+def require_one_kind(spec: EnvSpec) -> None:
+    agents = spec.agents
+    if agents is not None and len(agents.kinds) > 1:
+        first, other = (agents.names[kind.agents[0]] for kind in agents.kinds[:2])
+        why = f"agents of env {spec.env!r} have different spaces ({first!r} and {other!r})"
+        raise UsageError(f"{why}, and one policy is to play all: give each kind its own under policies")

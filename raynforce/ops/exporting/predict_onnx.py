@@ -1,0 +1,31 @@
+"""Acts with the policy in this folder by numpy and onnxruntime. `python predict.py '[0.1, 0]'` prints an action."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped, unused-ignore]
+
+HERE = Path(__file__).parent
+FACTS = json.loads((HERE / "policy.json").read_text())
+SESSION = onnxruntime.InferenceSession(HERE / "policy.onnx", providers=["CPUExecutionProvider"])
+
+
+def act(obs: Any, output: str = "action", mask: Any = None) -> Any:
+    """The action for one observation, or for a batch; or another output by name. `mask` flags allowed choices."""
+    given = {}
+    for leaf in FACTS["obs"]:
+        apart = mask is not None and leaf["path"] == "obs/action_mask"
+        found, keys = (mask, []) if apart else (obs, leaf["path"].split("/")[1:])
+        for key in keys:
+            found = found[int(key)] if isinstance(found, list | tuple) else found[key]
+        array = np.asarray(found, leaf["dtype"])
+        given[leaf["path"]] = array.reshape(-1, *leaf["shape"])
+    (answer,) = SESSION.run([output], given)
+    return answer if array.ndim > len(leaf["shape"]) else answer[0]
+
+
+if __name__ == "__main__":
+    print(act(json.loads(sys.argv[1]), mask=json.loads(sys.argv[2]) if sys.argv[2:] else None).tolist())

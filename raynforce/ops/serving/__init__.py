@@ -1,0 +1,1 @@
+"""A policy over HTTP: one ASGI application, from this process or on Ray Serve."""

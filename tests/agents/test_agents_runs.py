@@ -1,0 +1,236 @@
+"""Runs of several agents: learned in seconds, equal on every runtime, resumed as if never stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from marks import slow
+from rays import needs
+from running import metrics, solve
+
+import raynforce
+from raynforce.envs.vector import EnvArgs
+from raynforce.errors import UsageError
+
+TINY = "raynforce.envs.tiny_agents:"
+TEAM = {"prey": {"agents": ["prey_*"], "algorithm": {"learning_rate": 1e-3}}, "hunter": {"agents": ["hunter_*"]}}
+SELF_PLAY = {"hero": {"agents": ["*"], "opponents": 4, "opponents_every": 2}}
+SMALL = {"sampling": {"envs": 4, "fragment": 32}, "eval": {"every": 0, "episodes": 4, "final_episodes": 0}}
+
+
+def short(env: str, out: Path, steps: int = 2_000, **more: Any) -> raynforce.Run:
+    config = {**SMALL, **more.pop("config", {})}
+    return raynforce.train(TINY + env, "ppo", steps=steps, out=out, config=config, progress="quiet", **more)
+
+
+@pytest.mark.parametrize(
+    ("env", "best", "config"),
+    [
+        ("Together", 4.0, {}),
+        ("Together", 4.0, {"algorithm": {"central_critic": True}}),
+        ("Leaving", 2.0, {}),  # the mean of 1, 2 and 3
+        ("Hunt", 4.0, {"policies": TEAM}),
+    ],
+)
+def test_the_best_return_is_learned(env: str, best: float, config: dict[str, Any], tmp_path: Path) -> None:
+    run = solve(TINY + env, "ppo", tmp_path / "run", steps=60_000, target=best, config=config, runtime="inline")
+    told = [line for line in metrics(run.path) if "eval/return" in line][-1]
+    returns = {name: value for name, value in told.items() if name.startswith("eval/agents/")}
+    assert told["eval/team_return"] == pytest.approx(sum(returns.values()))
+    assert told["eval/return"] == pytest.approx(np.mean(list(returns.values())))
+
+
+def test_competitors_both_learn_the_best_bid(tmp_path: Path) -> None:
+    run = short("Bidding", tmp_path / "run", steps=12_000, runtime="inline", config={"sampling": {"envs": 8}})
+    policy = run.policy("last")
+    assert [int(policy.act(i)) for i in range(4)] == [3, 3, 3, 3]
+
+
+def test_self_play_beats_a_random_player(tmp_path: Path) -> None:
+    config = {"policies": {"hero": {"agents": ["*"], "opponents": 8}}}
+    run = solve(f"{TINY}Nim", "ppo", tmp_path / "run", steps=100_000, target=0.8, config=config, runtime="inline")
+    returns, _ = raynforce.evaluate(run.path, episodes=200, seed=5)
+    assert returns.mean() > 0.7  # two random players: 0 on average
+    hero = raynforce.load(run.path, policy="hero")
+    assert [int(hero.act(left)) for left in (1, 2, 3)] == [0, 1, 2]  # takes the last ones
+
+
+CELLS = [
+    ("Hunt", {"policies": TEAM}, "sync"),
+    pytest.param("Nim", {"policies": SELF_PLAY}, "sync", marks=slow),
+    pytest.param("Nim", {}, "sync", marks=slow),
+    pytest.param("Leaving", {}, "sync", marks=slow),
+    pytest.param("Together", {"algorithm": {"central_critic": True}}, "overlap", marks=slow),
+    pytest.param("Hunt", {"policies": TEAM}, "overlap", marks=slow),
+    pytest.param("Nim", {"policies": SELF_PLAY}, "overlap", marks=slow),
+]
+
+
+@pytest.mark.parametrize(("env", "config", "topology"), CELLS)
+@pytest.mark.parametrize("runtime", ["process", "ray"])
+def test_equal_seeds_give_equal_runs_on_every_runtime(
+    env: str, config: dict[str, Any], topology: str, runtime: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    needs(runtime, request)
+    config = {**config, "sampling": {"samplers": 2, "envs": 2, "fragment": 16}}
+    hashes = {
+        where: short(env, tmp_path / where, 600, config=config, topology=topology, runtime=where).result.weights_sha256
+        for where in ("inline", runtime)
+    }
+    assert hashes["inline"] == hashes[runtime]
+
+
+@pytest.mark.parametrize(
+    ("env", "config", "topology"),
+    [
+        ("Hunt", {"policies": TEAM}, "sync"),
+        ("Nim", {"policies": SELF_PLAY}, "overlap"),
+        pytest.param("Nim", {}, "sync", marks=slow),
+        pytest.param("Leaving", {"env_args": {"late": 1}}, "sync", marks=slow),
+        pytest.param("Together", {"algorithm": {"central_critic": True}}, "sync", marks=slow),
+    ],
+)
+def test_resume_is_exact(env: str, config: dict[str, Any], topology: str, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"config": config, "topology": topology, "runtime": "inline"}
+    whole = short(env, tmp_path / "whole", 3_000, **how)
+
+    def stop(status: Any) -> None:
+        if status.steps >= 1_200:
+            status.stop_reason = "enough"
+
+    short(env, tmp_path / "parts", 3_000, callbacks=[stop], **how)
+    resumed = raynforce.resume(tmp_path / "parts", progress="quiet")
+    assert resumed.result.weights_sha256 == whole.result.weights_sha256
+    assert resumed.result.episodes == whole.result.episodes
+
+
+def test_agents_see_who_they_are(tmp_path: Path) -> None:
+    config = {"sampling": {"agent_ids": True, "envs": 4, "fragment": 32}}
+    run = short("Together", tmp_path / "run", config=config, runtime="inline")
+    policy = raynforce.load(run.path, "last")
+    assert policy.act({"observation": 1, "agent": 0}).shape == ()
+    assert {leaf.path for leaf in policy.spec.env.obs} == {"obs/observation", "obs/agent"}
+    assert len(raynforce.evaluate(run.path, episodes=4, which="last").returns) == 4
+
+
+def test_a_frozen_policy_plays_and_stays(tmp_path: Path) -> None:
+    first = short("Hunt", tmp_path / "first", config={"policies": TEAM}, runtime="inline")
+    frozen = {"hunter": {"agents": ["hunter_0"], "frozen": f"{first.path}:hunter"}, "prey": TEAM["prey"]}
+    second = short("Hunt", tmp_path / "second", config={"policies": frozen}, runtime="inline")
+    before, after = (raynforce.load(run.path, which) for run, which in ((first, "best"), (second, "last")))
+    assert np.array_equal(before.policies["hunter"].version.params, after.policies["hunter"].version.params)
+    assert not np.array_equal(before.policies["prey"].version.params, after.policies["prey"].version.params)
+    names = {name for line in metrics(second.path) for name in line}
+    assert "prey/losses/policy_loss" in names
+    assert not any(name.startswith("hunter/") for name in names)
+    with pytest.raises(UsageError, match="several policies"):
+        after.act(1)
+    assert json.loads(second.path.joinpath("events.jsonl").read_text().splitlines()[-1])["episodes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("env", "algo", "config", "told"),
+    [
+        ("Hunt", "ppo", {}, "different spaces"),
+        ("Hunt", "ppo", {"policies": {"all": {"agents": ["*"]}}}, "different spaces"),
+        ("Hunt", "ppo", {"policies": {"prey": {"agents": ["prey_*"]}}}, "agent 'hunter_0' .* has no policy"),
+        ("Together", "ppo", {"policies": {"a": {"agents": ["*"]}, "b": {"agents": ["x_*"]}}}, "is nobody in env"),
+        ("Together", "ppo", {"policies": {"a": {"agents": ["*"]}, "b": {"agents": ["*_1"]}}}, "leave it to one"),
+        ("Together", "ppo", {"policies": {"a": {"agents": ["*"], "rate": 1}}}, "policies.a: unknown setting 'rate'"),
+        ("Together", "ppo", {"policies": {"a": {"agents": ["*"], "algorithm": {"clip": "x"}}}}, "policies.a: .*clip"),
+        ("Together", "dqn", {"policies": {"a": {"agents": ["*"]}}}, "dqn learns from replay"),
+        ("Together", "ppo", {"policies": {"a": {"agents": ["*"]}}, "topology": "async"}, "sync or overlap"),
+        ("Together", "ppo", {"topology": "central"}, "one agent each"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(
+    env: str, algo: str, config: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=told) as error:
+        raynforce.train(TINY + env, algo, config=config, out=tmp_path / "run", progress="quiet", runtime="inline")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"policies": {"a": {"agents": ["*"]}}},
+        {"algorithm": {"central_critic": True}},
+        {"sampling": {"agent_ids": True}},
+    ],
+)
+def test_settings_of_several_agents_need_several(setting: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is for environments of several agents.*leave it out"):
+        raynforce.train("CartPole-v1", "ppo", config=setting, out=tmp_path / "run", progress="quiet", runtime="inline")
+
+
+def workers() -> list[int]:
+    """Processes of roles that this one has started."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            with contextlib.suppress(OSError):
+                if b"raynforce.runtimes.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(child)
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("env", "config"), [("Hunt", {"policies": TEAM}), pytest.param("Nim", {"policies": SELF_PLAY}, marks=slow)]
+)
+def test_killed_roles_change_nothing(env: str, config: dict[str, Any], tmp_path: Path) -> None:
+    config = {**config, "sampling": {"samplers": 2, "envs": 2, "fragment": 16}}
+    quiet = short(env, tmp_path / "quiet", 1_500, config=config, topology="sync", runtime="inline")
+    left = [0, 1, 2]  # the learner, and each sampler
+
+    def kill(status: Any) -> None:
+        if left and status.steps >= 300 * (4 - len(left)):
+            os.kill(workers()[left.pop(0)], signal.SIGKILL)
+
+    how: dict[str, Any] = {"config": config, "topology": "sync", "runtime": "process", "callbacks": [kill]}
+    killed = short(env, tmp_path / "killed", 1_500, **how)
+    assert killed.result.restarts >= 2
+    assert killed.result.lost_steps == 0
+    assert killed.result.weights_sha256 == quiet.result.weights_sha256
+    assert killed.result.episodes == quiet.result.episodes
+
+
+@pytest.mark.slow
+def test_mappo_is_far_better_than_chance_on_simple_spread(tmp_path: Path) -> None:
+    pytest.importorskip("mpe2", reason="needs pip install mpe2")
+    env = "mpe2.simple_spread_v3:parallel_env"
+    learning = {"central_critic": True, "minibatch_size": 2048, "entropy_coef": 0.01, "learning_rate": 7e-4}
+    central = {"algorithm": learning, "sampling": {"envs": 16}}
+    chance = random_return(env, 100)
+    run = raynforce.train(env, steps=3_000_000, out=tmp_path / "run", config=central, progress="quiet", topology="sync")
+    assert run.result.eval_return is not None
+    assert run.result.eval_return > chance + 8  # of three standard deviations of a mean, about 2
+
+
+@pytest.mark.slow
+def test_self_play_of_tic_tac_toe_beats_a_random_player(tmp_path: Path) -> None:
+    pytest.importorskip("pettingzoo", reason='needs pip install "raynforce[agents]"')
+    env, config = "pettingzoo.classic.tictactoe_v3:env", {"policies": {"hero": {"agents": ["*"], "opponents": 8}}}
+    run = raynforce.train(env, steps=60_000, out=tmp_path / "run", config=config, progress="quiet", runtime="inline")
+    assert raynforce.evaluate(run.path, episodes=400, seed=3).returns.mean() > 0.6
+
+
+def random_return(env: str, episodes: int) -> float:
+    """The mean return of an agent where all choose at random."""
+    envs = EnvArgs(env, 4, 0).vector(0)
+    rng, total, ended = np.random.default_rng(0), 0.0, 0
+    envs.reset()
+    while ended < episodes * envs.num_envs // 4:
+        step = envs.step(rng.integers(0, envs.spec.action.sizes[0], envs.num_envs))
+        total += float(step.reward.sum())
+        ended += int((step.terminated | step.truncated).sum())
+    envs.close()
+    return total / ended
