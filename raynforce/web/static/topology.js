@@ -86,10 +86,13 @@ const SHADES = {
   wire: "#d69a1a", learner: "#17a673", other: "#5a9bb8", sample: "#2f6fed", restart: "#e4572e", waiting: "#9aa5b4",
 };
 export function stacked(title, parts, curves) {
-  const w = 360, height = 92, x = curves[parts[0].key]?.x || [];
+  const w = 360, height = 92, steps = curves[parts[0].key]?.x || [];
+  const once = steps.length === 1;  // a single report fills the width
+  const x = once ? [0, 1] : steps;
   const columns = parts.map(({ key }) => {
     let last = 0;
-    return curves[key].y[0].map((v) => (last = v ?? last));
+    const values = curves[key].y[0].map((v) => (last = v ?? last));
+    return once ? [...values, ...values] : values;
   });
   if (parts.some(({ seconds }) => seconds)) {  // shares of the sum
     const whole = x.map((_, i) => columns.reduce((sum, column) => sum + column[i], 0) || 1);
