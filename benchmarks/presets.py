@@ -1,14 +1,16 @@
 """What presets learn: trains a list of algorithms and environments with several seeds, and writes docs/benchmarks.md.
 
 `python -m benchmarks.presets` trains what takes less than two minutes of one core a run, into `runs/benchmarks`, then
-renders tables and curves from the run directories. Runs that are there already are not trained again, so it can be
-stopped and started. `--all` trains the others too, `--only WORD` those with the word in their command, `--render`
-renders alone.
+renders tables and curves. Of each run that went to its end `benchmarks/results/presets` keeps a directory with its
+config, its evaluations and its result, a run like any other to `raynforce plot`: it is in the repository, so results
+of several machines add up. Runs that are kept are not trained again, so it can be stopped and started. `--all` trains
+the others too, `--only WORD` those with the word in their name, `--render` renders alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
 import subprocess
@@ -26,6 +28,7 @@ from raynforce.statistics import bootstrap, iqm
 
 SEEDS = 3
 DOCS = ROOT / "docs"
+KEPT = ROOT / "benchmarks" / "results" / "presets"
 
 
 @dataclass(frozen=True)
@@ -94,27 +97,41 @@ WORKS: Sequence[Work] = (
 )
 
 
-def train(works: Sequence[Work], seeds: int, runs: Path) -> None:
+def train(works: Sequence[Work], seeds: int, runs: Path, kept: Path = KEPT) -> None:
     for work in works:
         for seed in range(seeds):
-            out = runs / work.directory / str(seed)
-            if _is_done(out):
+            out, place = runs / work.directory / str(seed), kept / work.directory / str(seed)
+            if place.exists():
                 continue
             line = [sys.executable, "-m", "raynforce", *work.command(seed, out), "--resume", "--runtime", "inline"]
             print(f"{work.algo} on {work.title}, seed {seed}", flush=True)
             subprocess.run([*line, "--topology", "sync", "--quiet"], check=True)
+            keep(out, place)
 
 
-def _is_done(out: Path) -> bool:
-    return len(_found(out)) == 1
+def keep(run: Path, place: Path) -> None:
+    """Keep what the page shows of a run: its config, its evaluations, and how it ended."""
+    place.mkdir(parents=True)
+    (place / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    for name, wanted in (("metrics.jsonl", _is_evaluation), ("events.jsonl", _is_told)):
+        lines = (run / name).read_text(encoding="utf-8").splitlines(keepends=True)
+        (place / name).write_text("".join(line for line in lines if wanted(json.loads(line))), encoding="utf-8")
+
+
+def _is_evaluation(line: Mapping[str, Any]) -> bool:
+    return "eval/return" in line
+
+
+def _is_told(event: Mapping[str, Any]) -> bool:
+    return event["event"] in ("started", "stopped", "result")
 
 
 def _found(place: Path) -> list[RunData]:
-    """The runs there that went to their end: one that was interrupted counts for nothing, and is gone on with."""
+    """The runs there that went to their end."""
     return [run for run in runs_of([place]) if run.result.get("stopped") == "steps done"] if place.exists() else []
 
 
-def render(runs: Path, docs: Path = DOCS) -> str:
+def render(runs: Path = KEPT, docs: Path = DOCS) -> str:
     """The page, with a picture for each environment that has runs."""
     lines = [HEAD.strip(), ""]
     for title, group in groupby(sorted(WORKS, key=lambda work: work.title), key=lambda work: work.title):
@@ -135,7 +152,7 @@ def _section(title: str, works: list[Work], runs: Path, docs: Path) -> Iterator[
         found = _found(place)
         shown = shlex.join(["raynforce", *work.command("SEED", f"runs/{work.directory}/SEED")])
         if not found:
-            yield f"| {work.algo} | {work.steps:,} | – | not run here | – | `{shown}` |"
+            yield f"| {work.algo} | {work.steps:,} | – | not run yet | – | `{shown}` |"
             continue
         there.append(place)
         returns = [run.result["eval_return"] for run in found]
@@ -154,11 +171,12 @@ def _section(title: str, works: list[Work], runs: Path, docs: Path) -> Iterator[
 HEAD = """
 # What the presets learn
 
-Written by `python -m benchmarks.presets` from run directories; nothing here is typed by hand. A return is the mean of
+Written by `python -m benchmarks.presets` from [run directories](../benchmarks/results/presets), of which config,
+evaluations and result are kept; nothing here is typed by hand. A return is the mean of
 fresh greedy episodes of a run's best policy, without wrappers of rewards; over seeds it is the interquartile mean, with
 a 95 % bootstrap interval. Curves are evaluations during training. All runs used one thread, inline and sync.
 
-"Not run here" has the command. The settings are those of [the presets](../raynforce/algos/presets.py), which say where
+"Not run yet" has the command. The settings are those of [the presets](../raynforce/algos/presets.py), which say where
 they are from; `raynforce train … --print-config` prints them. MuJoCo environments need
 `pip install "gymnasium[mujoco]"`, BipedalWalker and LunarLander `"raynforce[box2d]"`, games `"raynforce[atari]"`,
 MiniGrid `minigrid`.
@@ -170,13 +188,13 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="train what takes longer, too")
     parser.add_argument("--only", metavar="WORD", default="", help="train those whose name has this word")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of each, {SEEDS} by default")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "benchmarks", help="where the runs are")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "benchmarks", help="where runs are trained")
     parser.add_argument("--render", action="store_true", help="render what is there, train nothing")
     given = parser.parse_args()
     if not given.render:
         chosen = [w for w in WORKS if (w.quick or given.all) and given.only in f"{w.algo} {w.title}"]
         train(chosen, given.seeds, given.runs)
-    render(given.runs)
+    render()
 
 
 if __name__ == "__main__":

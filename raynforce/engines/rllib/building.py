@@ -18,7 +18,7 @@ from raynforce.config import Config
 from raynforce.engines.rllib.filters import normalizer_from, normalizer_to
 from raynforce.engines.rllib.modules import Conversion, convert_or_keep
 from raynforce.engines.rllib.names import MODULE
-from raynforce.engines.rllib.runner import News, RunnerEnv, RunnerSimulators, context
+from raynforce.engines.rllib.runner import News, RunnerEnv, RunnerSimulators, context, image_space
 from raynforce.engines.rllib.translation import Translation
 from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import close_env
@@ -153,7 +153,8 @@ def _connectors(names: tuple[str, ...], env: Any = None, spaces: Any = None, dev
 
 def _env_spaces(config: Config, env: EnvSpec, packed: bytes, found: Translation) -> tuple[Any, Any]:
     if is_simulator(config.env):
-        return gym_spaces(env)
+        seen, act = gym_spaces(env)
+        return (seen if found.image is None else image_space(found.image)), act
     made = RunnerEnv(context(config, packed, bool(found.model.get("conv_filters"))))
     seen, act = made.observation_space, made.action_space
     close_env(made)

@@ -68,39 +68,64 @@ ray.shutdown()"""
 def _environment(config: Config, image: Input | None) -> tuple[Any, list[str], list[str]]:
     """What RLlib is given as the environment, the imports for it, and lines before the config."""
     module, colon, name = config.env.partition(":")
-    if is_simulator(config.env):
-        imports = ["import raynforce", "from ray.tune.registry import register_env"]
-        made = f"raynforce.simulator({config.env!r}, envs=config['num_envs'], autoreset='next-step')"
-        comment = "# A simulator speaks our protocol: raynforce has to be installed for it."
-        return "simulator", imports, [comment, f'register_env("simulator", lambda config: {made})', ""]
+    simulates = is_simulator(config.env)
     imports = ["from ray.tune.registry import register_env"]
-    imports += [f"from {module} import {name.partition('.')[0]}"] if colon else []
-    made = f"{name}(**config)" if colon else f"gymnasium.make({config.env!r}, **config)"
+    lines: list[str] = []
+    if simulates:
+        imports.append("import raynforce")
+        made = f"raynforce.simulator({config.env!r}, envs=config['num_envs'], autoreset='next-step')"
+        lines.append("# A simulator speaks our protocol: raynforce has to be installed for it.")
+    elif colon:
+        imports.append(f"from {module} import {name.partition('.')[0]}")
+        made = f"{name}(**config)"
+    elif image is None:
+        return config.env, [], []
+    else:
+        made = f"gymnasium.make({config.env!r}, **config)"
     if image is not None:
         channels, height, width = image.image_shape
         first = ".swapaxes(-1, -2).swapaxes(-2, -3)" if image.channels_last else ""
-        read = f"np.moveaxis(np.asarray(seen){first}.reshape({channels}, {height}, {width}), 0, -1).astype(np.float32)"
+        batch = "-1, " if simulates else ""
+        at = 1 if simulates else 0
+        read = f"np.asarray(seen){first}.reshape({batch}{channels}, {height}, {width})"
+        read = f"np.moveaxis({read}, {at}, -1).astype(np.float32)"
         scaled = f"{read} / 255" if image.encoding == "image" else read
-        lines = _IMAGES.format(made=made, shape=(height, width, channels), read=scaled)
+        page = _SIMULATED_IMAGES if simulates else _IMAGES
+        lines.append(page.format(made=made, shape=(height, width, channels), read=scaled))
         imports += ["import gymnasium", "import numpy as np"]
-        return "images", imports, [lines, 'register_env("images", images)', ""]
-    if not colon:
-        return config.env, [], []
-    return config.env, imports, [f"register_env({config.env!r}, lambda config: {made})", ""]
+        return "images", imports, [*lines, 'register_env("images", images)', ""]
+    known = "simulator" if simulates else config.env
+    return known, imports, [*lines, f"register_env({known!r}, lambda config: {made})", ""]
 
 
-_IMAGES = """\
-
-def images(config):
-    \"\"\"What RLlib's convolutions read: [height, width, channels] from 0 to 1.\"\"\"
-    space = gymnasium.spaces.Box(0.0, 1.0, {shape}, np.float32)
-    return gymnasium.wrappers.TransformObservation({made}, read, space)
-
+_READ = """
 
 def read(seen):
     return {read}
 
 """
+_IMAGES = (
+    """\
+
+def images(config):
+    \"\"\"What RLlib's convolutions read: [height, width, channels] from 0 to 1.\"\"\"
+    space = gymnasium.spaces.Box(0.0, 1.0, {shape}, np.float32)
+    return gymnasium.wrappers.TransformObservation({made}, read, space)
+"""
+    + _READ
+)
+_SIMULATED_IMAGES = (
+    """\
+
+def images(config):
+    \"\"\"What RLlib's convolutions read: [envs, height, width, channels] from 0 to 1.\"\"\"
+    space = gymnasium.spaces.Box(0.0, 1.0, {shape}, np.float32)
+    made = {made}
+    every = gymnasium.vector.utils.batch_space(space, made.num_envs)
+    return gymnasium.wrappers.vector.TransformObservation(made, read, every, space)
+"""
+    + _READ
+)
 
 
 class _Text(str):

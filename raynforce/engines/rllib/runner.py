@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from raynforce import given, infos
@@ -56,8 +57,7 @@ class RunnerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._steps = self._breaks = self._since_break = 0
         self._dead = False  # it broke too often: the driver has been told, and ends the run
         if self._image is not None:
-            channels, height, width = self._image.image_shape
-            self.observation_space = spaces.Box(0.0, 1.0, (height, width, channels), np.float32)
+            self.observation_space = image_space(self._image)
         self._last: Any = self.observation_space.sample()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -86,11 +86,7 @@ class RunnerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._last, reward, terminated, truncated, info
 
     def _read(self, seen: Any) -> Any:
-        if self._image is None:
-            return seen
-        first = self._image.channels_first(np.asarray(seen)[None])[0]
-        scale = np.float32(255.0) if self._image.encoding == "image" else np.float32(1.0)
-        return np.moveaxis(first, 0, -1).astype(np.float32) / scale
+        return seen if self._image is None else read_images(self._image, np.asarray(seen)[None])[0]
 
     def _replace(self, error: Exception) -> None:
         """Make another environment, unless this has happened too often.
@@ -116,12 +112,32 @@ def _image(env: str, made: gymnasium.Env[Any, Any]) -> Input | None:
     return as_image(spec.obs[0], any_box=True)
 
 
+def image_space(image: Input) -> spaces.Box:
+    """What RLlib's convolutions read."""
+    channels, height, width = image.image_shape
+    return spaces.Box(0.0, 1.0, (height, width, channels), np.float32)
+
+
+def read_images(image: Input, seen: np.ndarray) -> np.ndarray:
+    """Images as an environment has them, as elements of `image_space`; both are batches."""
+    scale = np.float32(255.0) if image.encoding == "image" else np.float32(1.0)
+    return np.moveaxis(image.channels_first(seen), 1, -1).astype(np.float32) / scale
+
+
 class RunnerSimulators(SimulatorVectorEnv):
-    """The envs of one simulator process, batched by our side of the protocol."""
+    """The envs of one simulator process, batched by our side of the protocol; images as `RunnerEnv` has them."""
 
     def __init__(self, config: Any) -> None:
         self._how, self._runner = config["simulator"], int(getattr(config, "worker_index", 0))
         super().__init__(config["env"], int(config["num_envs"]), autoreset="next-step", **config["args"])
+        self._image = as_image(self._lanes.spec.obs[0], any_box=True) if config["images"] else None
+        if self._image is not None:
+            self.single_observation_space = image_space(self._image)
+            self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+
+    def _seen(self, rows: Mapping[str, np.ndarray]) -> Any:
+        seen = super()._seen(rows)
+        return seen if self._image is None else read_images(self._image, seen)
 
     def _open(self, command: str, envs: int, config: Mapping[str, Any]) -> Simulators:
         seed, sampler = self._how.seed, self._runner
