@@ -1,9 +1,11 @@
-"""`raynforce explain`: what a setting means, and what RLlib calls it."""
+"""`raynforce explain`: what a setting means, what an algorithm has, and what RLlib calls it."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import textwrap
+from dataclasses import fields
 
 from raynforce import settings
 from raynforce.algos import BUILT_IN, algorithm_class
@@ -12,9 +14,12 @@ from raynforce.errors import UsageError, nearest
 
 
 def tell(topic: str, *, width: int, as_json: bool) -> int:
-    """Print the table of RLlib's names, or the sentences of one setting."""
+    """Print the table of RLlib's names, an algorithm and its settings, or the sentences of one setting."""
     if topic == "rllib":
         _rllib(width, as_json)
+        return 0
+    if topic in BUILT_IN:
+        _algorithm(topic, width, as_json)
         return 0
     found = _sentences(topic)
     if as_json:
@@ -24,6 +29,28 @@ def tell(topic: str, *, width: int, as_json: bool) -> int:
         text = " ".join(sentence.split())
         print(*textwrap.wrap(f"{topic}{who and f' ({who})'}: {text}", width, subsequent_indent="  "), sep="\n")
     return 0
+
+
+def page(algo: str) -> str:
+    """Where the repository has a built-in algorithm's equations, results and common failures."""
+    return f"docs/algorithms/{algo}.md"
+
+
+def _algorithm(algo: str, width: int, as_json: bool) -> None:
+    """Its settings with their defaults and meaning; presets are not among them, as no environment is named."""
+    kind = algorithm_class(algo)
+    own: type = kind.Settings
+    given, meaning = own(), settings.docs(own)
+    defaults = {f"algorithm.{f.name}": getattr(given, f.name) for f in fields(own)} | dict(kind.defaults)
+    about = inspect.cleandoc(kind.__doc__ or "")
+    if as_json:
+        print(json.dumps({"algorithm": algo, "meaning": about, "page": page(algo), "defaults": defaults}))
+        return
+    print(*textwrap.wrap(f"{algo}: {' '.join(about.split())}", width, subsequent_indent="  "), sep="\n")
+    print(f"  {page(algo)} has its equations, results and common failures.\n")
+    for name, value in defaults.items():
+        text = " ".join((meaning.get(name.removeprefix("algorithm.")) or _sentences(name)[""]).split())
+        print(*textwrap.wrap(f"{name} = {json.dumps(value)}: {text}", width, subsequent_indent="  "), sep="\n")
 
 
 def _rllib(width: int, as_json: bool) -> None:
@@ -67,7 +94,8 @@ def _sentences(topic: str) -> dict[str, str]:
             kind = type(getattr(kind(env="") if kind is Config else kind(), part))
         if sentence := settings.docs(kind).get(name):
             return {"": sentence}
-    raise UsageError(f"{topic!r} is no setting{nearest(topic, (*known, 'rllib'))}: see raynforce train --print-config")
+    near = nearest(topic, (*known, *BUILT_IN, "rllib"))
+    raise UsageError(f"{topic!r} is no setting{near}: see raynforce train --print-config")
 
 
 def _by_algorithm(found: dict[str, str]) -> dict[str, str]:

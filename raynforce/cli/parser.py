@@ -368,8 +368,8 @@ def _parser() -> _Parser:
     _flag(watch, "--no-browser", "print the link and do not open it")
     _output(watch, progress=False)
 
-    explain = _command(commands, "explain", "tell what a setting means, and what RLlib calls each of them")
-    _add(explain, "topic", "rllib|SETTING", "rllib for the table, or a setting such as sampling.fragment")
+    explain = _command(commands, "explain", "tell what a setting or an algorithm is, and what RLlib calls each")
+    _add(explain, "topic", "ALGO|SETTING|rllib", "ppo, a setting such as sampling.fragment, or rllib for the table")
     _output(explain, progress=False)
 
     sim = _command(commands, "sim", "begin a simulator in C++, or hold one against the protocol", epilog=SIM_EXAMPLES)
