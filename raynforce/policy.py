@@ -121,13 +121,10 @@ class Policy:
             array = np.asarray(obs).astype(leaf.dtype, copy=False)
         except (TypeError, ValueError):
             raise UsageError(f"{leaf.path} is not an array of {leaf.dtype}: {str(obs)[:60]}") from None
-        if array.shape != leaf.shape and array.shape[1:] != leaf.shape:
-            allowed = f"{list(leaf.shape)} and [{', '.join(['N', *map(str, leaf.shape)])}]"
-            raise UsageError(f"{leaf.path} has shape {list(array.shape)}; allowed are {allowed}")
-        if leaf.sizes:
-            index = array - np.asarray(leaf.start)
-            if (index < 0).any() or (index >= np.asarray(leaf.sizes)).any():
-                raise UsageError(f"{leaf.path} = {array.tolist()} is outside its space of {list(leaf.sizes)} values")
+        if wrong := leaf.misshapen(array.shape):
+            raise UsageError(wrong)
+        if leaf.outside(array):
+            raise UsageError(f"{leaf.path} = {array.tolist()} is outside its space of {list(leaf.sizes)} values")
         return array
 
     def _allowed(self, mask: np.ndarray, lanes: int) -> np.ndarray:

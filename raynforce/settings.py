@@ -160,6 +160,17 @@ def _number(value: Any, kind: type) -> int | float | None:
     return int(number) if kind is int else number
 
 
+def finite(value: Any) -> float | None:
+    """The number that something is, or that a text is of; None if it is none, or not finite."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
     merged = dict(base)
     for key, value in over.items():

@@ -31,6 +31,18 @@ class ObsLeaf:
     stack: int = 1
     """How many frames it is made of, joined along the first axis with the newest last."""
 
+    def misshapen(self, shape: tuple[int, ...]) -> str | None:
+        """What is wrong with the shape of one observation, or of a batch of them."""
+        if self.shape in (shape, shape[1:]):
+            return None
+        allowed = f"{list(self.shape)} and [{', '.join(['N', *map(str, self.shape)])}]"
+        return f"{self.path} has shape {list(shape)}; allowed are {allowed}"
+
+    def outside(self, array: np.ndarray) -> bool:
+        """Whether some element is none of the values that it can take."""
+        index = array - np.asarray(self.start) if self.sizes else array
+        return bool(self.sizes) and bool(((index < 0) | (index >= np.asarray(self.sizes))).any())
+
 
 @dataclass(frozen=True)
 class ActionSpec:

@@ -272,9 +272,7 @@ def _parser() -> _Parser:
     _add(
         train, "--data", "PATH", "of bc: recorded episodes, Parquet or a Minari dataset; `raynforce record` writes them"
     )
-    _add(train, "--config", "FILE", "settings from a YAML file; those given here win over it")
-    _set(train)
-    _flag(train, "--no-preset", "do not start from tuned settings for this ENV")
+    _settings(train)
     _metrics_port(train)
     _flag(train, "--print-config", "print every setting with what it means (of rllib: a script for it), and exit")
     _where(train)
@@ -403,9 +401,7 @@ def _parser() -> _Parser:
     _how_many(tune)
     _add(tune, "--out", "DIR", "a new directory for the search (default runs/ALGO-ENV-tune...)")
     _add(tune, "--resume", "DIR", "go on with the search in DIR, after whatever ended it")
-    _add(tune, "--config", "FILE", "settings from a YAML file; those given here win over it")
-    _set(tune)
-    _flag(tune, "--no-preset", "do not start from tuned settings for this ENV")
+    _settings(tune)
     where = tune.add_argument_group("where it runs")
     _add(where, "--cpus", "C", "CPUs that a trial asks for, may be a fraction (default 1): cores / C run at a time")
     _add(where, "--gpus", "G", "GPUs that a trial asks for (default 0, or 1 with learner.device=cuda)")
@@ -571,6 +567,12 @@ def _metrics_port(parser: _Parser) -> None:
 
 
 ANY_SETTING = "change any setting, as often as you like; `raynforce train ... --print-config` lists them"
+
+
+def _settings(command: Any) -> None:
+    _add(command, "--config", "FILE", "settings from a YAML file; those given here win over it")
+    _set(command)
+    _flag(command, "--no-preset", "do not start from tuned settings for this ENV")
 
 
 def _set(parser: _Parser, metavar: str = "a.b=c", what: str = ANY_SETTING) -> None:

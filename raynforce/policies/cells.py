@@ -7,6 +7,7 @@ than torch. Sigmoids are made of tanh, which takes one call for all gates.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -65,31 +66,40 @@ def unroll(
     gates = gates.reshape(length, lanes, -1)
     before = np.empty((length, lanes, layer.state_size), np.float32)
     states, inner = np.empty_like(before), np.empty((length, lanes, layer.size), np.float32)
-    run = _lstm if isinstance(layer, LSTM) else _gru
-    run(layer.size, p, gates, state, before, states, inner, resets)
+    steps = _steps(gates, state, before, states, inner, resets)
+    (_lstm if isinstance(layer, LSTM) else _gru)(layer.size, p, gates, steps)
     return states[:, :, : layer.size], Unrolled(states, gates, before, inner)
 
 
-def _lstm(
-    size: int,
-    p: CellParams,
+Step = tuple[
+    np.ndarray, np.ndarray, np.ndarray, np.ndarray
+]  # gates, state before, state after, inner: `[S, …]` each
+
+
+def _steps(
     gates: np.ndarray,
     state: np.ndarray,
     before: np.ndarray,
     states: np.ndarray,
     inner: np.ndarray,
     resets: dict[int, np.ndarray],
-) -> None:
-    three, weight = 3 * size, p.h.copy()
-    weight[:, :three] *= HALF  # a sigmoid is half a tanh of the half
-    gates[:, :, :three] *= HALF
-    product, inside = np.empty_like(gates[0]), np.empty_like(inner[0])
+) -> Iterator[Step]:
+    """Each step's rows, with the state that it begins with in place; who takes them writes the others."""
     for t, gate in enumerate(gates):
         begun = before[t]
         begun[...] = state
         if t in resets:
             begun[resets[t]] = 0.0
         state = states[t]
+        yield gate, begun, state, inner[t]
+
+
+def _lstm(size: int, p: CellParams, gates: np.ndarray, steps: Iterator[Step]) -> None:
+    three, weight = 3 * size, p.h.copy()
+    weight[:, :three] *= HALF  # a sigmoid is half a tanh of the half
+    gates[:, :, :three] *= HALF
+    product, inside = np.empty_like(gates[0]), np.empty_like(gates[0, :, :size])
+    for gate, begun, state, tanh in steps:
         np.dot(begun[:, :size], weight, out=product)
         gate += product
         np.tanh(gate, out=gate)
@@ -100,40 +110,26 @@ def _lstm(
         np.multiply(gate[:, size : 2 * size], begun[:, size:], out=cells)
         np.multiply(gate[:, :size], gate[:, three:], out=inside)
         cells += inside
-        np.tanh(cells, out=inner[t])
-        np.multiply(gate[:, 2 * size : three], inner[t], out=state[:, :size])
+        np.tanh(cells, out=tanh)
+        np.multiply(gate[:, 2 * size : three], tanh, out=state[:, :size])
 
 
-def _gru(
-    size: int,
-    p: CellParams,
-    gates: np.ndarray,
-    state: np.ndarray,
-    before: np.ndarray,
-    states: np.ndarray,
-    inner: np.ndarray,
-    resets: dict[int, np.ndarray],
-) -> None:
+def _gru(size: int, p: CellParams, gates: np.ndarray, steps: Iterator[Step]) -> None:
     assert p.h_bias is not None
     two, weight = 2 * size, p.h.copy()
     weight[:, :two] *= HALF
     gates[:, :, :two] *= HALF
-    product, inside = np.empty_like(gates[0]), np.empty_like(inner[0])
-    for t, gate in enumerate(gates):
-        begun = before[t]
-        begun[...] = state
-        if t in resets:
-            begun[resets[t]] = 0.0
-        state = states[t]
+    product, inside = np.empty_like(gates[0]), np.empty_like(gates[0, :, :size])
+    for gate, begun, state, inner in steps:
         np.dot(begun, weight, out=product)
         sigmoids = gate[:, :two]
         sigmoids += product[:, :two]
         np.tanh(sigmoids, out=sigmoids)
         sigmoids *= HALF
         sigmoids += HALF
-        np.add(product[:, two:], p.h_bias, out=inner[t])
+        np.add(product[:, two:], p.h_bias, out=inner)
         candidate = gate[:, two:]
-        np.multiply(gate[:, :size], inner[t], out=inside)
+        np.multiply(gate[:, :size], inner, out=inside)
         candidate += inside
         np.tanh(candidate, out=candidate)
         np.subtract(begun, candidate, out=state)

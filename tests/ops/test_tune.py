@@ -107,10 +107,16 @@ def test_a_wrong_search_is_one_clear_line(search: str, words: list[str], tmp_pat
     assert not out.exists()
 
 
+def _never(*_: Any) -> None:
+    pytest.fail("Ray was started")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--cpus", "64"], "a trial asks for 64 CPUs, and this machine has"),
+        (["--gpus", "1"], "a trial asks for 1 GPU, and this machine has 0: lower --gpus, or --set learner.device=cpu"),
+        (["--set", "learner.device=cuda"], "a trial asks for 1 GPU, and this machine has 0"),
         (["--cpus", "-1"], "--cpus = '-1' must be a number"),
         (["--trials", "0"], "--trials = '0' must be a whole number"),
         (["--scheduler", "ash"], "did you mean 'asha'"),
@@ -128,6 +134,8 @@ def test_what_cannot_be_is_said_before_anything_starts(
     words: list[str], said: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raynforce.ops.tuning.tuner._in_use", lambda: False)  # whatever other tests have started
+    monkeypatch.setattr("raynforce.runtimes.ray.connecting.connect", _never)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     command = ["tune", *words] if "--resume" in words else ["tune", "ppo", "CartPole-v1", *words]
     assert main([*command, "--out", str(tmp_path / "t")] if "--resume" not in words else command) == 2
     lines = capsys.readouterr().err.splitlines()
@@ -316,6 +324,19 @@ def test_a_search_that_is_there_goes_on_if_it_is_the_same(tmp_path: Path) -> Non
         prepare(config(sampling={"fragment": 32, "envs": 2}), plan().search, tmp_path / "t", **how)
     (tmp_path / "t" / "tune.json").unlink()  # a kill came before it was written
     assert prepare(config(), plan().search, tmp_path / "t", **how).trials[1].status == "pending"
+
+
+def test_a_search_that_goes_on_without_its_gpu_is_refused_before_ray_starts(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raynforce.ops.tuning.tuner._in_use", lambda: False)
+    monkeypatch.setattr("raynforce.ops.tuning.tuner.gpus_here", lambda: 1)
+    prepare(config(), plan().search, tmp_path / "t", trials=3, objective="return", gpus=1)
+    monkeypatch.setattr("raynforce.ops.tuning.tuner.gpus_here", lambda: 0)
+    monkeypatch.setattr("raynforce.runtimes.ray.connecting.connect", _never)
+    assert main(["tune", "--resume", str(tmp_path / "t")]) == 2
+    assert "a trial asks for 1 GPU, and this machine has 0" in capsys.readouterr().err
+    assert Study.open(tmp_path / "t").plan.gpus == 1  # a search that had begun stays
 
 
 def test_trials_that_would_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

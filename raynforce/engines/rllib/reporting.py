@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import numpy as np
 from raynforce import infos
 from raynforce.engines.rllib.names import EPISODES, FAULTS, MODULE
 from raynforce.experience.counts import Record
+from raynforce.settings import finite
 
 LOSSES = {
     "policy_loss": ("policy_loss", "mean_pi_loss"),
@@ -118,13 +118,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, str | bytes | bool) or value is None:
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
+    return None if isinstance(value, str | bytes) else finite(value)
 
 
 def _sampling(timers: Mapping[str, Any]) -> float | None:

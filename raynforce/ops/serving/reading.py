@@ -137,18 +137,15 @@ class Reader:
     def _array(self, leaf: ObsLeaf, obs: Any) -> np.ndarray:
         dtype = self._dtypes[leaf.path]
         found = obs if isinstance(obs, np.ndarray) else self._numbers(leaf.path, obs)
-        if found.shape != leaf.shape and found.shape[1:] != leaf.shape:
-            allowed = f"{list(leaf.shape)} and [{', '.join(['N', *map(str, leaf.shape)])}]"
-            raise UsageError(f"{leaf.path} has shape {list(found.shape)}; allowed are {allowed}")
+        if wrong := leaf.misshapen(found.shape):
+            raise UsageError(wrong)
         if dtype.kind == "f":
             return found  # cast when it is `settled`
         array = _cast(found, dtype)
         if not np.array_equal(array, found):
             raise UsageError(f"{leaf.path} has values that {leaf.dtype} cannot hold: {shown(found)}")
-        if leaf.sizes:
-            index = array - np.asarray(leaf.start)
-            if (index < 0).any() or (index >= np.asarray(leaf.sizes)).any():
-                raise UsageError(f"{leaf.path} = {shown(array)} is outside its space of {list(leaf.sizes)} values")
+        if leaf.outside(array):
+            raise UsageError(f"{leaf.path} = {shown(array)} is outside its space of {list(leaf.sizes)} values")
         return array
 
     @staticmethod

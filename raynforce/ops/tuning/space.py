@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from raynforce.errors import UsageError, nearest
-from raynforce.settings import dotted, read_yaml
+from raynforce.settings import dotted, finite, read_yaml
 
 KINDS = {
     "log": "log(LOW,HIGH)",
@@ -136,7 +136,7 @@ def domain(key: str, given: Any) -> Domain:
     if kind == "choice":
         return _choice(key, args)
     most = 2 if kind in ("log", "logint") else 3
-    numbers = [_number(arg) for arg in args]
+    numbers = [finite(arg) for arg in args]
     if not 2 <= len(numbers) <= most or None in numbers:
         raise UsageError(f"{shown} must be {KINDS[kind]}, in numbers")
     low, high, *rest = (float(number) for number in numbers if number is not None)
@@ -172,16 +172,6 @@ def _plain(value: Any) -> Any:
     """As settings are read: 1e-3, which YAML takes for text, is a number, and a list can be looked up."""
     if isinstance(value, list | tuple):
         return tuple(_plain(one) for one in value)
-    if isinstance(value, str) and (number := _number(value)) is not None:
+    if isinstance(value, str) and (number := finite(value)) is not None:
         return number
     return value
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None

@@ -40,6 +40,7 @@ from raynforce.runs.progress import Mode
 from raynforce.runs.store import is_url
 from raynforce.runtimes.placing import MEGABYTES, TORCH_MEGABYTES, cores
 from raynforce.runtimes.placing import count as amount
+from raynforce.runtimes.ray.private import gpus_here
 from raynforce.seeds import cores_of, numbers
 
 SEARCHED = ("algorithm.", "network.", "sampling.", "learner.", "stream.", "replay.", "env_args.")
@@ -209,6 +210,7 @@ def prepare(
         return begun
     if _starts_own(address):
         require_room(plan, cores(), count)
+        _require_own_gpus(plan)
     points: list[dict[str, Any]] = []
     if scheduler == "grid":
         points = gridded(space)
@@ -343,6 +345,18 @@ def require_room(plan: Plan, have: float, count: int, where: str = "this machine
         raise UsageError(f"{need}: {fix}")
 
 
+def require_gpus(plan: Plan, have: float, where: str = "this machine") -> None:
+    if plan.gpus > have:
+        asks = f"a trial asks for {amount(plan.gpus, 'GPU')}, and {where} has {have:g}"
+        raise UsageError(f"{asks}: lower --gpus, or --set learner.device=cpu")
+
+
+def _require_own_gpus(plan: Plan) -> None:
+    """Before a Ray is started here; what cannot be known without it is asked of it later."""
+    if plan.gpus and (have := gpus_here()) is not None:
+        require_gpus(plan, have)
+
+
 def _starts_own(address: str | None) -> bool:
     return (address or os.environ.get("RAY_ADDRESS") or "local") == "local" and not _in_use()
 
@@ -431,6 +445,8 @@ def _on_ray(
         sampling=replace(config.sampling, samplers=1),
         learner=replace(config.learner, device="cpu"),
     )
+    if own:
+        _require_own_gpus(plan)
     with environment(AHEAD if own else {}):
         cluster = connect(plain, view.message)
     try:
@@ -444,9 +460,8 @@ def _on_ray(
         most = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
         if not cluster.grows:
             require_room(plan, most, left, "this machine" if own else "the largest node of the cluster")
-            if plan.gpus > (has := max((node.get("GPU", 0.0) for node in nodes), default=0.0)):
-                fix = "lower --gpus, or --set learner.device=cpu"
-                raise UsageError(f"a trial asks for {plan.gpus:g} GPUs, and no node has more than {has:g}: {fix}")
+            most = max((node.get("GPU", 0.0) for node in nodes), default=0.0)
+            require_gpus(plan, most, "this machine" if own else "the largest node of the cluster")
         if len(nodes) > 1 and (blind := running.nodes_without(study.path.resolve() / PLAN)):
             fix = "a search is kept in a folder that all nodes see (NFS, a PVC): give one with --out"
             raise UsageError(f"{study.path.resolve()} is not seen by {_several(blind)}: {fix}")

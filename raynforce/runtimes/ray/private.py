@@ -33,6 +33,19 @@ def ignored(root: Path) -> list[Callable[[Path], bool]] | None:
         return None
 
 
+def gpus_here() -> int | None:
+    """How many GPUs a Ray that is started here would have; None if it cannot be asked."""
+    try:
+        manager = ray_module("_private.accelerators").get_accelerator_manager_for_resource("GPU")
+        there, visible = (
+            manager.get_current_node_num_accelerators(),
+            manager.get_current_process_visible_accelerator_ids(),
+        )
+        return int(there) if visible is None else min(int(there), len(visible))
+    except LACKING:
+        return None
+
+
 def reread_environment() -> None:
     """Ray's C++ side keeps copies of variables and token. A Ray that cannot read them anew takes what it began with."""
     with suppress(*LACKING):
