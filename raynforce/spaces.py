@@ -40,8 +40,10 @@ class ObsLeaf:
 
     def outside(self, array: np.ndarray) -> bool:
         """Whether some element is none of the values that it can take."""
-        index = array - np.asarray(self.start) if self.sizes else array
-        return bool(self.sizes) and bool(((index < 0) | (index >= np.asarray(self.sizes))).any())
+        if not self.sizes:
+            return False
+        index = array - np.asarray(self.start)
+        return bool(((index < 0) | (index >= np.asarray(self.sizes))).any())
 
 
 @dataclass(frozen=True)

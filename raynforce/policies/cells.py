@@ -71,9 +71,7 @@ def unroll(
     return states[:, :, : layer.size], Unrolled(states, gates, before, inner)
 
 
-Step = tuple[
-    np.ndarray, np.ndarray, np.ndarray, np.ndarray
-]  # gates, state before, state after, inner: `[S, …]` each
+Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # gates, state before, state after, inner: `[S, …]` each
 
 
 def _steps(

@@ -37,11 +37,9 @@ def gpus_here() -> int | None:
     """How many GPUs a Ray that is started here would have; None if it cannot be asked."""
     try:
         manager = ray_module("_private.accelerators").get_accelerator_manager_for_resource("GPU")
-        there, visible = (
-            manager.get_current_node_num_accelerators(),
-            manager.get_current_process_visible_accelerator_ids(),
-        )
-        return int(there) if visible is None else min(int(there), len(visible))
+        there = int(manager.get_current_node_num_accelerators())
+        visible = manager.get_current_process_visible_accelerator_ids()
+        return there if visible is None else min(there, len(visible))
     except LACKING:
         return None
 
