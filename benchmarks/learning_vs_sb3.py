@@ -5,7 +5,9 @@ the same: the mean return of fresh greedy episodes of the last policy, after tra
 
 `python -m benchmarks.learning_vs_sb3` trains what is not there yet into `runs/learning`, one JSON file for each
 comparison, side and seed, then renders; it can be stopped and started. `--only WORD` trains those with the word in
-their name, `--jobs N` so many at once, `--render` renders alone. It needs `pip install "raynforce[agents,mujoco]" mpe2`.
+their name, `--jobs N` so many at once, `--render` renders alone.
+
+It needs `pip install "raynforce[agents,mujoco]" mpe2`.
 """
 
 from __future__ import annotations
@@ -105,8 +107,8 @@ SELF_PLAY = {"policies.hero.agents": ["player_*"], "policies.hero.opponents": 8}
 COMPARISONS: Sequence[Comparison] = (
     Comparison("sac-pendulum", "SAC, Pendulum-v1", "SAC", "sac", "Pendulum-v1", 10_000, 50, _replay()),
     Comparison("sac-hopper", "SAC, Hopper-v5", "SAC", "sac", "Hopper-v5", 10_000, 20, _replay()),
-    Comparison("sac-halfcheetah", "SAC, HalfCheetah-v5", "SAC", "sac", "HalfCheetah-v5", 10_000, 10, _replay()),
-    Comparison("td3-hopper", "TD3, Hopper-v5", "TD3", "td3", "Hopper-v5", 10_000, 20, _replay()),
+    Comparison("sac-halfcheetah", "SAC, HalfCheetah-v5", "SAC", "sac", "HalfCheetah-v5", 5_000, 10, _replay()),
+    Comparison("td3-hopper", "TD3, Hopper-v5", "TD3", "td3", "Hopper-v5", 5_000, 20, _replay()),
     Comparison(
         "ppo-lstm",
         "PPO with an LSTM, CartPole without velocities",
@@ -152,11 +154,11 @@ LEAST = {"eval.every": 0, "eval.episodes": 1, "eval.envs": 1, "eval.final_episod
 
 
 def train(comparisons: Sequence[Comparison], seeds: int, runs: Path, jobs: int) -> None:
-    """Train and judge what is not there yet: the first seeds of all come first."""
+    """Train and judge what is not there yet, one comparison after the other."""
     todo = [
         partial(_train, comparison, side, seed, comparison.place(side, seed, runs))
-        for seed in range(seeds)
         for comparison in comparisons
+        for seed in range(seeds)
         for side in SIDES
         if not comparison.place(side, seed, runs).exists()
     ]
@@ -250,18 +252,18 @@ HEAD = f"""
 Written by `python -m benchmarks.learning_vs_sb3` from result files; nothing here is typed by hand. Both sides got equal
 settings ([learning_work.py](../benchmarks/learning_work.py)), equal steps and seeds, and one thread; the peer is
 Stable-Baselines3 or sb3-contrib, by its class. A seed's result is the mean return of fresh greedy episodes of its last
-policy. Over seeds it is the interquartile mean, which of three seeds is their mean, with a 95 % bootstrap interval. Three
-seeds say little: their interval lies between the worst and the best of them.
+policy. Over seeds it is the interquartile mean, which of three seeds is their mean, with a 95 % bootstrap interval.
+Three seeds say little: their interval lies between the worst and the best of them.
 
-"Reaches it": our interval overlaps the peer's or lies above it. "Not run here" is a task with fewer than {SEEDS} seeds of
-a side. Step counts are what a small machine had time for, so MuJoCo tasks are at the beginning of learning. Curves of
-presets are in [benchmarks.md](benchmarks.md).
+"Reaches it": our interval overlaps the peer's or lies above it. "Not run here" is a task with fewer than {SEEDS} seeds
+of a side. Step counts are what a small machine had time for: MuJoCo tasks are at the very beginning of learning.
+Curves of presets are in [benchmarks.md](benchmarks.md).
 
-Where the sides differ: until `learning_starts`, SAC and TD3 act uniformly at random there and by their first policy here,
-and learn after each step there and after each eighth here, eight times. There the LSTM comes before the hidden layer, here
-after it. Stable-Baselines3 has no central critic and no pool of opponents: on simple_spread one policy plays all agents, and
-in tic-tac-toe one network moves for both sides, as in PettingZoo's tutorial. Both are judged against a random player,
-half of the games as each player; steps are moves that are learned from.
+Where the sides differ: until `learning_starts`, SAC and TD3 act uniformly at random there and by their first policy
+here, and learn after each step there and after each eighth here, eight times. There the LSTM comes before the hidden
+layer, here after it. Stable-Baselines3 has no central critic and no pool of opponents: on simple_spread one policy
+plays all agents, and in tic-tac-toe one network moves for both sides, as in PettingZoo's tutorial. Both are judged
+against a random player, half of the games as each player; steps are moves that are learned from.
 """
 
 

@@ -90,7 +90,7 @@ def masked(steps: int, seed: int, episodes: int) -> list[float]:
 def spread(steps: int, seed: int, episodes: int) -> list[float]:
     """PPO with one policy for all agents, without a central critic, which Stable-Baselines3 does not have."""
     import numpy as np
-    from mpe2 import simple_spread_v3  # type: ignore[import-not-found]
+    from mpe2 import simple_spread_v3
     from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import VecEnv  # type: ignore[import-not-found]
 
@@ -141,13 +141,18 @@ def spread(steps: int, seed: int, episodes: int) -> list[float]:
 
     model = PPO("MlpPolicy", Lanes(int(SPREAD["envs"])), **ppo(SPREAD, seed))
     model.learn(steps)
-    returns, game = [], simple_spread_v3.parallel_env()
+    world = simple_spread_v3.parallel_env()
+    return judged_team(world, lambda obs: model.predict(np.stack(obs), deterministic=True)[0].tolist(), episodes)
+
+
+def judged_team(game: Any, act: Act, episodes: int) -> list[float]:
+    """The mean return of the agents in each of the episodes."""
+    returns = []
     for episode in range(episodes):
         obs, totals = game.reset(seed=JUDGED_FROM + episode)[0], dict.fromkeys(game.possible_agents, 0.0)
         while game.agents:
             names = list(obs)
-            chosen = model.predict(np.stack([obs[name] for name in names]), deterministic=True)[0]
-            obs, rewards, _, _, _ = game.step(dict(zip(names, chosen.tolist(), strict=True)))
+            obs, rewards, _, _, _ = game.step(dict(zip(names, act(list(obs.values())), strict=True)))
             for name, reward in rewards.items():
                 totals[name] += float(reward)
         returns.append(sum(totals.values()) / len(totals))
