@@ -103,6 +103,7 @@ def _ppo(given: Mapping[str, Any], layers: int = 2) -> Settings:
 
 
 MEMORY = {"network.memory": "lstm", "network.memory_size": HIDDEN["ppo"], "algorithm.sequence": LSTM["n_steps"]}
+NORMALIZED = {"network.normalize_obs": True, "learner.scale_rewards": True}
 SELF_PLAY = {"policies.hero.agents": ["player_*"], "policies.hero.opponents": 8}
 COMPARISONS: Sequence[Comparison] = (
     Comparison("sac-pendulum", "SAC, Pendulum-v1", "SAC", "sac", "Pendulum-v1", 10_000, 50, _replay()),
@@ -110,8 +111,18 @@ COMPARISONS: Sequence[Comparison] = (
     Comparison("sac-halfcheetah", "SAC, HalfCheetah-v5", "SAC", "sac", "HalfCheetah-v5", 5_000, 10, _replay()),
     Comparison("td3-hopper", "TD3, Hopper-v5", "TD3", "td3", "Hopper-v5", 5_000, 20, _replay()),
     Comparison(
+        "ppo-lstm-normalized",
+        "PPO with an LSTM, CartPole without velocities, observations and rewards normalised",
+        "RecurrentPPO",
+        "ppo",
+        "raynforce.envs.tiny:blind_cartpole",
+        61_440,
+        50,
+        {**_ppo(LSTM, layers=1), **MEMORY, **NORMALIZED},
+    ),
+    Comparison(
         "ppo-lstm",
-        "PPO with an LSTM, CartPole without velocities",
+        "the same, neither normalised",
         "RecurrentPPO",
         "ppo",
         "raynforce.envs.tiny:blind_cartpole",
@@ -145,7 +156,7 @@ COMPARISONS: Sequence[Comparison] = (
         "MaskablePPO against itself",
         "ppo",
         "pettingzoo.classic.tictactoe_v3:env",
-        61_440,
+        30_720,
         200,
         {**_ppo(GAME), **SELF_PLAY},
     ),
@@ -261,7 +272,8 @@ Curves of presets are in [benchmarks.md](benchmarks.md).
 
 Where the sides differ: until `learning_starts`, SAC and TD3 act uniformly at random there and by their first policy
 here, and learn after each step there and after each eighth here, eight times. There the LSTM comes before the hidden
-layer, here after it. Stable-Baselines3 has no central critic and no pool of opponents: on simple_spread one policy
+layer, here after it; there the critic reads its output and its loss does not reach it, here it does, and errors of
+returns that are not normalised drown what the policy has to learn from. Stable-Baselines3 has no central critic and no pool of opponents: on simple_spread one policy
 plays all agents, and in tic-tac-toe one network moves for both sides, as in PettingZoo's tutorial. Both are judged
 against a random player, half of the games as each player; steps are moves that are learned from.
 """

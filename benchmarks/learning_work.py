@@ -46,29 +46,35 @@ def off_policy(algo: str, env: str) -> Callable[[int, int, int], list[float]]:
     return work
 
 
-def lstm(steps: int, seed: int, episodes: int) -> list[float]:
-    import numpy as np
-    from sb3_contrib import RecurrentPPO  # type: ignore[import-not-found]
-    from stable_baselines3.common.env_util import make_vec_env  # type: ignore[import-not-found]
+def lstm(normalized: bool) -> Callable[[int, int, int], list[float]]:
+    def work(steps: int, seed: int, episodes: int) -> list[float]:
+        import numpy as np
+        from sb3_contrib import RecurrentPPO  # type: ignore[import-not-found]
+        from stable_baselines3.common.env_util import make_vec_env  # type: ignore[import-not-found]
+        from stable_baselines3.common.vec_env import VecNormalize  # type: ignore[import-not-found]
 
-    from raynforce.envs.tiny import blind_cartpole
+        from raynforce.envs.tiny import blind_cartpole
 
-    width = HIDDEN["ppo"]
-    shape = {"net_arch": [width], "lstm_hidden_size": width, "shared_lstm": True, "enable_critic_lstm": False}
-    envs = make_vec_env(lambda: blind_cartpole(), LSTM["envs"], seed=seed)
-    model = RecurrentPPO("MlpLstmPolicy", envs, policy_kwargs=shape, **ppo(LSTM, seed))
-    model.learn(steps)
-    returns, env = [], blind_cartpole()
-    for episode in range(episodes):
-        (obs, _), state, total, over = env.reset(seed=JUDGED_FROM + episode), None, 0.0, False
-        first = np.ones(1, bool)
-        while not over:
-            action, state = model.predict(obs, state, first, deterministic=True)
-            first = np.zeros(1, bool)
-            obs, reward, terminated, truncated, _ = env.step(action)
-            total, over = total + float(reward), terminated or truncated
-        returns.append(total)
-    return returns
+        width = HIDDEN["ppo"]
+        shape = {"net_arch": [width], "lstm_hidden_size": width, "shared_lstm": True, "enable_critic_lstm": False}
+        envs = make_vec_env(lambda: blind_cartpole(), LSTM["envs"], seed=seed)
+        seen = VecNormalize(envs, norm_obs=normalized, norm_reward=normalized, gamma=GAMMA)
+        model = RecurrentPPO("MlpLstmPolicy", seen, policy_kwargs=shape, **ppo(LSTM, seed))
+        model.learn(steps)
+        state: Any = None
+
+        def act(obs: Any) -> Any:
+            nonlocal state
+            action, state = model.predict(seen.normalize_obs(obs), state, np.zeros(1, bool), deterministic=True)
+            return action
+
+        def forget() -> None:
+            nonlocal state
+            state = None
+
+        return judged(blind_cartpole(), act, episodes, forget)
+
+    return work
 
 
 def masked(steps: int, seed: int, episodes: int) -> list[float]:
@@ -92,7 +98,7 @@ def spread(steps: int, seed: int, episodes: int) -> list[float]:
     import numpy as np
     from mpe2 import simple_spread_v3
     from stable_baselines3 import PPO
-    from stable_baselines3.common.vec_env import VecEnv  # type: ignore[import-not-found]
+    from stable_baselines3.common.vec_env import VecEnv
 
     class Lanes(VecEnv):  # type: ignore[misc]
         """Each agent of each environment is a lane."""
@@ -219,10 +225,11 @@ def ppo(given: dict[str, Any], seed: int) -> dict[str, Any]:
     return {**ROLLOUT, "gamma": GAMMA, **own, "seed": seed, "device": "cpu"}
 
 
-def judged(env: Any, act: Act, episodes: int) -> list[float]:
-    """The returns of greedy episodes."""
+def judged(env: Any, act: Act, episodes: int, forget: Callable[[], None] = lambda: None) -> list[float]:
+    """The returns of greedy episodes, before each of which what was before is forgotten."""
     returns = []
     for episode in range(episodes):
+        forget()
         obs, total, over = env.reset(seed=JUDGED_FROM + episode)[0], 0.0, False
         while not over:
             obs, reward, terminated, truncated, _ = env.step(act(obs))
@@ -236,7 +243,8 @@ WORKS: dict[str, Callable[[int, int, int], list[float]]] = {
     "sac-hopper": off_policy("SAC", "Hopper-v5"),
     "sac-halfcheetah": off_policy("SAC", "HalfCheetah-v5"),
     "td3-hopper": off_policy("TD3", "Hopper-v5"),
-    "ppo-lstm": lstm,
+    "ppo-lstm": lstm(normalized=False),
+    "ppo-lstm-normalized": lstm(normalized=True),
     "ppo-masked": masked,
     "mappo-spread": spread,
     "self-play": game,
