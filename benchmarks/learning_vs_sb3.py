@@ -272,10 +272,11 @@ Curves of presets are in [benchmarks.md](benchmarks.md).
 
 Where the sides differ: until `learning_starts`, SAC and TD3 act uniformly at random there and by their first policy
 here, and learn after each step there and after each eighth here, eight times. There the LSTM comes before the hidden
-layer, here after it; there the critic reads its output and its loss does not reach it, here it does, and errors of
-returns that are not normalised drown what the policy has to learn from. Stable-Baselines3 has no central critic and no pool of opponents: on simple_spread one policy
-plays all agents, and in tic-tac-toe one network moves for both sides, as in PettingZoo's tutorial. Both are judged
-against a random player, half of the games as each player; steps are moves that are learned from.
+layer, here after it; there the critic's loss stops before the LSTM, here it goes through it, and drowns what the
+policy learns from if returns are not normalised. Stable-Baselines3 has no central critic and no pool of opponents: on
+simple_spread one policy plays all agents, and in tic-tac-toe one network moves for both sides, as in PettingZoo's
+tutorial. Both are judged against a random player, half of the games as each player; steps are moves that are learned
+from.
 """
 
 
