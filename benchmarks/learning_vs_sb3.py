@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.learning_work import GAME, GAMMA, HIDDEN, LSTM, MASKED, REPLAY, ROLLOUT, SPREAD
+from benchmarks.learning_work import GAME, GAMMA, HIDDEN, LSTM, MASKED, REPLAY, ROLLOUT, SMALL, SPREAD
 from benchmarks.measure import ROOT
 from benchmarks.peers import CONTRIB
 from raynforce.statistics import Interval, bootstrap
@@ -67,18 +67,18 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _replay() -> Settings:
+def _replay(given: Mapping[str, Any] = REPLAY) -> Settings:
     return {
         "sampling.envs": 1,
         "sampling.fragment": 8,
-        "algorithm.learning_starts": REPLAY["learning_starts"],
-        "algorithm.buffer_size": REPLAY["buffer_size"],
-        "algorithm.batch_size": REPLAY["batch_size"],
-        "algorithm.samples_per_insert": REPLAY["batch_size"],  # an update for every step
-        "algorithm.learning_rate": REPLAY["learning_rate"],
-        "algorithm.target_tau": REPLAY["tau"],
+        "algorithm.learning_starts": given["learning_starts"],
+        "algorithm.buffer_size": given["buffer_size"],
+        "algorithm.batch_size": given["batch_size"],
+        "algorithm.samples_per_insert": given["batch_size"],  # an update for every step
+        "algorithm.learning_rate": given["learning_rate"],
+        "algorithm.target_tau": given["tau"],
         "algorithm.gamma": GAMMA,
-        "network.hidden": [HIDDEN["off-policy"]] * 2,
+        "network.hidden": [given.get("hidden", HIDDEN["off-policy"])] * 2,
     }
 
 
@@ -106,7 +106,7 @@ MEMORY = {"network.memory": "lstm", "network.memory_size": HIDDEN["ppo"], "algor
 NORMALIZED = {"network.normalize_obs": True, "learner.scale_rewards": True}
 SELF_PLAY = {"policies.hero.agents": ["player_*"], "policies.hero.opponents": 8}
 COMPARISONS: Sequence[Comparison] = (
-    Comparison("sac-pendulum", "SAC, Pendulum-v1", "SAC", "sac", "Pendulum-v1", 10_000, 50, _replay()),
+    Comparison("sac-pendulum", "SAC, Pendulum-v1", "SAC", "sac", "Pendulum-v1", 10_000, 50, _replay(SMALL)),
     Comparison("sac-hopper", "SAC, Hopper-v5", "SAC", "sac", "Hopper-v5", 10_000, 20, _replay()),
     Comparison("sac-halfcheetah", "SAC, HalfCheetah-v5", "SAC", "sac", "HalfCheetah-v5", 5_000, 10, _replay()),
     Comparison("td3-hopper", "TD3, Hopper-v5", "TD3", "td3", "Hopper-v5", 5_000, 20, _replay()),

@@ -17,6 +17,7 @@ from typing import Any
 
 GAMMA = 0.99
 REPLAY = {"learning_rate": 3e-4, "tau": 0.005, "batch_size": 256, "buffer_size": 100_000, "learning_starts": 1_000}
+SMALL = {**REPLAY, "learning_rate": 1e-3, "hidden": 64}  # enough for Pendulum
 HIDDEN = {"off-policy": 256, "ppo": 64}  # two layers of it; before or after a memory one
 ROLLOUT = {"gae_lambda": 0.95, "clip_range": 0.2, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
 LSTM = {"envs": 8, "n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 1e-3}
@@ -27,7 +28,7 @@ JUDGED_FROM = 100_000  # seeds of the episodes that judge
 Act = Callable[[Any], Any]
 
 
-def off_policy(algo: str, env: str) -> Callable[[int, int, int], list[float]]:
+def off_policy(algo: str, env: str, replay: dict[str, Any] = REPLAY) -> Callable[[int, int, int], list[float]]:
     def work(steps: int, seed: int, episodes: int) -> list[float]:
         import gymnasium
         import numpy as np
@@ -35,7 +36,8 @@ def off_policy(algo: str, env: str) -> Callable[[int, int, int], list[float]]:
         from stable_baselines3.common.noise import NormalActionNoise  # type: ignore[import-not-found]
 
         made = gymnasium.make(env)
-        given: dict[str, Any] = {"policy_kwargs": {"net_arch": [HIDDEN["off-policy"]] * 2}, "gamma": GAMMA, **REPLAY}
+        given = {"hidden": HIDDEN["off-policy"], "gamma": GAMMA, **replay}
+        given["policy_kwargs"] = {"net_arch": [given.pop("hidden")] * 2}
         if algo == "TD3":
             size = made.action_space.shape[0]  # type: ignore[index]
             given["action_noise"] = NormalActionNoise(np.zeros(size), 0.1 * np.ones(size))
@@ -239,7 +241,7 @@ def judged(env: Any, act: Act, episodes: int, forget: Callable[[], None] = lambd
 
 
 WORKS: dict[str, Callable[[int, int, int], list[float]]] = {
-    "sac-pendulum": off_policy("SAC", "Pendulum-v1"),
+    "sac-pendulum": off_policy("SAC", "Pendulum-v1", SMALL),
     "sac-hopper": off_policy("SAC", "Hopper-v5"),
     "sac-halfcheetah": off_policy("SAC", "HalfCheetah-v5"),
     "td3-hopper": off_policy("TD3", "Hopper-v5"),
