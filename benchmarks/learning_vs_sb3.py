@@ -108,7 +108,7 @@ SELF_PLAY = {"policies.hero.agents": ["player_*"], "policies.hero.opponents": 8}
 COMPARISONS: Sequence[Comparison] = (
     Comparison("sac-pendulum", "SAC, Pendulum-v1", "SAC", "sac", "Pendulum-v1", 10_000, 50, _replay(SMALL)),
     Comparison("sac-hopper", "SAC, Hopper-v5", "SAC", "sac", "Hopper-v5", 10_000, 20, _replay()),
-    Comparison("sac-halfcheetah", "SAC, HalfCheetah-v5", "SAC", "sac", "HalfCheetah-v5", 5_000, 10, _replay()),
+    Comparison("sac-halfcheetah", "SAC, HalfCheetah-v5", "SAC", "sac", "HalfCheetah-v5", 10_000, 10, _replay()),
     Comparison("td3-hopper", "TD3, Hopper-v5", "TD3", "td3", "Hopper-v5", 5_000, 20, _replay()),
     Comparison(
         "ppo-lstm-normalized",
