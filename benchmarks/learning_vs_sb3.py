@@ -5,7 +5,7 @@ the same: the mean return of fresh greedy episodes of the last policy, after tra
 
 `python -m benchmarks.learning_vs_sb3` trains what is not there yet into `runs/learning`, one JSON file for each
 comparison, side and seed, then renders; it can be stopped and started. `--only WORD` trains those with the word in
-their name, `--jobs N` so many at once, `--render` renders alone.
+their directory, `--jobs N` so many at once, `--render` renders alone.
 
 It needs `pip install "raynforce[agents,mujoco]" mpe2`.
 """
@@ -59,8 +59,12 @@ class Comparison:
         named = ["--steps", str(self.steps), "--seed", str(seed), "--out", str(out), "--no-preset"]
         return ["train", self.algo, self.env, *named, *given]
 
+    @property
+    def directory(self) -> str:
+        return f"{self.name}-{self.steps}"
+
     def place(self, side: Side, seed: int, runs: Path) -> Path:
-        return runs / f"{self.name}-{self.steps}" / f"{side}-{seed}.json"
+        return runs / self.directory / f"{side}-{seed}.json"
 
 
 def _text(value: Any) -> str:
@@ -109,6 +113,7 @@ COMPARISONS: Sequence[Comparison] = (
     Comparison("sac-pendulum", "SAC, Pendulum-v1", "SAC", "sac", "Pendulum-v1", 10_000, 50, _replay(SMALL)),
     Comparison("sac-hopper", "SAC, Hopper-v5", "SAC", "sac", "Hopper-v5", 10_000, 20, _replay()),
     Comparison("sac-halfcheetah", "SAC, HalfCheetah-v5", "SAC", "sac", "HalfCheetah-v5", 10_000, 10, _replay()),
+    Comparison("sac-halfcheetah", "the same, earlier", "SAC", "sac", "HalfCheetah-v5", 5_000, 10, _replay()),
     Comparison("td3-hopper", "TD3, Hopper-v5", "TD3", "td3", "Hopper-v5", 5_000, 20, _replay()),
     Comparison(
         "ppo-lstm-normalized",
@@ -207,7 +212,7 @@ def _run(line: list[str]) -> str:
 
 def results(comparison: Comparison, side: Side, runs: Path) -> list[float]:
     """The mean return of each seed that is there."""
-    folder = runs / f"{comparison.name}-{comparison.steps}"
+    folder = runs / comparison.directory
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{side}-*.json"))]
     return [facts["mean"] if "mean" in facts else sum(facts["returns"]) / len(facts["returns"]) for facts in found]
 
@@ -242,7 +247,7 @@ def render(runs: Path, page: Path = PAGE) -> str:
         lines.append(f"| {comparison.title} | {' | '.join(both)} |")
     lines += ["", "## Commands", "", "```sh"]
     for comparison in COMPARISONS:
-        lines.append(shlex.join(["raynforce", *comparison.command("SEED", f"runs/{comparison.name}/SEED")]))
+        lines.append(shlex.join(["raynforce", *comparison.command("SEED", f"runs/{comparison.directory}/SEED")]))
     lines += ["```", ""]
     text = "\n".join(lines)
     page.write_text(text, encoding="utf-8")
@@ -282,14 +287,14 @@ from.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="WORD", default="", help="train those whose name has this word")
+    parser.add_argument("--only", metavar="WORD", default="", help="train those with this word in NAME-STEPS")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of each side, {SEEDS} by default")
     parser.add_argument("--jobs", type=int, default=1, help="how many train at once")
     parser.add_argument("--runs", type=Path, default=RUNS, help="where the results are")
     parser.add_argument("--render", action="store_true", help="render what is there, train nothing")
     given = parser.parse_args()
     if not given.render:
-        train([c for c in COMPARISONS if given.only in c.name], given.seeds, given.runs, given.jobs)
+        train([c for c in COMPARISONS if given.only in c.directory], given.seeds, given.runs, given.jobs)
     render(given.runs)
 
 
