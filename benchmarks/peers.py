@@ -35,5 +35,6 @@ class Peer(NamedTuple):
 
 
 SB3 = Peer("Stable-Baselines3", "sb3", ("torch==2.13.0", "stable-baselines3"))
-CONTRIB = Peer("sb3-contrib", "contrib", ("torch==2.13.0", "stable-baselines3", "sb3-contrib"))
+WORLDS = ("gymnasium[mujoco]", "mpe2", "pettingzoo")  # environments of `learning_vs_sb3`
+CONTRIB = Peer("sb3-contrib", "contrib", ("torch==2.13.0", "stable-baselines3", "sb3-contrib", *WORLDS))
 RLLIB = Peer("RLlib", "rllib", ("torch==2.13.0", "gymnasium==1.2.2", "ray[rllib]==2.60.0"))

@@ -174,7 +174,8 @@ HEAD = """
 Written by `python -m benchmarks.presets` from [run directories](../benchmarks/results/presets), of which config,
 evaluations and result are kept; nothing here is typed by hand. A return is the mean of
 fresh greedy episodes of a run's best policy, without wrappers of rewards; over seeds it is the interquartile mean, with
-a 95 % bootstrap interval. Curves are evaluations during training. All runs used one thread, inline and sync.
+a 95 % bootstrap interval. Curves are evaluations during training. All runs used one thread, inline and sync. What
+Stable-Baselines3 learns in the same steps is in [comparisons.md](comparisons.md).
 
 "Not run yet" has the command. The settings are those of [the presets](../raynforce/algos/presets.py), which say where
 they are from; `raynforce train … --print-config` prints them. MuJoCo environments need
