@@ -13,7 +13,7 @@ import numpy as np
 from raynforce.envs.launching import is_simulator
 from raynforce.envs.peer import SESSION, AnswerRow, Failed, Peer, Skipped
 from raynforce.envs.simulator_envs import close_simulators, simulators
-from raynforce.envs.simulators import random_actions
+from raynforce.envs.simulators import random_of
 from raynforce.errors import UsageError
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.policies.distributions import head_size
@@ -813,12 +813,12 @@ class Speed(NamedTuple):
 def speed(env: str, envs: int, seconds: float = 1.0) -> Speed:
     lanes, times = simulators(env, {}, envs), array("d")
     try:
-        rng, action, masks = np.random.default_rng(0), lanes.spec.action, lanes.obs.get(MASK)
-        actions = random_actions(action, envs, rng, masks).astype(action.dtype)
+        rng, spec = np.random.default_rng(0), lanes.spec
+        actions = random_of(spec, lanes.obs, rng)
         until = time.monotonic() + seconds
         while time.monotonic() < until or len(times) < 10:
-            if masks is not None:
-                actions = random_actions(action, envs, rng, masks).astype(action.dtype)
+            if spec.masked or spec.agents is not None:
+                actions = random_of(spec, lanes.obs, rng)
             began = time.perf_counter()
             lanes.step_all(actions)
             times.append(time.perf_counter() - began)
