@@ -73,9 +73,9 @@ class Simulator:
         if self.link is not None:
             return self.link
         env, process = self.process.env, self.process
-        if self._listener.refused:
-            raise EnvError(f"env {env!r} was refused ({next(iter(self._listener.refused))}){process.words()}")
-        if process.ended():
+        if any(code != "lost" for code in self._listener.refused):
+            raise EnvError(f"env {env!r} was refused: {self._listener.told}")
+        if self._listener.refused or process.ended():
             told = f"env {env!r} {process.ending()}, before it had connected"
             raise EnvError(f"{told}: `raynforce sim check COMMAND` tells what a simulator has to do")
         if time.monotonic() > self._until:

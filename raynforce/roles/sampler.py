@@ -133,13 +133,15 @@ class Sampler:
         start = clock()
         if "logp" in actor.spec.record:
             columns["logp"] = self._logp({**out, **kept}, action, seen)
-        if "priority" in actor.spec.record:
-            columns["priority"] = self._priority(kept, columns, now)
+        if "priority" in actor.spec.record and self._turns is None:
+            columns["priority"] = self._priority(kept, columns)
         in_policy += clock() - start
         named = {"version": version.number, "sampler": self.index, "sequence": self._sequence}
         fragment = finish(columns, episodes, **named, state0=state0, every=every)
         if self._turns is not None:
             fragment = self._turns.compact(fragment, cuts)
+            if "priority" in actor.spec.record:  # of what a move led to, which is known only now
+                fragment.columns["priority"] = self._priority(self._kept_of(fragment), fragment.columns)
         self._sequence += 1
         faults = [fault.facts() for fault in envs.take_faults()]
         if began > self._measured + 0.1:  # it takes as long as a step
@@ -166,20 +168,25 @@ class Sampler:
         actions = action.reshape(-1, *action.shape[2:])
         return self._actor.distribution.logp(flat, actions).reshape(action.shape[:2]).astype(np.float32)
 
-    def _priority(
-        self, kept: dict[str, np.ndarray], columns: dict[str, np.ndarray], now: dict[str, np.ndarray]
-    ) -> np.ndarray:
+    def _kept_of(self, fragment: Fragment) -> dict[str, np.ndarray]:
+        """The outputs `[T+1, B, n]` that priorities are made of, of all that a fragment has seen."""
+        length, lanes = fragment.length + 1, fragment.lanes
+        seen = {path: fragment[path] for path in self._obs if path in fragment.columns}
+        out = self._actor.outputs({path: column.reshape(-1, *column.shape[2:]) for path, column in seen.items()})
+        return {name: out[name].reshape(length, lanes, -1) for name in self._actor.spec.kept}
+
+    def _priority(self, kept: dict[str, np.ndarray], columns: dict[str, np.ndarray]) -> np.ndarray:
         """Absolute one-step errors `[T, B]` of the acting network's own action values; 0 where a row is not valid."""
         spec, outputs = self._actor.spec, self._actor.outputs
         valid, terminated, ends = columns["valid"], columns["terminated"], columns["final/index"]
-        after = outputs(now)
+        after = outputs({path: columns[path][-1] for path in self._obs})
         for name, column in kept.items():
             column[-1] = after[name]
         value = spec.action_values(kept)  # [n, T+1, B]
         best = _best(value, columns.get(MASK))[1:]  # [T, B] of the next state
         counts = (valid & ~terminated).reshape(-1)[ends]  # [K] whose last observations are bootstrapped from
         if counts.any():
-            seen = {path: columns[f"final/{path}"][counts] for path in now}
+            seen = {path: columns[f"final/{path}"][counts] for path in self._obs}
             last = _best(spec.action_values(outputs(seen)), seen.get(MASK))
             best[np.divmod(ends[counts], valid.shape[1])] = last
         chosen = np.take_along_axis(value[:, :-1], columns["action"][None], 0)[0]

@@ -207,6 +207,8 @@ class _Joined:
         self.env, self.turns = env, hasattr(env, "agent_iter")
         self.unwrapped = getattr(env, "unwrapped", env)
         names, count = list(env.possible_agents), len(env.possible_agents)
+        if not names:
+            sys.exit(f"{type(env).__name__} has no agents: its possible_agents is empty")
         self.index = {name: i for i, name in enumerate(names)}
         self.leaves = [_leaves(env.observation_space(name)) for name in names]
         self.actions = [_leaf(env.action_space(name), True) for name in names]

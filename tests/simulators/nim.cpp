@@ -1,4 +1,4 @@
-// Nim of two who move in turns, with masks: `raynforce.envs.tiny_agents:Nim` with a heap of a fixed size.
+// Nim of two who move in turns: `raynforce.envs.tiny_agents:Nim` with masks; `heap` is its size, by the seed if it is not given.
 #include "raynforce.hpp"
 
 struct Nim {
@@ -9,7 +9,7 @@ struct Nim {
     const raynforce::Spaces player{{raynforce::discrete(11).named("observation"), raynforce::action_mask(take)}, take};
     return {{"first", player}, {"second", player}};
   }
-  explicit Nim(const raynforce::Json& config) : heap(static_cast<int>(config["heap"].number(10))) {}
+  explicit Nim(const raynforce::Json& config) : heap(static_cast<int>(config["heap"].number(0))) {}
 
   void show(raynforce::Agents& agents, std::size_t agent) const {
     *agents.obs(agent).data<std::int64_t>(0) = left;
