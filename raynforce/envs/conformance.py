@@ -22,7 +22,7 @@ from raynforce.protocol.codec import BROKE, ENDED, FIRST, RESET
 from raynforce.protocol.frame import Message, Type
 from raynforce.protocol.handshake import Deadlines, Hello, Inference, prove
 from raynforce.protocol.spaces import misfits
-from raynforce.spaces import MASK, EnvSpec
+from raynforce.spaces import EnvSpec
 
 SECONDS = 10.0
 """For an answer, or to end."""

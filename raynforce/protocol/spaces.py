@@ -176,9 +176,7 @@ def _choices(
     return checked, tuple(whole(first, f"{where}.start[{i}]", *_WHOLE) for i, first in enumerate(start))
 
 
-def _bounds(
-    data: dict[str, Any], name: str, default: float, shape: tuple[int, ...], where: str
-) -> tuple[float, ...]:
+def _bounds(data: dict[str, Any], name: str, default: float, shape: tuple[int, ...], where: str) -> tuple[float, ...]:
     where, count = f"{where}.{name}", math.prod(shape)
     bounds = data.get(name)
     if bounds is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -139,9 +140,7 @@ class Sampler:
         named = {"version": version.number, "sampler": self.index, "sequence": self._sequence}
         fragment = finish(columns, episodes, **named, state0=state0, every=every)
         if self._turns is not None:
-            fragment = self._turns.compact(fragment, cuts)
-            if "priority" in actor.spec.record:  # of what a move led to, which is known only now
-                fragment.columns["priority"] = self._priority(self._kept_of(fragment), fragment.columns)
+            fragment = self._with_priority(self._turns.compact(fragment, cuts))
         self._sequence += 1
         faults = [fault.facts() for fault in envs.take_faults()]
         if began > self._measured + 0.1:  # it takes as long as a step
@@ -168,14 +167,17 @@ class Sampler:
         actions = action.reshape(-1, *action.shape[2:])
         return self._actor.distribution.logp(flat, actions).reshape(action.shape[:2]).astype(np.float32)
 
-    def _kept_of(self, fragment: Fragment) -> dict[str, np.ndarray]:
-        """The outputs `[T+1, B, n]` that priorities are made of, of all that a fragment has seen."""
-        length, lanes = fragment.length + 1, fragment.lanes
-        seen = {path: fragment[path] for path in self._obs if path in fragment.columns}
-        out = self._actor.outputs({path: column.reshape(-1, *column.shape[2:]) for path, column in seen.items()})
-        return {name: out[name].reshape(length, lanes, -1) for name in self._actor.spec.kept}
+    def _with_priority(self, fragment: Fragment) -> Fragment:
+        """A fragment of turns with its priorities, if they are asked for: only now it is known what moves led to."""
+        if "priority" not in self._actor.spec.record:
+            return fragment
+        seen = {path: fragment[path].reshape(-1, *fragment[path].shape[2:]) for path in self._obs}
+        out = self._actor.outputs(seen)
+        kept = {name: out[name].reshape(fragment.length + 1, fragment.lanes, -1) for name in self._actor.spec.kept}
+        priority = self._priority(kept, fragment.columns)
+        return replace(fragment, columns={**fragment.columns, "priority": priority})
 
-    def _priority(self, kept: dict[str, np.ndarray], columns: dict[str, np.ndarray]) -> np.ndarray:
+    def _priority(self, kept: dict[str, np.ndarray], columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Absolute one-step errors `[T, B]` of the acting network's own action values; 0 where a row is not valid."""
         spec, outputs = self._actor.spec, self._actor.outputs
         valid, terminated, ends = columns["valid"], columns["terminated"], columns["final/index"]

@@ -20,8 +20,8 @@ With `save_state()` and `load_state(state)`, as Raynforce's own environments hav
 a resume: `save_state` returns bytes, or dicts and lists of numpy arrays and of None, bool, int, float and str;
 `load_state` gets the same after a reset, and `np_random` is saved beside.
 
-Environments of several agents have PettingZoo's methods, parallel or AEC; the package itself is not needed. Their spaces
-may be the above: `def observation_space(self, agent): return sim.box((3,))`. The wire is docs/protocol.md.
+Environments of several agents have PettingZoo's methods, parallel or AEC; the package itself is not needed. Their
+spaces may be the above: `def observation_space(self, agent): return sim.box((3,))`. The wire is docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -249,9 +249,7 @@ class _Joined:
         self.action_space = box((len(bounds),))
         self.action_space.update(low=[low for low, _ in bounds], high=[high for _, high in bounds])
         self.agents = {"names": [str(name) for name in names], "turns": self.turns, "kinds": kinds, "state": state}
-        self.seen = {
-            name: np.zeros(leaf["shape"], leaf["dtype"]) for name, leaf in self.observation_space.items()
-        }
+        self.seen = {name: np.zeros(leaf["shape"], leaf["dtype"]) for name, leaf in self.observation_space.items()}
         self.reward, self.flags = self.seen["reward"], self.seen["flags"]
         if all(callable(getattr(env, name, None)) for name in ("save_state", "load_state")):
             self.save_state, self.load_state = self._save, self._load

@@ -66,7 +66,7 @@ def test_agents_that_cannot_be_are_named(change: dict[str, Any], said: str) -> N
 def test_an_action_that_does_not_fit_is_named() -> None:
     message = HELLO.message()
     message.meta["agents"]["kinds"][1]["action"]["low"] = [-2.0]
-    with pytest.raises(ProtocolError, match="spaces do not fit agents: action.low"):
+    with pytest.raises(ProtocolError, match=r"spaces do not fit agents: action\.low"):
         Hello.read(message)
     message.meta["agents"]["kinds"][1]["action"]["low"] = ["x"]
     with pytest.raises(ProtocolError, match=r"agents.kinds\[1\].action.low is 'x'"):

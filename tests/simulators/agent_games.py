@@ -1,10 +1,10 @@
-"""The games of examples/cpp/hunt.cpp and nim.cpp with PettingZoo's methods; as a program, a simulator of one of them."""
+"""The games of hunt.cpp and nim.cpp with PettingZoo's methods; as a program, a simulator of one of them."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -16,7 +16,7 @@ ByAgent = dict[str, Any]
 
 
 class Hunt:
-    metadata: Any = {}
+    metadata: ClassVar[ByAgent] = {}
     render_mode = None
 
     def __init__(self, start: int = -1) -> None:
