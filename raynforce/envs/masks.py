@@ -45,7 +45,8 @@ def require_leaves(env: str, obs: Sequence[ObsLeaf], action: ActionSpec) -> None
 def require_declared(env: str, obs: Sequence[ObsLeaf], action: ActionSpec, agents: Agents | None) -> None:
     """The same of a simulator with several agents: of what each kind of them sees and does."""
     if agents is None:
-        return require_leaves(env, obs, action)
+        require_leaves(env, obs, action)
+        return
     for kind in agents.kinds:
         require_leaves(f"{env} ({agents.names[kind.agents[0]]})", kind.obs, kind.action)
 

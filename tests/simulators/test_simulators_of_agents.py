@@ -43,7 +43,7 @@ def in_python(game: str) -> str:
     return f"sim:{sys.executable} {GAMES} {game}"
 
 
-def short(env: str, out: Path, algo: str = "ppo", steps: int = 800, **more: Any) -> raynforce.Run:
+def short(env: str, out: Path, algo: str = "ppo", steps: int = 400, **more: Any) -> raynforce.Run:
     config = {"sampling": {"envs": 3, "fragment": 16}, "eval": {"every": 0, "final_episodes": 0}}
     config |= more.pop("config", {})
     how: dict[str, Any] = {"runtime": "inline", "topology": "sync", "progress": "quiet", **more}
@@ -151,13 +151,13 @@ def test_resume_is_exact(
     program: str, config: dict[str, Any], topology: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     env = request.getfixturevalue(program)
-    whole = short(env, tmp_path / "whole", steps=1_600, config=config, topology=topology)
+    whole = short(env, tmp_path / "whole", steps=800, config=config, topology=topology)
 
     def stop(status: Any) -> None:
-        if status.steps >= 600:
+        if status.steps >= 300:
             status.stop_reason = "enough"
 
-    short(env, tmp_path / "parts", steps=1_600, config=config, topology=topology, callbacks=[stop])
+    short(env, tmp_path / "parts", steps=800, config=config, topology=topology, callbacks=[stop])
     resumed = raynforce.resume(tmp_path / "parts", progress="quiet")
     assert resumed.result.weights_sha256 == whole.result.weights_sha256
     assert resumed.result.episodes == whole.result.episodes
@@ -174,14 +174,14 @@ def children(program: str) -> list[int]:
 
 
 def test_a_simulator_that_is_killed_cuts_the_episodes_of_its_agents(hunt: str, tmp_path: Path) -> None:
-    left = [400, 200]
+    left = [240, 120]
 
     def kill(status: Any) -> None:
         if left and status.steps >= left[-1]:
             left.pop()
             os.kill(children(hunt)[0], signal.SIGKILL)
 
-    run = short(hunt, tmp_path / "run", config={"policies": TEAM, "log_every": 100}, callbacks=[kill])
+    run = short(hunt, tmp_path / "run", config={"policies": TEAM, "log_every": 60}, callbacks=[kill])
     assert run.result.stopped == "steps done"
     assert run.result.env_restarts == 2
     assert not left
