@@ -12,6 +12,8 @@ import numpy as np
 
 MASK = "obs/action_mask"
 """The leaf that says which actions are allowed, `[sum(sizes)]`, 0 or 1 for each choice: no input of a network."""
+ACTING, TERMINATED, TRUNCATED = range(3)
+"""Rows of the flags that environments of several agents show."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,50 @@ class Agents:
     def from_json(data: dict[str, Any]) -> Agents:
         kinds = tuple(AgentKind.from_json(kind) for kind in data["kinds"])
         return Agents(tuple(data["names"]), kinds, data["turns"], data["state"])
+
+
+def leaf_name(kind: int, leaf: int) -> str:
+    """What a leaf of a kind of agents is called in the observation of all."""
+    return f"seen_{kind}_{leaf}"
+
+
+def action_slices(agents: Agents) -> list[slice]:
+    """Where each agent's action is in that of all."""
+    found, begin = [], 0
+    for agent in range(len(agents.names)):
+        end = begin + math.prod(agents.kinds[agents.kind_of(agent)].action.shape)
+        found.append(slice(begin, end))
+        begin = end
+    return found
+
+
+def joined(agents: Agents) -> tuple[tuple[ObsLeaf, ...], ActionSpec]:
+    """The observation and the action of all agents as one, as simulators have them.
+
+    `reward` and `flags` of all, then the leaves of each kind with a row for each of its agents, then the global state.
+    """
+    count = len(agents.names)
+    leaves = [ObsLeaf("obs/reward", "box", (count,), "float32")]
+    leaves.append(ObsLeaf("obs/flags", "multibinary", (3, count), "uint8"))
+    for k, kind in enumerate(agents.kinds):
+        rows = len(kind.agents)
+        for i, leaf in enumerate(kind.obs):
+            what: Any = "multidiscrete" if leaf.kind == "discrete" else leaf.kind
+            choices = leaf.sizes * rows, leaf.start * rows
+            leaves.append(ObsLeaf(f"obs/{leaf_name(k, i)}", what, (rows, *leaf.shape), leaf.dtype, *choices))
+    if agents.state:
+        leaves.append(ObsLeaf("obs/state", "box", (agents.state,), "float32"))
+    bounds = [action_bounds(agents.kinds[agents.kind_of(agent)].action) for agent in range(count)]
+    low, high = (tuple(float(x) for bound in bounds for x in bound[side]) for side in (0, 1))
+    return tuple(leaves), ActionSpec("box", (len(low),), "float32", low=low, high=high)
+
+
+def action_bounds(action: ActionSpec) -> tuple[Sequence[float], Sequence[float]]:
+    """The smallest and the largest value of each element."""
+    if action.kind == "box":
+        return action.low, action.high
+    start = action.start or (0,) * len(action.sizes)
+    return start, [a + n - 1 for a, n in zip(start, action.sizes, strict=True)]
 
 
 @dataclass(frozen=True)

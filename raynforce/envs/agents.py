@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from raynforce.envs.faults import EnvFault
-from raynforce.envs.joined import ACTING, STATE, TERMINATED, TRUNCATED, action_slices, leaf_name
+from raynforce.envs.joined import STATE
 from raynforce.envs.vector import Step, VectorEnv
 from raynforce.errors import UsageError
-from raynforce.spaces import MASK, EnvSpec, ObsLeaf
+from raynforce.spaces import ACTING, MASK, TERMINATED, TRUNCATED, EnvSpec, ObsLeaf, action_slices, leaf_name
 from raynforce.trees import Tree
 
 ID = "obs/agent"  # the leaf that says which agent a lane is
@@ -92,6 +92,8 @@ class World:
             reward[cut], flags[cut] = 0, 0
         terminated = flags[:, TERMINATED] != 0
         truncated = flags[:, TRUNCATED] != 0
+        if not self.agents.turns:  # who is not there earns nothing; a simulator may say otherwise
+            reward, terminated, truncated = reward * before, terminated & before, truncated & before
         truncated |= over[:, None] & self._open & ~terminated  # it ended without a word on them
         ended = terminated | truncated
         where = np.full(self.envs, -1)

@@ -13,7 +13,7 @@ import numpy as np
 from raynforce.envs.launching import is_simulator
 from raynforce.envs.peer import SESSION, AnswerRow, Failed, Peer, Skipped
 from raynforce.envs.simulator_envs import close_simulators, simulators
-from raynforce.envs.simulators import random_actions
+from raynforce.envs.simulators import random_of
 from raynforce.errors import UsageError
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
 from raynforce.policies.distributions import head_size
@@ -22,7 +22,7 @@ from raynforce.protocol.codec import BROKE, ENDED, FIRST, RESET
 from raynforce.protocol.frame import Message, Type
 from raynforce.protocol.handshake import Deadlines, Hello, Inference, prove
 from raynforce.protocol.spaces import misfits
-from raynforce.spaces import MASK, EnvSpec
+from raynforce.spaces import EnvSpec
 
 SECONDS = 10.0
 """For an answer, or to end."""
@@ -813,12 +813,12 @@ class Speed(NamedTuple):
 def speed(env: str, envs: int, seconds: float = 1.0) -> Speed:
     lanes, times = simulators(env, {}, envs), array("d")
     try:
-        rng, action, masks = np.random.default_rng(0), lanes.spec.action, lanes.obs.get(MASK)
-        actions = random_actions(action, envs, rng, masks).astype(action.dtype)
+        rng, spec = np.random.default_rng(0), lanes.spec
+        actions = random_of(spec, lanes.obs, rng)
         until = time.monotonic() + seconds
         while time.monotonic() < until or len(times) < 10:
-            if masks is not None:
-                actions = random_actions(action, envs, rng, masks).astype(action.dtype)
+            if spec.masked or spec.agents is not None:
+                actions = random_of(spec, lanes.obs, rng)
             began = time.perf_counter()
             lanes.step_all(actions)
             times.append(time.perf_counter() - began)

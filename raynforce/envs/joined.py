@@ -16,10 +16,19 @@ from gymnasium import spaces
 
 from raynforce.envs.describe import Args, Space, describe, flatten_obs, misfit
 from raynforce.errors import UsageError, summary
-from raynforce.spaces import ActionSpec, AgentKind, Agents, ObsLeaf
+from raynforce.spaces import (
+    ACTING,
+    TERMINATED,
+    TRUNCATED,
+    AgentKind,
+    Agents,
+    ObsLeaf,
+    action_bounds,
+    action_slices,
+    leaf_name,
+)
 
 STATE = "raynforce.state"  # an argument that no factory can have: give the global state too
-ACTING, TERMINATED, TRUNCATED = range(3)  # rows of the flags
 
 
 def is_of_agents(made: Any) -> bool:
@@ -28,7 +37,13 @@ def is_of_agents(made: Any) -> bool:
     return has and callable(made.observation_space) and callable(made.action_space)
 
 
-class JoinedEnv(gymnasium.Env[Any, Any]):
+class EnvOfAgents(gymnasium.Env[Any, Any]):
+    """An environment that may have several agents; its spaces are then of all of them."""
+
+    agents: Agents | None = None
+
+
+class JoinedEnv(EnvOfAgents):
     """A parallel environment, in which each step is one of all agents, or an AEC one, in which one agent moves.
 
     The observation has for each kind of agent its leaves `[A, ...]`, and of all `[N]` their `reward` and `flags`:
@@ -44,32 +59,32 @@ class JoinedEnv(gymnasium.Env[Any, Any]):
         names = tuple(map(str, env.possible_agents))
         if not names:
             raise UsageError(f"env {name!r} has no agents: its possible_agents is empty")
-        self.agents = Agents(names, _kinds(name, env, env_args), self.turns, _state_size(env))
-        self._gives_state = state and self.agents.state > 0
+        agents = self.agents = Agents(names, _kinds(name, env, env_args), self.turns, _state_size(env))
+        self._gives_state = state and agents.state > 0
         self._index = {agent: i for i, agent in enumerate(env.possible_agents)}
         self._reward = np.zeros(len(names), np.float32)
         self._flags = np.zeros((3, len(names)), np.uint8)
         self._seen: dict[str, np.ndarray] = {"reward": self._reward, "flags": self._flags}
         self._places: list[tuple[tuple[ObsLeaf, ...], list[np.ndarray]]] = []  # by agent
-        kinds = self.agents.kinds
+        kinds = agents.kinds
         for k, kind in enumerate(kinds):
             self._seen |= {
                 leaf_name(k, i): np.zeros((len(kind.agents), *leaf.shape), leaf.dtype)
                 for i, leaf in enumerate(kind.obs)
             }
         for agent in range(len(names)):
-            k = self.agents.kind_of(agent)
+            k = agents.kind_of(agent)
             row = kinds[k].agents.index(agent)
             places = [self._seen[leaf_name(k, i)][row, ...] for i in range(len(kinds[k].obs))]
             self._places.append((kinds[k].obs, places))
         if self._gives_state:
-            self._seen["state"] = np.zeros(self.agents.state, np.float32)
+            self._seen["state"] = np.zeros(agents.state, np.float32)
         self.observation_space = spaces.Dict({key: _box(array) for key, array in self._seen.items()})
         self._actions = [_Decoder(env.action_space(agent)) for agent in env.possible_agents]
-        self._slices = action_slices(self.agents)
+        self._slices = action_slices(agents)
         low, high = (np.zeros(self._slices[-1].stop, np.float32) for _ in range(2))
         for agent, part in enumerate(self._slices):
-            low[part], high[part] = _bounds(kinds[self.agents.kind_of(agent)].action)
+            low[part], high[part] = action_bounds(kinds[agents.kind_of(agent)].action)
         self.action_space = spaces.Box(low, high, dtype=np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -163,26 +178,6 @@ class _Decoder:
         if self._discrete:
             return round(float(part[0]))
         return (np.rint(part) if self._whole else part).astype(self._dtype).reshape(self._shape)
-
-
-def leaf_name(kind: int, leaf: int) -> str:
-    return f"seen_{kind}_{leaf}"
-
-
-def action_slices(agents: Agents) -> list[slice]:
-    """Where each agent's action is in the joined one."""
-    found, begin = [], 0
-    for agent in range(len(agents.names)):
-        end = begin + math.prod(agents.kinds[agents.kind_of(agent)].action.shape)
-        found.append(slice(begin, end))
-        begin = end
-    return found
-
-
-def _bounds(action: ActionSpec) -> tuple[Any, Any]:
-    if action.kind == "box":
-        return action.low, action.high
-    return action.start, [a + n - 1 for a, n in zip(action.start, action.sizes, strict=True)]
 
 
 def _box(array: np.ndarray) -> spaces.Box:

@@ -15,13 +15,13 @@ import gymnasium
 from raynforce.envs import wrappers
 from raynforce.envs.describe import describe
 from raynforce.envs.frames import stacks_of
-from raynforce.envs.joined import STATE, JoinedEnv, is_of_agents
+from raynforce.envs.joined import STATE, EnvOfAgents, JoinedEnv, is_of_agents
 from raynforce.envs.launching import command, is_simulator
 from raynforce.envs.masks import has_mask
 from raynforce.envs.patience import left, patience
 from raynforce.errors import EnvError, UsageError, nearest, summary
 from raynforce.imports import is_given, load_module, load_object
-from raynforce.spaces import EnvSpec
+from raynforce.spaces import Agents, EnvSpec
 
 # A word in the message of a failed import, and what to install.
 _EXTRAS = {
@@ -47,7 +47,7 @@ def make(env: str, env_args: Mapping[str, Any] | None = None) -> Env:
     if not around:
         return made
     with closed_on_error(made):
-        if isinstance(made, JoinedEnv):
+        if _agents_of(made) is not None:
             what = f"env_args.{wrappers.KEY} = {around[wrappers.KEY]} is for environments of one agent"
             raise UsageError(f"{what}, and env {env!r} has several: wrap it in a factory of yours")
         return wrappers.wrap(env, made, around)
@@ -66,9 +66,14 @@ def make_described(env: str, env_args: Mapping[str, Any] | None = None, *, maske
     made = make(env, env_args)
     with closed_on_error(made):
         stacks = stacks_of(made)
-        masked = masked and not isinstance(made, JoinedEnv)  # whose masks are part of what agents see
+        agents = _agents_of(made)
+        masked = masked and agents is None  # masks of several agents are part of what they see
         spec = describe(env, made.observation_space, made.action_space, env_args, stacks, masked=masked)
-        return made, replace(spec, agents=made.agents) if isinstance(made, JoinedEnv) else spec
+        return made, spec if agents is None else replace(spec, agents=agents)
+
+
+def _agents_of(made: Env) -> Agents | None:
+    return made.agents if isinstance(made, EnvOfAgents) else None
 
 
 def make_probed(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[Env, EnvSpec]:

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from raynforce.errors import UsageError
-from raynforce.spaces import MASK, ActionSpec, ObsLeaf
+from raynforce.spaces import MASK, ActionSpec, Agents, ObsLeaf
 
 KEY = "action_mask"  # in `info`, and in a `Dict` of observations
 
@@ -40,6 +40,15 @@ def require_leaves(env: str, obs: Sequence[ObsLeaf], action: ActionSpec) -> None
                 raise UsageError(f"env {env!r} has {MASK!r} of {found}: expected 'multibinary' and uint8 or int8")
     if all(leaf.path == MASK for leaf in obs):
         raise UsageError(f"env {env!r} has no observation beside its action mask: a policy needs something to go by")
+
+
+def require_declared(env: str, obs: Sequence[ObsLeaf], action: ActionSpec, agents: Agents | None) -> None:
+    """The same of a simulator with several agents: of what each kind of them sees and does."""
+    if agents is None:
+        require_leaves(env, obs, action)
+        return
+    for kind in agents.kinds:
+        require_leaves(f"{env} ({agents.names[kind.agents[0]]})", kind.obs, kind.action)
 
 
 def has_mask(info: Any) -> bool:

@@ -14,13 +14,14 @@ import numpy as np
 
 from raynforce.envs.addresses import LAUNCH, Where, addresses, find_key, is_remote, require_safe
 from raynforce.envs.launching import Launched
-from raynforce.envs.simulators import random_actions
+from raynforce.envs.simulators import random_actions, random_of
 from raynforce.errors import UsageError
+from raynforce.protocol.agents import MISPLACED, misplaced
 from raynforce.protocol.codec import ENDED, RESET, SEEDS, Codec, join_states, split_states
 from raynforce.protocol.frame import HEADER, MOST_ENVS, Message, ProtocolError, Type
 from raynforce.protocol.handshake import CAPABILITIES, Deadlines, Hello, Inference, Welcome
 from raynforce.protocol.spaces import DTYPES, misfits
-from raynforce.spaces import FORBIDS, MASK, forbids_all
+from raynforce.spaces import FORBIDS, MASK, EnvSpec, forbids_all
 
 SESSION = 0x1122334455667788
 
@@ -175,6 +176,7 @@ class Peer:
         self.codec.agree(hello.spaces, self.autoreset, hello.envs, 0, self.capabilities, length)
         self.rng = np.random.default_rng(0)
         self.masks: dict[int, np.ndarray] = {}  # by env: the choices that are allowed at what it shows
+        self.shown: dict[int, dict[str, np.ndarray]] = {}  # of several agents: what each env last showed
         self.send(answer._replace(meta={**answer.meta, **more}).to_bytes())
         return hello
 
@@ -219,7 +221,12 @@ class Peer:
     def actions(self, envs: Sequence[int]) -> np.ndarray:
         """Random ones, that are allowed at what these envs have last shown."""
         assert self.hello is not None
-        action = self.hello.spaces.action
+        action, agents = self.hello.spaces.action, self.hello.agents
+        if agents is not None:
+            none = {leaf.path: np.zeros(leaf.shape, leaf.dtype) for leaf in self.hello.spaces.obs}
+            seen = [self.shown.get(env, none) for env in envs]
+            spec = EnvSpec(self.hello.software, self.hello.spaces.obs, action, {}, agents)
+            return random_of(spec, {path: np.stack([one[path] for one in seen]) for path in none}, self.rng)
         allowed = [self.masks.get(env, np.ones(sum(action.sizes), np.int8)) for env in envs]
         return random_actions(action, len(envs), self.rng, np.stack(allowed) if self.masks else None)
 
@@ -280,6 +287,13 @@ class Peer:
                 if forbids_all(column, self.hello.spaces.action.sizes).any() and self.autoreset == "same_step":
                     raise Failed(f"{MASK} {FORBIDS}")
                 self.masks |= dict(zip(ids.tolist(), column.copy(), strict=True))
+        if self.hello.agents is not None:
+            columns = {leaf.path: column for leaf, column in zip(leaves, obs, strict=True)}
+            running = np.ones(len(ids), np.bool_) if self.autoreset == "same_step" else (status & ENDED) == 0
+            if (misplaced(columns["obs/flags"]) & running).any():
+                raise Failed(MISPLACED)
+            for i, env in enumerate(ids.tolist()):
+                self.shown[env] = {path: column[i].copy() for path, column in columns.items()}
         for i, env in enumerate(ids.tolist()):
             if int(status[i]) not in (0, 1, 2, 3, RESET):
                 raise Failed(f"env {env} has status {status[i]}")

@@ -16,7 +16,7 @@ import numpy as np
 
 from raynforce.envs.faults import Unavailable
 from raynforce.envs.lanes import BrokenLane
-from raynforce.envs.masks import require_leaves
+from raynforce.envs.masks import require_declared
 from raynforce.envs.simulators import LOOK, Simulators, patient_offer
 from raynforce.envs.vector import derive_seed
 from raynforce.errors import EnvError, UsageError, summary
@@ -370,8 +370,11 @@ class RemoteSimulators(Simulators):
         self._watch_peer(peer)
         if hasattr(self, "spec"):
             self._begin(free)
-        elif self._peers[0].session.hello.spaces != peer.session.hello.spaces:
-            raise UsageError(f"env {self._env!r}: {peer.name} has other spaces than {self._peers[0].name}")
+        else:
+            first, other = self._peers[0].session.hello, peer.session.hello
+            if (first.spaces, first.agents) != (other.spaces, other.agents):
+                told = f"{peer.name} has other spaces or agents than {self._peers[0].name}"
+                raise UsageError(f"env {self._env!r}: {told}")
         self._start()
 
     def _watch(self) -> None:
@@ -415,6 +418,6 @@ def remote_spec(env: str, args: Mapping[str, Any] | None = None) -> EnvSpec:
     """What the simulators take and give: what the first one says, which is waited for."""
     from raynforce.envs import gateway as gateways
 
-    spaces = gateways.gateway(env).wait_for(1).spaces
-    require_leaves(env, spaces.obs, spaces.action)
-    return EnvSpec(env, spaces.obs, spaces.action, dict(args or {}))
+    hello = gateways.gateway(env).wait_for(1)
+    require_declared(env, hello.spaces.obs, hello.spaces.action, hello.agents)
+    return EnvSpec(env, hello.spaces.obs, hello.spaces.action, dict(args or {}), hello.agents)

@@ -14,6 +14,7 @@ from gymnasium.vector.utils import batch_space
 
 from raynforce.envs.addresses import is_remote
 from raynforce.envs.faults import EnvFault
+from raynforce.envs.joined import EnvOfAgents
 from raynforce.envs.launching import PREFIX, is_simulator
 from raynforce.envs.make import locate
 from raynforce.envs.simulators import Simulators
@@ -25,11 +26,12 @@ Autoreset = Literal["same-step", "next-step"]
 MODES = {"same-step": AutoresetMode.SAME_STEP, "next-step": AutoresetMode.NEXT_STEP}
 
 
-class SimulatorEnv(gymnasium.Env[Any, Any]):
+class SimulatorEnv(EnvOfAgents):
     """One env of a simulator process as an ordinary environment; `config` are the simulator's settings."""
 
     def __init__(self, command: str, **config: Any) -> None:
         self._lanes = simulators(command, config, 1)
+        self.agents = self._lanes.spec.agents
         self.observation_space, self.action_space = gym_spaces(self._lanes.spec)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -21,7 +21,7 @@ from raynforce.envs.describe import bits
 from raynforce.envs.faults import CUT, KEPT, RECYCLED, EnvFault, count_break
 from raynforce.envs.lanes import BrokenLane, Lanes, ParallelVector
 from raynforce.envs.launching import Launched, is_simulator
-from raynforce.envs.masks import require_leaves
+from raynforce.envs.masks import require_declared
 from raynforce.envs.rows import Rows
 from raynforce.envs.vector import NEVER, NOT_AT_ALL, EnvArgs, Recycle, derive_seed, first_of_attempt
 from raynforce.errors import EnvError, UsageError
@@ -34,7 +34,7 @@ from raynforce.protocol.policy_session import Broken, Overdue, Results, Snapshot
 from raynforce.protocol.session import Ended
 from raynforce.protocol.shared import SharedObs
 from raynforce.protocol.spaces import Spaces
-from raynforce.spaces import MASK, ActionSpec, EnvSpec
+from raynforce.spaces import MASK, ActionSpec, EnvSpec, action_slices, leaf_name
 from raynforce.trees import Tree
 
 START_SECONDS = 60.0
@@ -73,9 +73,9 @@ class Simulator:
         if self.link is not None:
             return self.link
         env, process = self.process.env, self.process
-        if self._listener.refused:
-            raise EnvError(f"env {env!r} was refused ({next(iter(self._listener.refused))}){process.words()}")
-        if process.ended():
+        if any(code != "lost" for code in self._listener.refused):
+            raise EnvError(f"env {env!r} was refused: {self._listener.told}")
+        if self._listener.refused or process.ended():
             told = f"env {env!r} {process.ending()}, before it had connected"
             raise EnvError(f"{told}: `raynforce sim check COMMAND` tells what a simulator has to do")
         if time.monotonic() > self._until:
@@ -154,8 +154,8 @@ class Simulators:
             while (link := self._joined()) is None:
                 self.wait()
             hello = link.session.hello
-            require_leaves(env, hello.spaces.obs, hello.spaces.action)
-            self.spec = EnvSpec(env, hello.spaces.obs, hello.spaces.action, self._args)
+            require_declared(env, hello.spaces.obs, hello.spaces.action, hello.agents)
+            self.spec = EnvSpec(env, hello.spaces.obs, hello.spaces.action, self._args, hello.agents)
             if link.session.saves:
                 self.saves, self.way_back = True, "through the simulator's own snapshots"
             rows = self.rows = Rows(self.spec, count)
@@ -706,8 +706,8 @@ class Simulators:
                 f"env {self._env!r} has {hello.envs} envs in a process, not {self.count}: give --envs {hello.envs}, or "
                 "let it make as many as RAYNFORCE_ENVS says"
             )
-        if hasattr(self, "spec") and Spaces.of(self.spec) != hello.spaces:
-            raise EnvError(f"env {self._env!r} has other spaces than before it was started again")
+        if hasattr(self, "spec") and (Spaces.of(self.spec), self.spec.agents) != (hello.spaces, hello.agents):
+            raise EnvError(f"env {self._env!r} has other spaces or agents than before it was started again")
 
     def _watch(self) -> None:
         """Have the poll watch the right sockets for the right things."""
@@ -802,6 +802,21 @@ def random_actions(
     return start + rng.integers(0, np.array(action.sizes).reshape(action.shape), (count, *action.shape))
 
 
+def random_of(spec: EnvSpec, obs: Mapping[str, np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    """Actions for all that see `obs`, `[N, ...]` by path, of those that their masks allow; also of several agents."""
+    count = len(next(iter(obs.values())))
+    if spec.agents is None:
+        return random_actions(spec.action, count, rng, obs.get(MASK)).astype(spec.action.dtype)
+    actions = np.zeros((count, *spec.action.shape), spec.action.dtype)
+    slices = action_slices(spec.agents)
+    for k, kind in enumerate(spec.agents.kinds):
+        masks = next((obs[f"obs/{leaf_name(k, i)}"] for i, leaf in enumerate(kind.obs) if leaf.path == MASK), None)
+        for row, agent in enumerate(kind.agents):
+            chosen = random_actions(kind.action, count, rng, None if masks is None else masks[:, row] != 0)
+            actions[:, slices[agent]] = chosen.reshape(count, -1)
+    return actions
+
+
 def cost_of_simulator(env: str, args: Mapping[str, Any] | None, envs: int = 8) -> tuple[EnvSpec, Cost]:
     """What a simulator takes and gives, and what a step costs with so many envs in a process."""
     if is_remote(env):
@@ -815,8 +830,7 @@ def cost_of_simulator(env: str, args: Mapping[str, Any] | None, envs: int = 8) -
     try:
         until = time.monotonic() + TRIAL_SECONDS
         while len(took) < STEPS * PASSES and (not took or time.monotonic() < until):
-            actions = random_actions(lanes.spec.action, envs, rng, lanes.obs.get(MASK))
-            actions = actions.astype(lanes.spec.action.dtype)
+            actions = random_of(lanes.spec, lanes.obs, rng)
             began = time.perf_counter()
             lanes.step_all(actions)
             took.append((time.perf_counter() - began) / envs)

@@ -183,14 +183,15 @@ def make_vector(
         raise UsageError(f"num_envs is {num_envs}; it must be 1 or more")
     if seed < 0:
         raise UsageError(f"seed is {seed}; it must be 0 or more")
+    given = {name: value for name, value in (env_args or {}).items() if name != STATE}  # simulators always give theirs
     if is_remote(env):
         from raynforce.envs.remote import remote_lanes
 
         where = {"gateway": gateway, "at_most": at_most, "hang_seconds": hang_seconds}
-        return SimulatorVector(remote_lanes(env, env_args, num_envs, seed=seed, sampler=sampler, **where))
+        return SimulatorVector(remote_lanes(env, given, num_envs, seed=seed, sampler=sampler, **where))
     if is_simulator(env):
         which: dict[str, Any] = {"seed": seed, "sampler": sampler, "hang_seconds": hang_seconds, "recycle": recycle}
-        return SimulatorVector(Simulators(env, env_args, num_envs, **which), record and exact_resume)
+        return SimulatorVector(Simulators(env, given, num_envs, **which), record and exact_resume)
     record = record and exact_resume
     if parallel != "no":
         how: dict[str, Any] = {"parallel": parallel, "record": record, "hang_seconds": hang_seconds, "masked": masked}
@@ -207,7 +208,7 @@ def probe(env: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
     if is_remote(env):
         from raynforce.envs.remote import remote_spec
 
-        return remote_spec(env, env_args)
+        return as_lane(remote_spec(env, env_args))
     made, spec = make_probed(env, env_args)
     close_env(made)
     return as_lane(spec)

@@ -188,6 +188,7 @@ class Listener:
         token, launch = offer.token or secrets.token_bytes(32), offer.launch or secrets.token_hex(8)
         self.offer = replace(offer, token=token, launch=launch)
         self.refused: Counter[str] = Counter()  # dropped connections: `silence`, `crowd`, or the code of a refusal
+        self.told = ""  # why the last one was refused
         self._most_waiting = most_waiting
         self._strangers: dict[Link, float] = {}  # the oldest first, and when each must be done
         self._proven: deque[Link] = deque()
@@ -273,6 +274,7 @@ class Listener:
     def _drop(self, links: Iterable[Link], reason: str) -> None:
         for link in links:
             self.refused[reason] += 1
+            self.told = link.session.ended.reason if link.session.ended else reason
             del self._strangers[link]
             self._selector.unregister(link)
             link.close()

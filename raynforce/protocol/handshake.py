@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from raynforce.errors import UsageError
+from raynforce.protocol.agents import agents_json, read_agents
 from raynforce.protocol.codec import AUTORESET
 from raynforce.protocol.fields import flag, items, mapping, one_of, take, text, whole
 from raynforce.protocol.frame import MAJOR, MINORS, MOST_BODY, MOST_ENVS, Message, ProtocolError, Type, clean
 from raynforce.protocol.shared import SharedObs
 from raynforce.protocol.spaces import Spaces, differences, row_bytes
+from raynforce.spaces import Agents
 
 # The host's own count of returns and lengths; what each env itself took; numbers of episodes that ended; saved states.
 CAPABILITIES = ("episodes", "timing", "info", "snapshot")
@@ -61,12 +63,15 @@ class Hello:
     minors: tuple[int, int] = MINORS
     host: int | None = None  # which of the launch's hosts it is, if it was told
     resume: int = 0  # the session that it wants to go on with, after its connection was lost
+    agents: Agents | None = None  # who takes part in each env, if there are several; `spaces` are then of all of them
 
     def message(self) -> Message:
         protocol = {"major": MAJOR, "minor_min": self.minors[0], "minor_max": self.minors[1]}
         software = {"name": self.software, "version": self.version}
         meta = {"protocol": protocol, "software": software, "pid": self.pid, "spaces": self.spaces.to_json()}
         meta |= {"autoreset": list(self.autoreset), "capabilities": list(self.capabilities)}
+        if self.agents is not None:
+            meta["agents"] = agents_json(self.agents)
         if self.host is not None:
             meta["host"] = self.host
         if self.resume:
@@ -83,9 +88,10 @@ class Hello:
             raise ProtocolError("version", f"protocol.major is {protocol['major']}; this side speaks {MAJOR}")
         low, high = (whole(take(protocol, n, "protocol"), f"protocol.{n}", 0, 255) for n in ("minor_min", "minor_max"))
         software = mapping(take(meta, "software", "HELLO"), "software")
+        spaces, agents = Spaces.from_json(take(meta, "spaces", "HELLO")), meta.get("agents")
         return Hello(
             envs=message.envs,
-            spaces=Spaces.from_json(take(meta, "spaces", "HELLO")),
+            spaces=spaces,
             autoreset=_words(take(meta, "autoreset", "HELLO"), "autoreset", 1),
             capabilities=_words(take(meta, "capabilities", "HELLO", []), "capabilities", 0),
             software=text(take(software, "name", "software"), "software.name"),
@@ -96,6 +102,7 @@ class Hello:
             minors=(low, high),
             host=None if (host := meta.get("host")) is None else whole(host, "host", 0, (1 << 32) - 1),
             resume=_session(_optional(meta, "resume")),
+            agents=None if agents is None else read_agents(agents, spaces),
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from raynforce.errors import UsageError
 from raynforce.infos import NOTHING as NO_INFO
 from raynforce.infos import Info, numbers
+from raynforce.protocol.agents import MISPLACED, misplaced
 from raynforce.protocol.codec import (
     BROKE,
     ENDED,
@@ -148,7 +149,8 @@ class PolicySession(Session):
         self.open, self.ended, self._began = False, None, now
 
     def _resume(self, hello: Hello, now: float) -> Outcome:
-        if (hello.resume, hello.envs, hello.spaces) != (self.session, self.hello.envs, self.hello.spaces):
+        now_and_then = [(one.envs, one.spaces, one.agents) for one in (hello, self.hello)]
+        if hello.resume != self.session or now_and_then[0] != now_and_then[1]:
             raise ProtocolError("session", "HELLO is not from the host that this session was with")
         self.open, self._heard = True, now
         busy = self._open_requests()
@@ -423,6 +425,12 @@ class PolicySession(Session):
                 found &= ~results.terminated
             if found.any():
                 bad, where = (nothing if bad is None else bad) | found, f"{MASK} {FORBIDS}"
+        if self.hello.agents is not None:
+            found = misplaced(results.obs["obs/flags"])
+            if self.welcome.autoreset != "same_step":
+                found &= ~(results.terminated | results.truncated)
+            if found.any():
+                bad, where = (nothing if bad is None else bad) | found, MISPLACED
         return bad, where
 
     def _cut_without_choice(self, results: Results) -> np.ndarray:

@@ -53,15 +53,15 @@ class Spaces:
         return {"obs": obs, "action": action}
 
     @staticmethod
-    def from_json(data: object) -> Spaces:
+    def from_json(data: object, where: str = "spaces") -> Spaces:
         """From a peer: everything is checked, and what is wrong is named as in `spaces.obs[1].shape`."""
-        found = mapping(data, "spaces")
-        obs = items(take(found, "obs", "spaces"), "spaces.obs", 1, MOST_LEAVES)
-        leaves = tuple(_leaf(leaf, f"spaces.obs[{i}]") for i, leaf in enumerate(obs))
+        found = mapping(data, where)
+        obs = items(take(found, "obs", where), f"{where}.obs", 1, MOST_LEAVES)
+        leaves = tuple(_leaf(leaf, f"{where}.obs[{i}]") for i, leaf in enumerate(obs))
         paths = [leaf.path for leaf in leaves]
         if len(set(paths)) < len(paths):
-            raise ProtocolError("field", "spaces.obs has two leaves of the same path")
-        spaces = Spaces(leaves, _action(take(found, "action", "spaces")))
+            raise ProtocolError("field", f"{where}.obs has two leaves of the same path")
+        spaces = Spaces(leaves, _action(take(found, "action", where), f"{where}.action"))
         if spaces.obs_bytes > MOST_BODY:
             raise ProtocolError(
                 "limit", f"one observation has {spaces.obs_bytes} bytes; at most {MOST_BODY} are allowed"
@@ -130,8 +130,7 @@ def _leaf(data: object, where: str) -> ObsLeaf:
     return ObsLeaf(path, *_elements(found, where, _KINDS), whole(stack, f"{where}.stack", 1, 1 << 16))
 
 
-def _action(data: object) -> ActionSpec:
-    where = "spaces.action"
+def _action(data: object, where: str) -> ActionSpec:
     found = mapping(data, where)
     elements = _elements(found, where, _ACTION_KINDS)
     kind, shape = elements[:2]
@@ -139,7 +138,8 @@ def _action(data: object) -> ActionSpec:
         raise wrong(f"{where}.shape", list(shape), f"at most {MOST_ACTION} elements")
     if kind != "box":
         return ActionSpec(*elements)
-    return ActionSpec(*elements, _bounds(found, "low", -math.inf, shape), _bounds(found, "high", math.inf, shape))
+    ends = [_bounds(found, name, end, shape, where) for name, end in (("low", -math.inf), ("high", math.inf))]
+    return ActionSpec(*elements, *ends)
 
 
 def _elements(found: dict[str, Any], where: str, kinds: Sequence[str]) -> tuple[Any, tuple[int, ...], str, Any, Any]:
@@ -176,8 +176,8 @@ def _choices(
     return checked, tuple(whole(first, f"{where}.start[{i}]", *_WHOLE) for i, first in enumerate(start))
 
 
-def _bounds(data: dict[str, Any], name: str, default: float, shape: tuple[int, ...]) -> tuple[float, ...]:
-    where, count = f"spaces.action.{name}", math.prod(shape)
+def _bounds(data: dict[str, Any], name: str, default: float, shape: tuple[int, ...], where: str) -> tuple[float, ...]:
+    where, count = f"{where}.{name}", math.prod(shape)
     bounds = data.get(name)
     if bounds is None:
         return (default,) * count

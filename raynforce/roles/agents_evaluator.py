@@ -105,7 +105,8 @@ class AgentsEvaluator(Evaluator):
 
     def _vector(self) -> VectorEnv:
         if self._envs is None:
-            self._envs = self._args.environments(EVALUATION_STREAM, record=False, hang_seconds=self._hang_seconds)
+            how: dict[str, Any] = {"record": False, "hang_seconds": self._hang_seconds, "at_most": True}
+            self._envs = self._args.environments(EVALUATION_STREAM, **how)
         return self._envs
 
 

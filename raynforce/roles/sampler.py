@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -133,13 +134,13 @@ class Sampler:
         start = clock()
         if "logp" in actor.spec.record:
             columns["logp"] = self._logp({**out, **kept}, action, seen)
-        if "priority" in actor.spec.record:
-            columns["priority"] = self._priority(kept, columns, now)
+        if "priority" in actor.spec.record and self._turns is None:
+            columns["priority"] = self._priority(kept, columns)
         in_policy += clock() - start
         named = {"version": version.number, "sampler": self.index, "sequence": self._sequence}
         fragment = finish(columns, episodes, **named, state0=state0, every=every)
         if self._turns is not None:
-            fragment = self._turns.compact(fragment, cuts)
+            fragment = self._with_priority(self._turns.compact(fragment, cuts))
         self._sequence += 1
         faults = [fault.facts() for fault in envs.take_faults()]
         if began > self._measured + 0.1:  # it takes as long as a step
@@ -166,20 +167,28 @@ class Sampler:
         actions = action.reshape(-1, *action.shape[2:])
         return self._actor.distribution.logp(flat, actions).reshape(action.shape[:2]).astype(np.float32)
 
-    def _priority(
-        self, kept: dict[str, np.ndarray], columns: dict[str, np.ndarray], now: dict[str, np.ndarray]
-    ) -> np.ndarray:
+    def _with_priority(self, fragment: Fragment) -> Fragment:
+        """A fragment of turns with its priorities, if they are asked for: only now it is known what moves led to."""
+        if "priority" not in self._actor.spec.record:
+            return fragment
+        seen = {path: fragment[path].reshape(-1, *fragment[path].shape[2:]) for path in self._obs}
+        out = self._actor.outputs(seen)
+        kept = {name: out[name].reshape(fragment.length + 1, fragment.lanes, -1) for name in self._actor.spec.kept}
+        priority = self._priority(kept, fragment.columns)
+        return replace(fragment, columns={**fragment.columns, "priority": priority})
+
+    def _priority(self, kept: dict[str, np.ndarray], columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Absolute one-step errors `[T, B]` of the acting network's own action values; 0 where a row is not valid."""
         spec, outputs = self._actor.spec, self._actor.outputs
         valid, terminated, ends = columns["valid"], columns["terminated"], columns["final/index"]
-        after = outputs(now)
+        after = outputs({path: columns[path][-1] for path in self._obs})
         for name, column in kept.items():
             column[-1] = after[name]
         value = spec.action_values(kept)  # [n, T+1, B]
         best = _best(value, columns.get(MASK))[1:]  # [T, B] of the next state
         counts = (valid & ~terminated).reshape(-1)[ends]  # [K] whose last observations are bootstrapped from
         if counts.any():
-            seen = {path: columns[f"final/{path}"][counts] for path in now}
+            seen = {path: columns[f"final/{path}"][counts] for path in self._obs}
             last = _best(spec.action_values(outputs(seen)), seen.get(MASK))
             best[np.divmod(ends[counts], valid.shape[1])] = last
         chosen = np.take_along_axis(value[:, :-1], columns["action"][None], 0)[0]

@@ -125,6 +125,9 @@ class Topology:
         if not is_simulator(env.env):
             what = f"{asked} is for simulators, which choose their own actions, and env {env.env!r} is none"
             raise UsageError(f"{what}: leave it out")
+        if env.agents is not None:
+            what = f"{asked} is for simulators of one agent, and env {env.env!r} has {len(env.agents.names)}"
+            raise UsageError(f"{what}: use --inference server")
         if self.paced_by_envs or self.gathers_gradients:
             raise UsageError(f"{asked} goes with topology sync, overlap, async or replay, not {config.topology!r}")
 

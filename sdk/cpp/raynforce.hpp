@@ -7,6 +7,7 @@
 //     };
 //     int main(int argc, char** argv) { return raynforce::serve<Pendulum>(argc, argv); }
 //
+// A class with `static std::vector<raynforce::Agent> agents()` has several agents: see `serve` and examples/cpp/hunt.cpp.
 // Then: raynforce train ppo ./pendulum --envs 64
 //
 // The wire is docs/protocol.md. From top to bottom: values (JSON, spaces, observations), the host's session without I/O, sockets, `Server`
@@ -435,6 +436,7 @@ inline Leaf action_mask(const Leaf& action) {
 struct Spaces {
   std::vector<Leaf> obs;
   Leaf action;
+  Json agents = {};  // of several agents in one env, whose observation and action this is: see `Agents`
 
   /// Throws `Error` if the policy could not take them.
   void check() const;
@@ -607,6 +609,8 @@ class Obs {
       throw Error("observation leaf " + found.path + " is " + detail::facts(found.dtype).name + ", not " + detail::facts(dtype_of<T>()).name);
     return reinterpret_cast<T*>(rows_[leaf] + env_ * found.bytes());
   }
+  /// The same as bytes, of whatever type it is.
+  std::uint8_t* bytes(std::size_t leaf) const { return rows_[leaf] + env_ * leaves_->at(leaf).bytes(); }
   /// Its elements, for a range-based loop or an assignment: `obs[2] = 0.5f` of a single leaf of floats.
   float& operator[](std::size_t i) const { return data<float>()[i]; }
 
@@ -672,6 +676,226 @@ void unpack(const std::string& bytes, Values&... values) {
   if (bytes.size() != (sizeof(Values) + ... + 0)) throw Error("a state of " + std::to_string(bytes.size()) + " bytes is not one of this simulator's");
   const char* from = bytes.data();
   ((std::memcpy(&values, from, sizeof values), from += sizeof values), ...);
+}
+
+// -- several agents -----------------------------------------------------------------------------------------------------
+
+/// One of several agents in an env: what it sees and does.
+struct Agent {
+  std::string name;
+  Spaces spaces;
+};
+
+/// Who takes part in an env, and where each agent's part is in the observation and action of all.
+struct Cast {
+  /// With `turns` only those act whose turn it is, else all that are there; `state` is the width of the global state, if there is one.
+  explicit Cast(std::vector<Agent> agents, bool in_turns = false, std::size_t state = 0);
+
+  struct Place {
+    std::size_t kind, row, column;  // its kind, its row among those of that kind, and where its action begins
+  };
+  std::vector<Agent> all;
+  bool turns;
+  Spaces spaces;                    // of all of them, for `Server`
+  std::vector<Place> places;        // of each agent
+  std::vector<std::size_t> firsts;  // the first leaf of each kind
+};
+
+/// The agents of one env: what each does in a step, and what it then sees and earns. All are there when an episode begins; it ends when none
+/// is left. What is not written stays as it was.
+class Agents {
+ public:
+  explicit Agents(const Cast& cast) : cast_(&cast), here_(cast.all.size()), was_here_(here_.size()), acts_(here_.size()) {
+    for (const Leaf& leaf : cast.spaces.obs) memory_.emplace_back(leaf.bytes()), rows_.push_back(memory_.back().data());
+    for (const Agent& agent : cast.all) actions_.emplace_back(agent.spaces.action.bytes());
+  }
+  Agents(const Agents&) = delete;
+  Agents& operator=(const Agents&) = delete;
+
+  std::size_t size() const { return here_.size(); }
+  /// Whether it is in the episode.
+  bool here(std::size_t agent) const { return here_.at(agent) != 0; }
+  /// In a step: whether it has chosen an action; those of others mean nothing.
+  bool acts(std::size_t agent) const { return acts_.at(agent) != 0; }
+  Action action(std::size_t agent) const { return Action(&cast_->all.at(agent).spaces.action, actions_[agent].data()); }
+
+  /// Where what it sees is written.
+  Obs obs(std::size_t agent) const {
+    const Cast::Place& place = cast_->places.at(agent);
+    return Obs(&cast_->all[agent].spaces.obs, rows_.data() + cast_->firsts[place.kind], place.row);
+  }
+  /// Where the global state is written.
+  float* state() { return reinterpret_cast<float*>(memory_.back().data()); }
+  /// It earns so much more in this step. Who is not there earns nothing.
+  void reward(std::size_t agent, double more) {
+    if (was_here_.at(agent) != 0) rewards()[agent] += static_cast<float>(more);
+  }
+  /// Its episode ends: it has terminated, or was `truncated`, by a limit of time. At a reset: it is not there yet.
+  void leave(std::size_t agent, bool truncated = false) {
+    if (here(agent) && !resets_) flags(truncated ? 2 : 1)[agent] = 1;
+    here_[agent] = 0;
+  }
+  /// The same for all that are there.
+  void end(bool truncated = false) {
+    for (std::size_t i = 0; i < size(); ++i) leave(i, truncated);
+  }
+  /// It is there from now on.
+  void enter(std::size_t agent) {
+    if (!here(agent) && (flags(1)[agent] != 0 || flags(2)[agent] != 0)) throw Error("agent " + cast_->all[agent].name + " left in this step: it may come back in the next");
+    here_[agent] = 1;
+  }
+  /// With turns: it is to act next. There may be several.
+  void turn(std::size_t agent) {
+    if (!cast_->turns) throw Error("all agents act in each step: turn(agent) is for a class with `static constexpr bool turns = true`");
+    if (!here(agent)) throw Error("it is the turn of agent " + cast_->all.at(agent).name + ", who is not there");
+    flags(0)[agent] = 1;
+  }
+
+  // For engines that own their loop: `begin` at a reset, `take` before a step; `show` then writes for `Server::submit`. `saved` and `load` are
+  // for snapshots.
+
+  void begin() {
+    const std::vector<Leaf>& leaves = cast_->spaces.obs;
+    for (std::size_t leaf = 0; leaf < leaves.size(); ++leaf) {
+      std::fill(memory_[leaf].begin(), memory_[leaf].end(), std::uint8_t{0});
+      for (std::size_t i = 0; i < leaves[leaf].start.size(); ++i)
+        if (leaves[leaf].start[i] != 0) put(leaves[leaf].dtype, memory_[leaf].data(), i, static_cast<double>(leaves[leaf].start[i]));
+    }
+    std::fill(here_.begin(), here_.end(), std::uint8_t{1});
+    was_here_.assign(size(), 0), acts_.assign(size(), 0), resets_ = true;
+  }
+  void take(Action action) {
+    acts_.assign(flags(0), flags(0) + size()), was_here_ = here_, resets_ = false;
+    std::fill(memory_[0].begin(), memory_[0].end(), std::uint8_t{0});
+    std::fill(memory_[1].begin(), memory_[1].end(), std::uint8_t{0});
+    for (std::size_t agent = 0; agent < size(); ++agent) {
+      const Leaf& leaf = cast_->all[agent].spaces.action;
+      for (std::size_t i = 0; i < leaf.elements(); ++i) put(leaf.dtype, actions_[agent].data(), i, static_cast<double>(action[cast_->places[agent].column + i]));
+    }
+  }
+  Step show(Obs obs) {
+    bool there = false, acting = false;
+    double total = 0;
+    for (std::size_t agent = 0; agent < size(); ++agent) {
+      if (!cast_->turns || here_[agent] == 0) flags(0)[agent] = here_[agent];
+      there |= here_[agent] != 0, acting |= flags(0)[agent] != 0, total += static_cast<double>(rewards()[agent]);
+    }
+    if (!acting && (there || resets_)) throw Error(there ? "it is nobody's turn: call turn(agent)" : "no agent is there after the reset");
+    write(obs);
+    return {total, !there, false};
+  }
+  std::string saved() const {
+    std::string bytes(here_.begin(), here_.end());
+    for (const std::vector<std::uint8_t>& leaf : memory_) bytes.append(leaf.begin(), leaf.end());
+    return bytes;
+  }
+  /// Reads what was `saved`, the first bytes of a state, and shows it; how many these are.
+  std::size_t load(const std::string& state, Obs obs) {
+    std::size_t at = size();
+    for (const std::vector<std::uint8_t>& leaf : memory_) at += leaf.size();
+    if (state.size() < at) throw Error("a state of " + std::to_string(state.size()) + " bytes is not one of this simulator's");
+    const char* from = state.data();
+    std::memcpy(here_.data(), from, size()), from += size();
+    for (std::vector<std::uint8_t>& leaf : memory_) std::memcpy(leaf.data(), from, leaf.size()), from += leaf.size();
+    write(obs);
+    return at;
+  }
+
+ private:
+  void write(Obs obs) const {
+    for (std::size_t leaf = 0; leaf < memory_.size(); ++leaf) std::memcpy(obs.bytes(leaf), memory_[leaf].data(), memory_[leaf].size());
+  }
+  float* rewards() { return reinterpret_cast<float*>(memory_[0].data()); }
+  std::uint8_t* flags(std::size_t row) { return memory_[1].data() + row * size(); }  // who acts next, has terminated, was truncated
+  template <class T>
+  static void put_as(std::uint8_t* to, std::size_t i, double value) {
+    T element;
+    if constexpr (std::is_integral_v<T>)
+      element = static_cast<T>(std::llround(value));
+    else
+      element = static_cast<T>(value);
+    std::memcpy(to + i * sizeof element, &element, sizeof element);
+  }
+  static void put(DType dtype, std::uint8_t* to, std::size_t i, double value) {
+    switch (dtype) {
+      case DType::u8: return put_as<std::uint8_t>(to, i, value);
+      case DType::i8: return put_as<std::int8_t>(to, i, value);
+      case DType::u16: return put_as<std::uint16_t>(to, i, value);
+      case DType::i16: return put_as<std::int16_t>(to, i, value);
+      case DType::u32: return put_as<std::uint32_t>(to, i, value);
+      case DType::i32: return put_as<std::int32_t>(to, i, value);
+      case DType::u64: return put_as<std::uint64_t>(to, i, value);
+      case DType::i64: return put_as<std::int64_t>(to, i, value);
+      case DType::f32: return put_as<float>(to, i, value);
+      case DType::f64: return put_as<double>(to, i, value);
+    }
+  }
+
+  const Cast* cast_;
+  std::vector<std::uint8_t> here_, was_here_, acts_;
+  std::vector<std::vector<std::uint8_t>> memory_, actions_;  // each leaf of the observation of all; the action of each
+  std::vector<std::uint8_t*> rows_;
+  bool resets_ = true;
+};
+
+inline Cast::Cast(std::vector<Agent> agents, bool in_turns, std::size_t state) : all(std::move(agents)), turns(in_turns) {
+  if (all.empty()) throw Error("there are no agents");
+  std::vector<std::vector<std::size_t>> members;
+  std::vector<std::string> kinds;
+  std::map<std::string, int> names;
+  std::size_t column = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    Agent& agent = all[i];
+    if (agent.name.empty() || names[agent.name]++ != 0) throw Error(agent.name.empty() ? "an agent has no name" : "two agents are named " + agent.name);
+    try {
+      agent.spaces.check();
+    } catch (const Error& error) {
+      throw Error("agent " + agent.name + ": " + error.what());
+    }
+    for (Leaf& leaf : agent.spaces.obs) leaf.stack = 1;  // frames of agents that come and go do not follow each other
+    const std::string text = agent.spaces.canonical();
+    const std::size_t kind = static_cast<std::size_t>(std::find(kinds.begin(), kinds.end(), text) - kinds.begin());
+    if (kind == kinds.size()) kinds.push_back(text), members.emplace_back();
+    places.push_back({kind, members[kind].size(), column});
+    members[kind].push_back(i), column += agent.spaces.action.elements();
+  }
+  Leaf flags;
+  flags.kind = "multibinary", flags.dtype = DType::u8, flags.shape = {3, all.size()};
+  spaces.obs = {box({all.size()}).named("reward"), flags.named("flags")};
+  std::vector<Json> told, called;
+  for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+    const Spaces& one = all[members[kind][0]].spaces;
+    firsts.push_back(spaces.obs.size());
+    for (std::size_t i = 0; i < one.obs.size(); ++i) {
+      Leaf leaf = one.obs[i].named("seen_" + std::to_string(kind) + "_" + std::to_string(i));
+      if (leaf.kind == "discrete") leaf.kind = "multidiscrete";
+      leaf.shape.insert(leaf.shape.begin(), members[kind].size());
+      leaf.sizes.clear(), leaf.start.clear();
+      for (std::size_t row = 0; row < members[kind].size(); ++row) {
+        leaf.sizes.insert(leaf.sizes.end(), one.obs[i].sizes.begin(), one.obs[i].sizes.end());
+        leaf.start.insert(leaf.start.end(), one.obs[i].start.begin(), one.obs[i].start.end());
+      }
+      spaces.obs.push_back(leaf);
+    }
+    Json json = one.json();
+    json.set("agents", detail::json_list(members[kind]));
+    told.push_back(json);
+  }
+  if (state != 0) spaces.obs.push_back(box({state}).named("state"));
+  spaces.action = box({column});
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const Agent& agent : all) {
+    const Leaf& leaf = agent.spaces.action;
+    called.emplace_back(agent.name);
+    for (std::size_t i = 0; i < leaf.elements(); ++i) {
+      const bool bounded = leaf.kind == "box" && !leaf.low.empty();
+      const double first = leaf.sizes.empty() ? -infinity : static_cast<double>(leaf.start[i]);
+      const double last = leaf.sizes.empty() ? infinity : first + static_cast<double>(leaf.sizes[i] - 1);
+      spaces.action.low.push_back(bounded ? leaf.low[i] : first), spaces.action.high.push_back(bounded ? leaf.high[i] : last);
+    }
+  }
+  spaces.agents = Json::object({{"names", Json(std::move(called))}, {"turns", turns}, {"kinds", Json(std::move(told))}, {"state", state}});
+  spaces.check();
 }
 
 // -- the host's session, without I/O ------------------------------------------------------------------------------------
@@ -839,7 +1063,8 @@ class HostSession {
                               {"pid", static_cast<double>(::getpid())},
                               {"spaces", spaces_.json()},
                               {"autoreset", std::vector<Json>{"same_step", "explicit"}},
-                              {"capabilities", capabilities(who)}});
+                              {"capabilities", capabilities(who, spaces_.agents.is_null())}});
+    if (!spaces_.agents.is_null()) meta.set("agents", spaces_.agents);
     if (who.host >= 0) meta.set("host", who.host);
     if (session_ != 0) {
       char text[17];
@@ -1172,8 +1397,9 @@ class HostSession {
     welcomed_ = true;
   }
 
-  static std::vector<Json> capabilities(const Identity& who) {
-    std::vector<Json> names{"episodes", "timing", "info", "inference"};
+  static std::vector<Json> capabilities(const Identity& who, bool alone) {
+    std::vector<Json> names{"episodes", "timing", "info"};
+    if (alone) names.emplace_back("inference");  // of several agents, the trainer chooses
     if (who.shares_memory) names.emplace_back("memory");
     if (who.saves) names.emplace_back("snapshot");
     return names;
@@ -3030,6 +3256,63 @@ template <class Env>
 inline constexpr bool saves<Env, std::void_t<decltype(std::string(std::declval<const Env&>().save())),
                                              decltype(std::declval<Env&>().load(std::declval<const std::string&>(), std::declval<Obs>()))>> = true;
 
+/// What a class of several agents says beside them, if it does.
+template <class Env, class = void>
+inline constexpr bool has_agents = false;
+template <class Env>
+inline constexpr bool has_agents<Env, std::void_t<decltype(std::vector<Agent>(Env::agents()))>> = true;
+template <class Env, class = void>
+inline constexpr bool in_turns = false;
+template <class Env>
+inline constexpr bool in_turns<Env, std::void_t<std::integral_constant<bool, Env::turns>>> = Env::turns;
+template <class Env, class = void>
+inline constexpr std::size_t global_state = 0;
+template <class Env>
+inline constexpr std::size_t global_state<Env, std::void_t<std::integral_constant<std::size_t, Env::state>>> = Env::state;
+template <class Env, class = void>
+inline constexpr bool saves_agents = false;
+template <class Env>
+inline constexpr bool saves_agents<Env, std::void_t<decltype(std::string(std::declval<const Env&>().save())),
+                                                    decltype(std::declval<Env&>().load(std::declval<const std::string&>()))>> = true;
+
+/// An env of several agents as one env.
+template <class Env>
+class OfAgents {
+ public:
+  static const Cast& cast() {
+    static const Cast made(Env::agents(), in_turns<Env>, global_state<Env>);
+    return made;
+  }
+  static Spaces spaces() { return cast().spaces; }
+
+  OfAgents() = default;
+  template <class Config, std::enable_if_t<std::is_same_v<Config, Json> && std::is_constructible_v<Env, const Config&>, int> = 0>
+  explicit OfAgents(const Config& config) : env_(config) {}
+
+  void reset(std::uint64_t seed, Obs obs) {
+    agents_.begin();
+    env_.reset(seed, agents_);
+    agents_.show(obs);
+  }
+  Step step(Action action, Obs obs) {
+    agents_.take(action);
+    env_.step(agents_);
+    return agents_.show(obs);
+  }
+  template <class E = Env, std::enable_if_t<saves_agents<E>, int> = 0>
+  std::string save() const {
+    return agents_.saved() + env_.save();
+  }
+  template <class E = Env, std::enable_if_t<saves_agents<E>, int> = 0>
+  void load(const std::string& state, Obs obs) {
+    env_.load(state.substr(agents_.load(state, obs)));
+  }
+
+ private:
+  Env env_;
+  Agents agents_{cast()};
+};
+
 /// The envs of a simulator, made when they are first reset.
 template <class Env>
 class Envs {
@@ -3193,21 +3476,17 @@ int serve_all(const Spaces& spaces, const Options& options) {
   return 1;
 }
 
-}  // namespace detail
-
-/// Serve envs of the class `Env`, which has `static Spaces spaces()`, `reset(std::uint64_t seed, Obs)`, `Step step(Action, Obs)`, and a
-/// constructor that takes nothing or the settings (`const Json&`). With `std::string save() const` and `void load(const std::string& state,
-/// Obs)` its episodes come back exactly after a resume; `load` may be called on a new object. Returns the exit code of `main`.
+/// Envs of a class, in all the ways that the options name.
 template <class Env>
-int serve(const Options& options) {
+int serve_envs(const Options& options) {
   const Spaces spaces = Env::spaces();
-  if (options.launched) return detail::exit_code(options, detail::serve_one<Env>(spaces, options, detail::connect_patiently(options, 0)));
+  if (options.launched) return exit_code(options, serve_one<Env>(spaces, options, connect_patiently(options, 0)));
   if (options.listen.empty()) {
     std::vector<int> codes(options.sessions, 0);
     std::vector<std::thread> others;
     const auto run = [&](std::size_t i) {
       try {
-        codes[i] = detail::serve_all<Env>(spaces, options);
+        codes[i] = serve_all<Env>(spaces, options);
       } catch (const Error& error) {
         if (i == 0) std::fprintf(stderr, "%s: %s\n", options.who.name.c_str(), error.what());
         codes[i] = 1;
@@ -3220,22 +3499,37 @@ int serve(const Options& options) {
   }
   std::fprintf(stderr, "%s: listening on %s\n", options.who.name.c_str(), options.listen.c_str());
   if (options.listen.rfind("zmq:", 0) == 0) {
-    std::unique_ptr<detail::Wire> wire = detail::accept(options);
+    std::unique_ptr<Wire> wire = accept(options);
     while (true) {
-      detail::serve_one<Env>(spaces, options, std::move(wire));
+      serve_one<Env>(spaces, options, std::move(wire));
       for (wire = nullptr; wire == nullptr;) {
         std::this_thread::sleep_for(std::chrono::milliseconds(50));  // ZMQ lets go of an address after a while
         try {
-          wire = detail::accept(options);
+          wire = accept(options);
         } catch (const Error&) {}
       }
     }
   }
-  const detail::Socket listener = detail::Address(options.listen).listen();
+  const Socket listener = Address(options.listen).listen();
   while (true) {
-    detail::Socket socket(::accept(listener.fd(), nullptr, nullptr));
-    if (socket.fd() >= 0) detail::serve_one<Env>(spaces, options, std::make_unique<detail::SocketWire>(std::move(socket)));
+    Socket socket(::accept(listener.fd(), nullptr, nullptr));
+    if (socket.fd() >= 0) serve_one<Env>(spaces, options, std::make_unique<SocketWire>(std::move(socket)));
   }
+}
+
+}  // namespace detail
+
+/// Serve envs of the class `Env`, which has `static Spaces spaces()`, `reset(std::uint64_t seed, Obs)`, `Step step(Action, Obs)`, and a
+/// constructor that takes nothing or the settings (`const Json&`). With `std::string save() const` and `void load(const std::string& state,
+/// Obs)` its episodes come back exactly after a resume; `load` may be called on a new object. Returns the exit code of `main`.
+///
+/// A class of several agents has `static std::vector<Agent> agents()` in place of `spaces`, `reset(std::uint64_t seed, Agents&)`,
+/// `step(Agents&)` and, for exact resumes, `save` and `void load(const std::string& state)`; what agents see is saved beside. If they move
+/// in turns, `static constexpr bool turns = true`; with a global state, `static constexpr std::size_t state` is how many numbers it has.
+template <class Env>
+int serve(const Options& options) {
+  if constexpr (detail::has_agents<Env>) return serve<detail::OfAgents<Env>>(options);
+  else return detail::serve_envs<Env>(options);
 }
 
 template <class Env>

@@ -18,7 +18,10 @@ class gets the settings (`--set env_args.NAME=…`) as keyword arguments. `step`
 episode that ends. Environments with gymnasium's interface (`reset(*, seed)` that returns a pair) are served as well.
 With `save_state()` and `load_state(state)`, as Raynforce's own environments have them, episodes come back exactly after
 a resume: `save_state` returns bytes, or dicts and lists of numpy arrays and of None, bool, int, float and str;
-`load_state` gets the same after a reset, and `np_random` is saved beside. The wire is docs/protocol.md.
+`load_state` gets the same after a reset, and `np_random` is saved beside.
+
+Environments of several agents have PettingZoo's methods, parallel or AEC; the package itself is not needed. Their
+spaces may be the above: `def observation_space(self, agent): return sim.box((3,))`. The wire is docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -106,7 +109,10 @@ def _leaves(space, path="obs"):
     entries = getattr(space, "spaces", space if isinstance(space, dict) and "kind" not in space else None)
     if isinstance(entries, dict):
         return [leaf for key, below in entries.items() for leaf in _leaves(below, f"{path}/{key}")]
-    return [{"path": path, **_leaf(space, False)}]
+    leaf = {"path": path, **_leaf(space, False)}
+    if path == "obs/action_mask" and leaf["dtype"] in ("uint8", "int8"):
+        leaf["kind"] = "multibinary"  # flags, also if they were declared as a Box
+    return [leaf]
 
 
 def _value(obs, path):
@@ -184,6 +190,143 @@ def _plain(state):
     return int(state) if isinstance(state, np.integer) else state
 
 
+# -- several agents ---------------------------------------------------------------------------------------
+
+
+def _of_agents(env):
+    """Whether it has the methods of a PettingZoo environment."""
+    return hasattr(env, "possible_agents") and all(
+        callable(getattr(env, name, None)) for name in ("observation_space", "action_space", "step", "reset")
+    )
+
+
+class _Joined:
+    """An environment of several agents as one: what all see, get and do, in the order that docs/protocol.md says."""
+
+    def __init__(self, env):
+        self.env, self.turns = env, hasattr(env, "agent_iter")
+        self.unwrapped = getattr(env, "unwrapped", env)
+        names, count = list(env.possible_agents), len(env.possible_agents)
+        if not names:
+            sys.exit(f"{type(env).__name__} has no agents: its possible_agents is empty")
+        self.index = {name: i for i, name in enumerate(names)}
+        self.leaves = [_leaves(env.observation_space(name)) for name in names]
+        self.actions = [_leaf(env.action_space(name), True) for name in names]
+        kinds, self.places = [], []  # of each agent: its kind, and its row in it
+        for agent, found in enumerate(zip(self.leaves, self.actions)):
+            kind = next((k for k in kinds if (k["obs"], k["action"]) == found), None)
+            if kind is None:
+                kind = {"agents": [], "obs": found[0], "action": found[1]}
+                kinds.append(kind)
+            self.places.append((kinds.index(kind), len(kind["agents"])))
+            kind["agents"].append(agent)
+        self.observation_space = {"reward": box((count,)), "flags": box((3, count), "uint8")}
+        self.observation_space["flags"]["kind"] = "multibinary"
+        for k, kind in enumerate(kinds):
+            rows = len(kind["agents"])
+            for i, leaf in enumerate(kind["obs"]):
+                all_of = {**leaf, "shape": [rows, *leaf["shape"]]}
+                del all_of["path"]
+                if "sizes" in leaf:
+                    all_of.update(kind="multidiscrete", sizes=leaf["sizes"] * rows, start=leaf["start"] * rows)
+                self.observation_space[f"seen_{k}_{i}"] = all_of
+        try:
+            state = int(np.prod(env.state_space.shape))
+        except Exception:  # most have none
+            state = 0
+        if state:
+            self.observation_space["state"] = box((state,))
+        bounds, self.slices = [], []
+        for leaf in self.actions:
+            size = int(np.prod(leaf["shape"]))
+            self.slices.append(slice(len(bounds), len(bounds) + size))
+            start, sizes = leaf.get("start"), leaf.get("sizes")
+            none = [None] * size
+            if sizes is None:
+                bounds += zip(leaf.get("low", none), leaf.get("high", none))
+            else:
+                bounds += [(a, a + n - 1) for a, n in zip(start, sizes)]
+        self.action_space = box((len(bounds),))
+        self.action_space.update(low=[low for low, _ in bounds], high=[high for _, high in bounds])
+        self.agents = {"names": [str(name) for name in names], "turns": self.turns, "kinds": kinds, "state": state}
+        self.seen = {name: np.zeros(leaf["shape"], leaf["dtype"]) for name, leaf in self.observation_space.items()}
+        self.reward, self.flags = self.seen["reward"], self.seen["flags"]
+        if all(callable(getattr(env, name, None)) for name in ("save_state", "load_state")):
+            self.save_state, self.load_state = self._save, self._load
+
+    def reset(self, seed):
+        for name, leaf in self.observation_space.items():
+            self.seen[name][...] = np.reshape(leaf.get("start", 0), leaf["shape"] if "start" in leaf else ())
+        found = self.env.reset(seed=seed % (1 << 32))
+        if self.turns:
+            self._to_next()
+        else:
+            self._show(found[0])
+            self.flags[0, [self.index[name] for name in self.env.agents]] = 1
+        return self._given()
+
+    def step(self, action):
+        acting = np.flatnonzero(self.flags[0]).tolist()
+        self.reward[:], self.flags[:] = 0, 0
+        moves = {self.env.possible_agents[i]: self._move(i, action[self.slices[i]]) for i in acting}
+        if self.turns:
+            (move,) = moves.values()
+            self.env.step(move)
+            self._to_next()
+        else:
+            seen, rewards, terminated, truncated, _ = self.env.step(moves)
+            self._show(seen)
+            for name in moves:
+                i, left = self.index[name], name not in self.env.agents
+                self.reward[i] = rewards.get(name, 0.0)
+                self.flags[1, i] = bool(terminated.get(name, False))
+                self.flags[2, i] = bool(truncated.get(name, left)) and not self.flags[1, i]
+            for name in self.env.agents:
+                i = self.index[name]
+                self.flags[0, i] = not (self.flags[1, i] or self.flags[2, i])
+        return self._given(), float(self.reward.sum()), not self.flags[0].any(), False
+
+    def _move(self, agent, part):
+        leaf = self.actions[agent]
+        if leaf["kind"] == "discrete":
+            return round(float(part[0]))
+        whole = leaf["kind"] != "box"
+        return (np.rint(part) if whole else part).astype(leaf["dtype"]).reshape(leaf["shape"])
+
+    def _to_next(self):
+        """Let agents that are over leave, up to one that is to move."""
+        while self.env.agents:
+            name = self.env.agent_selection
+            seen, reward, terminated, truncated, _ = self.env.last()
+            self._show({name: seen})
+            self.reward[self.index[name]] += reward
+            if not (terminated or truncated):
+                self.flags[0, self.index[name]] = 1
+                return
+            self.flags[1 if terminated else 2, self.index[name]] = 1
+            self.env.step(None)
+
+    def _show(self, seen):
+        for name, obs in seen.items():
+            agent = self.index[name]
+            kind, row = self.places[agent]
+            for i, leaf in enumerate(self.leaves[agent]):
+                self.seen[f"seen_{kind}_{i}"][row] = np.reshape(_value(obs, leaf["path"]), leaf["shape"])
+
+    def _given(self):
+        if "state" in self.seen:
+            self.seen["state"][:] = np.reshape(self.env.state(), -1)
+        return self.seen
+
+    def _save(self):
+        return {"env": self.env.save_state(), "seen": {name: array.copy() for name, array in self.seen.items()}}
+
+    def _load(self, state):
+        self.env.load_state(state["env"])
+        for name, array in state["seen"].items():
+            self.seen[name][...] = array
+
+
 # -- one session ------------------------------------------------------------------------------------------
 
 
@@ -209,14 +352,15 @@ class _Lane:
 class _Host:
     def __init__(self, connection, make, envs, name, who, again=None):
         """`who` is launch and token; `again` makes another connection once this one is lost, if it can."""
-        self.connection, self.make, self.again = connection, make, again
+        self.connection, self.again = connection, again
+        self.make = lambda config: _Joined(made) if _of_agents(made := make(config)) else made
         self.lanes = [_Lane() for _ in range(envs)]
         self.lock = threading.Lock()
         self.session = self.sequence = self.minor = self.flags = 0
         self.progress = self.heard = time.monotonic()
         self.requests = queue.SimpleQueue()
         self.silence, self.ping, self.done = 30.0, 30.0, None
-        first = self.lanes[0].env = make({})
+        first = self.lanes[0].env = self.make({})
         self.obs, self.action = _leaves(first.observation_space), _leaf(first.action_space, True)
         self.dtypes = {leaf["path"]: np.dtype(leaf["dtype"]).newbyteorder("<") for leaf in self.obs}
         self.shapes = {leaf["path"]: tuple(leaf["shape"]) for leaf in self.obs}
@@ -232,6 +376,8 @@ class _Host:
             "autoreset": ["same_step"],
             "capabilities": ["episodes", "timing", "info"] + ["snapshot"] * self.can_save,
         }
+        if isinstance(first, _Joined):
+            meta["agents"] = first.agents
         launch, token = who
         if launch:
             proof = hmac.new(token, b"raynforce hello " + launch.encode(), hashlib.sha256).hexdigest()

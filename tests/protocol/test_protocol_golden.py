@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from raynforce.protocol.agents import read_agents
 from raynforce.protocol.codec import TERMINATED
 from raynforce.protocol.frame import Message, Type
 from raynforce.protocol.handshake import Deadlines, Hello, Offer, Welcome
 from raynforce.protocol.host_session import HostSession
 from raynforce.protocol.policy_session import PolicySession, Results
 from raynforce.protocol.spaces import Spaces
-from raynforce.spaces import ActionSpec, ObsLeaf
+from raynforce.spaces import ActionSpec, AgentKind, Agents, ObsLeaf, joined
 
 GOLDEN = Path(__file__).with_name("exchange.hex")
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
@@ -105,10 +106,15 @@ def test_the_bytes_on_the_page_are_understood() -> None:
 
 def test_the_handshake_on_the_page_is_understood() -> None:
     """HELLO and WELCOME as they are printed there, and the text that is hashed."""
-    hello_json, welcome_json = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    hello_json, agents_json, welcome_json = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
     hello = Hello.read(Message(Type.HELLO, envs=2, meta=json.loads(hello_json)))
     assert (hello.software, hello.spaces.obs[1].start, hello.launch) == ("racing-sim", (-1,), "5f0c…")
     assert f"\n```\n{hello.spaces.canonical()}```\n" in PAGE.read_text()
+    sees, choice = ObsLeaf("obs", "discrete", (), "int64", (9,), (0,)), ActionSpec("discrete", (), "int64", (3,), (0,))
+    looks, pull = ObsLeaf("obs", "box", (2,), "float32"), ActionSpec("box", (1,), "float32", low=(-1.0,), high=(1.0,))
+    kinds = AgentKind((0, 1), (sees,), choice), AgentKind((2,), (looks,), pull)
+    agents = Agents(("hunter_0", "hunter_1", "prey"), kinds)
+    assert read_agents(json.loads(agents_json)["agents"], Spaces(*joined(agents))) == agents
     told = json.loads(welcome_json)
     assert told["spec_hash"] == hello.spaces.digest()
     welcome = Welcome.read(Message(Type.WELCOME, 7, envs=2, meta=told, buffers=[np.zeros(2, np.uint64)]), hello)

@@ -243,3 +243,32 @@ def test_dqn_records_priorities_where_it_uses_them_and_rewards_have_their_own_un
     assert (spec.record, spec.gamma, spec.state_value) == (("priority",), 0.7, None)
     spec, _ = cartpole(prioritized=True, dueling=True)
     assert (spec.values, spec.state_value) == ("advantage", "value")
+
+
+def test_moves_in_turns_have_the_error_of_what_they_led_to() -> None:
+    """What a move earns is known when the others have moved: after a fragment's end perhaps."""
+    env = "raynforce.envs.tiny_agents:Nim"
+    found = probe(env)
+    spec = ActingSpec(
+        found,
+        NetworkSpec(inputs_of(found.obs), (Tower("q", (Linear(3),)),), (), False),
+        {"q": 3},
+        exploration="epsilon",
+        values="q",
+        record=("priority",),
+        gamma=GAMMA,
+    )
+    params = np.random.default_rng(0).normal(size=11 * 3 + 3).astype(np.float32)
+    version = PolicyVersion(0, params, schedules={"epsilon": 0.5})
+    sampler = Sampler(spec, EnvArgs(env, 3, 0), 5)
+    outcomes = set()
+    for _ in range(30):
+        f = sampler.sample(version)
+        q = by_network(spec.network, version, f["obs"].reshape(-1), False).reshape(*f["obs"].shape, 3)
+        assert f["priority"].shape == f["valid"].shape
+        for t, lane in np.ndindex(*f["valid"].shape):
+            future = 0.0 if f["terminated"][t, lane] else q[t + 1, lane].max()
+            error = abs(f["reward"][t, lane] + GAMMA * future - q[t, lane, f["action"][t, lane]])
+            assert f["priority"][t, lane] == pytest.approx(error * f["valid"][t, lane], abs=1e-5)
+            outcomes.add(float(f["reward"][t, lane]))
+    assert outcomes == {-1.0, 0.0, 1.0}
