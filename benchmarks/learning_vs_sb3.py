@@ -3,8 +3,9 @@
 Both sides get equal settings (`learning_work.py`), equal steps and seeds, one thread and no presets. The judgement is
 the same: the mean return of fresh greedy episodes of the last policy, after training; none is chosen by its results.
 
-`python -m benchmarks.learning_vs_sb3` trains what is not there yet into `runs/learning`, one JSON file for each
-comparison, side and seed, then renders; it can be stopped and started. `--only WORD` trains those with the word in
+`python -m benchmarks.learning_vs_sb3` trains what has no result yet, then renders. A result is one JSON file for each
+comparison, side and seed in `benchmarks/results/learning`, which is in the repository, so those of several machines add
+up; it can be stopped and started. `--only WORD` trains those with the word in
 their directory, `--jobs N` so many at once, `--render` renders alone.
 
 It needs `pip install "raynforce[agents,mujoco]" mpe2`.
@@ -34,6 +35,7 @@ from raynforce.statistics import Interval, bootstrap
 
 SEEDS = 3
 RUNS = ROOT / "runs" / "learning"
+KEPT = ROOT / "benchmarks" / "results" / "learning"
 PAGE = ROOT / "docs" / "comparisons.md"
 JUDGED_BY = 12_345  # the seed of the episodes that judge our side
 Side = Literal["raynforce", "peer"]
@@ -63,8 +65,8 @@ class Comparison:
     def directory(self) -> str:
         return f"{self.name}-{self.steps}"
 
-    def place(self, side: Side, seed: int, runs: Path) -> Path:
-        return runs / self.directory / f"{side}-{seed}.json"
+    def place(self, side: Side, seed: int, kept: Path) -> Path:
+        return kept / self.directory / f"{side}-{seed}.json"
 
 
 def _text(value: Any) -> str:
@@ -169,14 +171,14 @@ COMPARISONS: Sequence[Comparison] = (
 LEAST = {"eval.every": 0, "eval.episodes": 1, "eval.envs": 1, "eval.final_episodes": 0}  # it is judged afterwards
 
 
-def train(comparisons: Sequence[Comparison], seeds: int, runs: Path, jobs: int) -> None:
+def train(comparisons: Sequence[Comparison], seeds: int, kept: Path, jobs: int) -> None:
     """Train and judge what is not there yet, one comparison after the other."""
     todo = [
-        partial(_train, comparison, side, seed, comparison.place(side, seed, runs))
+        partial(_train, comparison, side, seed, comparison.place(side, seed, kept))
         for comparison in comparisons
         for seed in range(seeds)
         for side in SIDES
-        if not comparison.place(side, seed, runs).exists()
+        if not comparison.place(side, seed, kept).exists()
     ]
     if todo:
         CONTRIB.python()  # installs it, once
@@ -192,7 +194,7 @@ def _train(comparison: Comparison, side: Side, seed: int, out: Path) -> None:
         numbers = map(str, (comparison.steps, seed, comparison.episodes))
         _run([CONTRIB.python(), "-m", "benchmarks.learning_work", comparison.name, *numbers, str(out)])
         return
-    began, run = time.monotonic(), out.with_suffix("")
+    began, run = time.monotonic(), RUNS / comparison.directory / str(seed)
     if run.exists():  # it was stopped in the middle
         shutil.rmtree(run)
     given = [part for name, value in LEAST.items() for part in ("--set", f"{name}={value}")]
@@ -210,9 +212,9 @@ def _run(line: list[str]) -> str:
     return done.stdout
 
 
-def results(comparison: Comparison, side: Side, runs: Path) -> list[float]:
+def results(comparison: Comparison, side: Side, kept: Path) -> list[float]:
     """The mean return of each seed that is there."""
-    folder = runs / comparison.directory
+    folder = kept / comparison.directory
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{side}-*.json"))]
     return [facts["mean"] if "mean" in facts else sum(facts["returns"]) / len(facts["returns"]) for facts in found]
 
@@ -224,7 +226,7 @@ def reaches(ours: Interval, theirs: Interval) -> str:
     return "yes" if ours.estimate >= theirs.estimate else "yes, with a lower mean"
 
 
-def render(runs: Path, page: Path = PAGE) -> str:
+def render(kept: Path, page: Path = PAGE) -> str:
     lines = [
         HEAD.strip(),
         "",
@@ -232,10 +234,10 @@ def render(runs: Path, page: Path = PAGE) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for comparison in COMPARISONS:
-        ours, theirs = (results(comparison, side, runs) for side in SIDES)
+        ours, theirs = (results(comparison, side, kept) for side in SIDES)
         row = [comparison.title, f"{comparison.steps:,}"]
         if min(len(ours), len(theirs)) < SEEDS:
-            row += [f"{len(ours)} and {len(theirs)}", "not run here", "not run here", comparison.peer, "–"]
+            row += [f"{len(ours)} and {len(theirs)}", "not run yet", "not run yet", comparison.peer, "–"]
         else:
             found = bootstrap(ours), bootstrap(theirs)
             count = str(len(ours)) if len(ours) == len(theirs) else f"{len(ours)} and {len(theirs)}"
@@ -243,7 +245,7 @@ def render(runs: Path, page: Path = PAGE) -> str:
         lines.append(f"| {' | '.join(row)} |")
     lines += ["", "## Each seed", "", "| task | Raynforce | peer |", "|---|---|---|"]
     for comparison in COMPARISONS:
-        both = (", ".join(map(_number, results(comparison, side, runs))) or "–" for side in SIDES)
+        both = (", ".join(map(_number, results(comparison, side, kept))) or "–" for side in SIDES)
         lines.append(f"| {comparison.title} | {' | '.join(both)} |")
     lines += ["", "## Commands", "", "```sh"]
     for comparison in COMPARISONS:
@@ -271,7 +273,7 @@ Stable-Baselines3 or sb3-contrib, by its class. A seed's result is the mean retu
 policy. Over seeds it is the interquartile mean, which of three seeds is their mean, with a 95 % bootstrap interval.
 Three seeds say little: their interval lies between the worst and the best of them.
 
-"Reaches it": our interval overlaps the peer's or lies above it. "Not run here" is a task with fewer than {SEEDS} seeds
+"Reaches it": our interval overlaps the peer's or lies above it. "Not run yet" is a task with fewer than {SEEDS} seeds
 of a side. Step counts are what a small machine had time for: MuJoCo tasks are at the very beginning of learning.
 Curves of presets are in [benchmarks.md](benchmarks.md).
 
@@ -290,12 +292,12 @@ def main() -> None:
     parser.add_argument("--only", metavar="WORD", default="", help="train those with this word in NAME-STEPS")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of each side, {SEEDS} by default")
     parser.add_argument("--jobs", type=int, default=1, help="how many train at once")
-    parser.add_argument("--runs", type=Path, default=RUNS, help="where the results are")
+    parser.add_argument("--results", type=Path, default=KEPT, help="where they are")
     parser.add_argument("--render", action="store_true", help="render what is there, train nothing")
     given = parser.parse_args()
     if not given.render:
-        train([c for c in COMPARISONS if given.only in c.directory], given.seeds, given.runs, given.jobs)
-    render(given.runs)
+        train([c for c in COMPARISONS if given.only in c.directory], given.seeds, given.results, given.jobs)
+    render(given.results)
 
 
 if __name__ == "__main__":
