@@ -284,12 +284,16 @@ HEAD = f"""
 Written by `python -m benchmarks.learning_vs_sb3` from result files; nothing here is typed by hand. Both sides got equal
 settings ([learning_work.py](../benchmarks/learning_work.py)), equal steps and seeds, and one thread; the peer is
 Stable-Baselines3 or sb3-contrib, by its class. A seed's result is the mean return of fresh greedy episodes of its last
-policy; in SAC, TD3 and masked PPO the same episodes on both sides, else others. Over seeds it is the interquartile mean, which of three seeds is their mean, with a 95 % bootstrap interval.
-Three seeds say little: their interval lies between the worst and the best of them.
+policy: in SAC, TD3 and masked PPO the same episodes on both sides, else others. Over seeds it is the interquartile
+mean, which of three seeds is their mean, with a 95 % bootstrap interval. Three seeds say little: their interval lies
+between the worst and the best of them.
 
 "Reaches it": our interval overlaps the peer's or lies above it. "Not run here" is a task with fewer than {SEEDS} seeds
-of a side. Step counts are what a small machine had time for: MuJoCo tasks are at the very beginning of learning.
-Curves of presets are in [benchmarks.md](benchmarks.md).
+of a side. Step counts are what a small machine had time for: MuJoCo tasks are at the very beginning of learning, where
+HalfCheetah does not run yet on either side. Curves of presets are in [benchmarks.md](benchmarks.md).
+
+Rows that begin with "the same" were run first. Those above them were added after results of the first were seen, partly
+for HalfCheetah: more steps on both sides, and normalisation on both sides.
 
 Where the sides differ: until `learning_starts`, SAC and TD3 act uniformly at random there and by their first policy
 here, and learn after each step there and after each eighth here, eight times. There the LSTM comes before the hidden
