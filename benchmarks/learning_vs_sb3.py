@@ -292,13 +292,14 @@ between the worst and the best of them.
 of a side. Step counts are what a small machine had time for: MuJoCo tasks are at the very beginning of learning, where
 HalfCheetah does not run yet on either side. Curves of presets are in [benchmarks.md](benchmarks.md).
 
+Pendulum was begun with networks of 256 by 256 and cut to 64 by 64 after one seed of each side, for time.
 Rows that begin with "the same" were run first. Those above them were added after results of the first were seen, partly
 for HalfCheetah: more steps on both sides, and normalisation on both sides.
 
 Where the sides differ: until `learning_starts`, SAC and TD3 act uniformly at random there and by their first policy
 here, and learn after each step there and after each eighth here, eight times. There the LSTM comes before the hidden
-layer, here after it; there the critic's loss stops before the LSTM, here it goes through it, and drowns what the
-policy learns from if returns are not normalised. Stable-Baselines3 has no central critic and no pool of opponents: on
+layer, here after it; there the critic's loss stops before the LSTM, here it goes through it, which may be why ours
+learns nothing where returns are not normalised (not shown by an experiment). Stable-Baselines3 has no central critic and no pool of opponents: on
 simple_spread one policy plays all agents, and in tic-tac-toe one network moves for both sides, as in PettingZoo's
 tutorial. Both are judged against a random player, half of the games as each player; steps are moves that are learned
 from.
