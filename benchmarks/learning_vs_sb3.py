@@ -299,7 +299,9 @@ for HalfCheetah: more steps on both sides, and normalisation on both sides.
 Where the sides differ: until `learning_starts`, SAC and TD3 act uniformly at random there and by their first policy
 here, and learn after each step there and after each eighth here, eight times. There the LSTM comes before the hidden
 layer, here after it; there the critic's loss stops before the LSTM, here it goes through it, which may be why ours
-learns nothing where returns are not normalised (not shown by an experiment). Stable-Baselines3 has no central critic and no pool of opponents: on
+learns nothing where returns are not normalised (not shown by an experiment).
+
+Stable-Baselines3 has no central critic and no pool of opponents: on
 simple_spread one policy plays all agents, and in tic-tac-toe one network moves for both sides, as in PettingZoo's
 tutorial. Both are judged against a random player, half of the games as each player; steps are moves that are learned
 from.
