@@ -169,7 +169,7 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
     ("dqn", "CartPole-v1"): {"algorithm.n_step": 5, "algorithm.epsilon_fraction": 0.1, "network.hidden": (128, 128)},
     ("dqn", "CartPole-v1", "shared-agent"): {"algorithm.epsilon_fraction": 0.04},
     ("dqn", "Acrobot-v1"): {"network.hidden": (128, 128)},
-    ("dqn", "MountainCar-v0"): {  # zoo: 8 updates of 128 every 16 steps; n-steps of 10 are ours, with 1 it is luck
+    ("dqn", "MountainCar-v0"): {  # zoo: 8 updates of 128 every 16 steps; n_step is ours: with 1 the goal is not found
         "algorithm.learning_rate": 4e-3,
         "algorithm.batch_size": 128,
         "algorithm.buffer_size": 10_000,
