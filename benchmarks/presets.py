@@ -65,8 +65,8 @@ class Work:
         ]
 
 
-def atari(algo: str, game: str) -> Work:
-    return Work(algo, "raynforce.envs.atari:make", 10_000_000, args={"game": game})
+def atari(algo: str, game: str, steps: int = 1_000_000) -> Work:
+    return Work(algo, "raynforce.envs.atari:make", steps, args={"game": game})
 
 
 WORKS: Sequence[Work] = (
@@ -83,18 +83,56 @@ WORKS: Sequence[Work] = (
     Work("ppo", "Acrobot-v1", 200_000),
     Work("ppo", "LunarLander-v3", 1_000_000),
     Work("dqn", "LunarLander-v3", 150_000),
-    Work("ppo", "BipedalWalker-v3", 5_000_000),
-    Work("sac", "BipedalWalker-v3", 500_000),
+    Work("ppo", "BipedalWalker-v3", 1_000_000),
+    Work("sac", "BipedalWalker-v3", 100_000),
     *(
-        Work(algo, env, 1_000_000)
+        Work(algo, env, steps)
         for env in ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
-        for algo in ("ppo", "sac", "td3")
+        for algo, steps in (("ppo", 1_000_000), ("sac", 100_000), ("td3", 100_000))
     ),
-    *(atari(algo, game) for game in ("Pong", "Breakout") for algo in ("ppo", "dqn")),
+    atari("ppo", "Pong"),
+    atari("dqn", "Pong"),
+    atari("ppo", "Breakout", 400_000),
+    atari("dqn", "Breakout"),
     Work("ppo", "minigrid:MiniGrid-Empty-5x5-v0", 100_000),
     Work("ppo", "minigrid:MiniGrid-DoorKey-5x5-v0", 200_000),
     Work("ppo", "minigrid:MiniGrid-FourRooms-v0", 4_000_000),
 )
+
+
+ZOO: Mapping[tuple[str, str], tuple[float, str, str]] = {
+    # What rl-baselines3-zoo's benchmark.md has of one run each, greedy but for Atari games: return, steps, environment.
+    ("ppo", "CartPole-v1"): (500.0, "100k", ""),
+    ("dqn", "CartPole-v1"): (500.0, "50k", ""),
+    ("ppo", "MountainCar-v0"): (-110.4, "1M", ""),
+    ("dqn", "MountainCar-v0"): (-100.8, "120k", ""),
+    ("ppo", "MountainCarContinuous-v0"): (88.3, "20k", ""),
+    ("sac", "MountainCarContinuous-v0"): (94.7, "50k", ""),
+    ("ppo", "Pendulum-v1"): (-172.2, "100k", ""),
+    ("sac", "Pendulum-v1"): (-157.0, "20k", ""),
+    ("td3", "Pendulum-v1"): (-151.9, "20k", ""),
+    ("ppo", "Acrobot-v1"): (-73.5, "1M", ""),
+    ("ppo", "LunarLander-v3"): (242.1, "1M", "v2"),
+    ("dqn", "LunarLander-v3"): (154.4, "100k", "v2"),
+    ("ppo", "BipedalWalker-v3"): (213.3, "5M", ""),
+    ("sac", "BipedalWalker-v3"): (297.7, "500k", ""),
+    ("ppo", "Hopper-v5"): (2410.4, "1M", "v3"),
+    ("sac", "Hopper-v5"): (2325.5, "1M", "v3"),
+    ("td3", "Hopper-v5"): (3606.4, "1M", "v3"),
+    ("ppo", "HalfCheetah-v5"): (5819.1, "1M", "v3"),
+    ("sac", "HalfCheetah-v5"): (9535.5, "1M", "v3"),
+    ("td3", "HalfCheetah-v5"): (9655.7, "1M", "v3"),
+    ("ppo", "Walker2d-v5"): (3478.8, "1M", "v3"),
+    ("sac", "Walker2d-v5"): (3863.2, "1M", "v3"),
+    ("td3", "Walker2d-v5"): (4717.8, "1M", "v3"),
+    ("ppo", "Ant-v5"): (1327.2, "1M", "v3"),
+    ("sac", "Ant-v5"): (4615.8, "1M", "v3"),
+    ("td3", "Ant-v5"): (5813.3, "1M", "v3"),
+    ("ppo", "Pong"): (21.0, "10M", ""),
+    ("dqn", "Pong"): (20.6, "10M", ""),
+    ("ppo", "Breakout"): (398.0, "10M", ""),
+    ("dqn", "Breakout"): (358.3, "10M", ""),
+}
 
 
 def train(works: Sequence[Work], seeds: int, runs: Path, kept: Path = KEPT) -> None:
@@ -144,22 +182,23 @@ def render(runs: Path = KEPT, docs: Path = DOCS) -> str:
 def _section(title: str, works: list[Work], runs: Path, docs: Path) -> Iterator[str]:
     yield f"## {title}"
     yield ""
-    yield "| algorithm | steps | seeds | return of the best policy | 95 % interval | command |"
-    yield "|---|---|---|---|---|---|"
+    yield "| algorithm | steps | seeds | return of the best policy | 95 % interval | zoo | command |"
+    yield "|---|---|---|---|---|---|---|"
     there: list[Path] = []
     for work in works:
         place = runs / work.directory
         found = _found(place)
         shown = shlex.join(["raynforce", *work.command("SEED", f"runs/{work.directory}/SEED")])
+        rest = f"{_published(work)} | `{shown}` |"
         if not found:
-            yield f"| {work.algo} | {work.steps:,} | – | not run yet | – | `{shown}` |"
+            yield f"| {work.algo} | {work.steps:,} | – | not run yet | – | {rest}"
             continue
         there.append(place)
         returns = [run.result["eval_return"] for run in found]
         interval = bootstrap(returns)
         spread = f"{interval.low:.1f} to {interval.high:.1f}" if len(returns) > 1 else "–"  # of one seed there is none
         measured = f"{iqm(returns):.1f} | {spread}"
-        yield f"| {work.algo} | {work.steps:,} | {len(found)} | {measured} | `{shown}` |"
+        yield f"| {work.algo} | {work.steps:,} | {len(found)} | {measured} | {rest}"
     yield ""
     if there:
         name = f"images/preset_{re.sub(r'[^A-Za-z0-9]+', '_', title).lower()}.png"
@@ -168,14 +207,24 @@ def _section(title: str, works: list[Work], runs: Path, docs: Path) -> Iterator[
         yield ""
 
 
+def _published(work: Work) -> str:
+    if (work.algo, work.title) not in ZOO:
+        return "–"
+    found, steps, version = ZOO[work.algo, work.title]
+    return f"{found:g} after {steps}" + (f" ({version})" if version else "")
+
+
 HEAD = """
 # What the presets learn
 
 Written by `python -m benchmarks.presets` from [run directories](../benchmarks/results/presets), of which config,
-evaluations and result are kept; nothing here is typed by hand. A return is the mean of
+evaluations and result are kept; nothing but zoo's column is typed by hand. A return is the mean of
 fresh greedy episodes of a run's best policy, without wrappers of rewards; over seeds it is the interquartile mean, with
-a 95 % bootstrap interval. Curves are evaluations during training. All runs used one thread, inline and sync. What
-Stable-Baselines3 learns in the same steps is in [comparisons.md](comparisons.md).
+a 95 % bootstrap interval. Curves are evaluations during training. All runs used one thread, inline and sync. "Zoo" is
+what rl-baselines3-zoo publishes
+([benchmark.md](https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md)): the last policy of one run, its
+own settings, often after more steps and on an older version of the environment. What Stable-Baselines3 learns in the
+same steps is in [comparisons.md](comparisons.md).
 
 "Not run yet" has the command. The settings are those of [the presets](../raynforce/algos/presets.py), which say where
 they are from; `raynforce train … --print-config` prints them. MuJoCo environments need

@@ -69,7 +69,7 @@ class Facts:
     """Of the environment."""
     policy: PolicyCost | None = None  # None: not measured
     tolerates_lag: bool = True  # whether the algorithm can learn from the version before the newest
-    streams: bool = True  # whether it learns from each step once, as it comes, and actions are chosen here
+    streams: bool = True  # whether it learns from each step once, as it comes, and one policy here chooses actions
     from_data: bool = False  # whether it learns from recorded episodes
     obstacle: str = ""  # why roles cannot be at work side by side on this machine
     wants_ray: bool = False  # whether a setting is given that only Ray heeds
@@ -180,7 +180,7 @@ def facts_of(config: Config, cost: Cost = KINDS[0]) -> Facts:
     return Facts(
         cost,
         tolerates_lag=algorithm.max_lag != 0,
-        streams=algorithm.consumes == "stream" and config.sampling.inference == "server",
+        streams=algorithm.consumes == "stream" and config.sampling.inference == "server" and not config.policies,
         from_data=algorithm.consumes == "data",
         obstacle=_obstacle(config),
         wants_ray=config.ray != RayConfig(),

@@ -318,7 +318,7 @@ class Config:
     preset: Literal["auto", "none"] = "auto"
     """auto starts from tuned settings for this algorithm and environment where there are some; none does not."""
     log_every: Positive = 2_000
-    """Environment steps between lines of metrics."""
+    """Environment steps between lines of metrics; a run that is done writes one more."""
     metrics_port: Annotated[int, Range(0, 65_535)] = 0
     """Port on 127.0.0.1 where Prometheus may scrape the run; 0 is none. Of several seeds, each has the next one."""
     env_args: dict[str, Any] = field(default_factory=dict)

@@ -28,9 +28,13 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     kind = engines.algorithm_of(engine, algo)
     topology = str(given.get("topology", Config.topology))
     preset = preset_for(algo, str(env), topology) if given.get("preset", "auto") == "auto" else {}
-    tuned = (kind.defaults, kind.topology_defaults.get(topology, {}), preset)
-    data: dict[str, Any] = reduce(settings.merge, (*map(settings.nested, tuned), given), {})
-    applied = {key: value for key, value in preset.items() if not _has(given, key)}
+    of_topology = kind.topology_defaults.get(topology, {})
+    remembering = {key: value for key, value in kind.memory_defaults.items() if key not in of_topology}
+    memory = remembering if _remembers(given) else {}
+    tuned = (kind.defaults, of_topology, preset, memory)
+    own = {"policies": _of_policies(given, remembering)}
+    data: dict[str, Any] = reduce(settings.merge, (*map(settings.nested, tuned), own, given), {})
+    applied = {key: value for key, value in preset.items() if not (_has(given, key) or key in memory)}
 
     def hint(path: str, known: Iterable[str]) -> str:
         from raynforce.hints import about_setting  # only once there is a mistake
@@ -57,6 +61,19 @@ def settings_of(file: Path) -> tuple[dict[str, Any], list[str]]:
         if isinstance(place, dict) and name in place and (had := place.pop(name)) != now:
             notes.append(f"{dotted} = {had!r} is no setting any more: it is {now!r} from here on")
     return found, notes
+
+
+def _remembers(section: Any) -> bool:
+    """Whether the settings of a run, or of one of its policies, ask for memory."""
+    network = section.get("network") if isinstance(section, Mapping) else None
+    return isinstance(network, Mapping) and network.get("memory", "none") != "none"
+
+
+def _of_policies(given: Mapping[str, Any], memory: Mapping[str, Any]) -> dict[str, Any]:
+    """What policies with memory of their own have by default, by name: all that was not given for the run."""
+    policies = given.get("policies")
+    mine = settings.nested({key: value for key, value in memory.items() if not _has(given, key)})
+    return {name: mine for name, how in policies.items() if _remembers(how)} if isinstance(policies, Mapping) else {}
 
 
 def _has(tree: Mapping[str, Any], dotted: str) -> bool:

@@ -175,8 +175,13 @@ def load(path: str | Path, which: str = "best", *, policy: str | None = None, se
     return policy_of(*(read_policies(found) if policy is None else read_policy(found, policy)), seed=seed)
 
 
-def read_policy(path: Path, policy: str | None = None) -> tuple[ActingSpec, PolicyVersion]:
-    """The acting spec and the policy version in a checkpoint; of several, those of this name."""
+def read_policy(
+    path: Path, policy: str | None = None, *, wanted: str = "here a run with one policy for all agents is needed"
+) -> tuple[ActingSpec, PolicyVersion]:
+    """The acting spec and the policy version in a checkpoint; of several, those of this name.
+
+    `wanted` is what a user is told who names none of several.
+    """
     spec, version = read_policies(path)
     several = isinstance(spec, TeamSpec) and isinstance(version, TeamVersion)
     if not several and policy is None:
@@ -185,7 +190,7 @@ def read_policy(path: Path, policy: str | None = None) -> tuple[ActingSpec, Poli
         raise UsageError(f"policy = {policy!r}, but {path} has one policy alone: leave it out")
     if policy is None or policy not in spec.parts:
         has = f"{path} has the policies {', '.join(spec.parts)}"
-        raise UsageError(f"{has}: say which" if policy is None else f"policy = {policy!r}, but {has}")
+        raise UsageError(f"{has}: {wanted}" if policy is None else f"policy = {policy!r}, but {has}")
     return spec.parts[policy].acting, version.policies[policy]
 
 

@@ -62,23 +62,27 @@ def segments(tree: Tree) -> dict[str, Tree]:
 
 def without(tree: Tree, known: Collection[str]) -> Tree:
     """The tree with those segments emptied whose names are known: they are on disk already."""
-    return _changed(tree, lambda name, segment: {} if name in known else segment)
+    return _changed(tree, lambda name, segment: (name, {} if name in known else segment))
 
 
 def with_segments(tree: Tree, found: Mapping[str, Tree]) -> Tree:
     """The tree with its segments put in; those that were not found are left out, by name."""
-    return _changed(tree, lambda name, _: found.get(name))
+    return _changed(tree, lambda name, _: (name, found[name]) if name in found else None)
 
 
-def _changed(tree: Tree, change: Callable[[str, Tree], Tree | None]) -> Tree:
-    """A copy of the tree with every segment changed; None leaves it out."""
+def renamed(tree: Tree, rename: Callable[[str], str]) -> Tree:
+    """The tree with its segments under other names, so that one part of a checkpoint can have those of several."""
+    return _changed(tree, lambda name, segment: (rename(name), segment))
+
+
+def _changed(tree: Tree, change: Callable[[str, Tree], tuple[str, Tree] | None]) -> Tree:
+    """A copy of the tree with every segment changed, and its name; None leaves it out."""
     result: Tree = {}
     for key, value in tree.items():
         if not isinstance(value, dict):
             result[key] = value
         elif _has_segments(key, value):
-            changed = {name: change(name, segment) for name, segment in value.items()}
-            result[key] = {name: segment for name, segment in changed.items() if segment is not None}
+            result[key] = dict(filter(None, (change(name, segment) for name, segment in value.items())))
         else:
             result[key] = _changed(value, change)
     return result

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -128,3 +128,32 @@ class MainThread(Steps):
     def step(self, action: Any) -> Any:
         self._at("step")
         return super().step(action)
+
+
+class Several:
+    """`Steps` of three agents, which see and earn the same; the first leaves two steps before the others."""
+
+    metadata: ClassVar[dict[str, Any]] = {}
+    render_mode = None
+
+    def __init__(self, **how: Any) -> None:
+        self.env = Steps(**how)
+        self.possible_agents, self.agents = ["early", "one", "other"], list[str]()
+
+    def observation_space(self, agent: str) -> Any:
+        return Steps.observation_space
+
+    def action_space(self, agent: str) -> Any:
+        return Steps.action_space
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.agents = list(self.possible_agents)
+        return dict.fromkeys(self.agents, self.env.reset(seed=seed)[0]), {}
+
+    def step(self, said: dict[str, Any]) -> Any:
+        here, (seen, reward, over, _, _) = self.agents, self.env.step(0)
+        left = {agent: over or (agent == "early" and self.env.t + 2 >= self.env.length) for agent in here}
+        self.agents = [agent for agent in here if not left[agent]]
+        return dict.fromkeys(here, seen), dict.fromkeys(here, reward), left, dict.fromkeys(here, False), {}
+
+    def close(self) -> None: ...

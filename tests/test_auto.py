@@ -577,3 +577,14 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert main(words) == 0
     answer = capsys.readouterr()
     assert "auto:" not in answer.out + answer.err, "quiet"
+
+
+def test_one_policy_for_all_is_not_chosen_for_several() -> None:
+    layers = {"env": "raynforce.envs.tiny_agents:Together", "preset": "none"}
+    slow = Cost(10 * SLOW, computing=0.0)
+    found = []
+    for policies in ({}, {"a": {"agents": ["*"]}}):
+        config = resolve(layers, {"policies": policies}, {})[0]
+        facts = replace(auto.facts_of(config, slow), obstacle="", cores=4)
+        found.append(choose(Choice.of(config), facts).topology)
+    assert found == ["central", "sync"]

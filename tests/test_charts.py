@@ -31,7 +31,7 @@ from raynforce.errors import UsageError
 def make_run(folder: Path, final: float = 100.0, *, seed: int = 0, stopped: str = "steps done", **config: Any) -> Path:
     """A run of 10 reports and 5 evaluations, whose return grows evenly."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(Config(env="CartPole-v1", seed=seed, **config).to_yaml())
+    (folder / "config.yaml").write_text(Config(**{"env": "CartPole-v1", "seed": seed} | config).to_yaml())
     lines = []
     for i in range(1, 11):
         line: dict[str, Any] = {"step": 100 * i, "time": float(i), "charts/episodic_return": final * i / 10}
@@ -66,6 +66,14 @@ def make_run(folder: Path, final: float = 100.0, *, seed: int = 0, stopped: str 
     ]
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return folder
+
+
+def test_atari_games_are_environments_of_their_own(tmp_path: Path) -> None:
+    atari: dict[str, Any] = {"env": reading.ATARI}
+    for game in ("Pong", "Breakout"):
+        make_run(tmp_path / game, **atari, env_args={"game": game})
+    groups = grouped(runs_of([tmp_path / "Pong", tmp_path / "Breakout"]))
+    assert [(group.env, group.label) for group in groups] == [("Pong", "ppo"), ("Breakout", "ppo")]
 
 
 @pytest.fixture

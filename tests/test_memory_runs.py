@@ -129,6 +129,12 @@ def test_equal_seeds_give_equal_runs_on_ray(case: str, request: pytest.FixtureRe
 
 
 @slow
+def test_impala_balances_cartpole_without_velocities_by_its_defaults(tmp_path: Path) -> None:
+    env, settings = "raynforce.envs.tiny:blind_cartpole", ALONE | {"network.memory": "lstm"}
+    solve(env, "impala", tmp_path / "run", steps=300_000, target=400, seed=1, settings=settings)
+
+
+@slow
 def test_cartpole_without_velocities_is_balanced_with_memory(tmp_path: Path) -> None:
     settings = ALONE | {"network.memory": "lstm", "algorithm.learning_rate": 1e-3, "algorithm.minibatch_size": 256}
     env = "raynforce.envs.tiny:blind_cartpole"
@@ -214,6 +220,7 @@ BAD = {
         {"network.factory": "memory_nets:forgetful", "network.memory": "own", "network.memory_size": WIDTH},
         "must return a dict of outputs, and the next state",
     ),
+    "another size": ("ppo", {"network.factory": "memory_nets:make", "network.memory": "own"}, "got 64, expected 16"),
     "rllib": ("ppo", {"network.memory": "lstm", "engine": "rllib", "runtime": "ray"}, "network.memory"),
 }
 
@@ -224,3 +231,4 @@ def test_what_cannot_be_is_refused_in_one_line(case: str, tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=why) as error:
         raynforce.train(RECALL, algo, steps=500, out=tmp_path / "run", progress="quiet", settings=ALONE | settings)
     assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()

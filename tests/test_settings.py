@@ -540,3 +540,24 @@ def test_no_is_a_choice_where_it_is_one(tmp_path: Path) -> None:
     assert resolved(settings.read_yaml(str(tmp_path / "config.yaml"))) == saved
     assert "sampling.parallel = True is not one of" in complaint({"sampling": {"parallel": True}})
     assert "runtime = False is not one of" in complaint({"runtime": False})
+
+
+@pytest.mark.parametrize(
+    ("algo", "env", "topology", "scaled"),
+    [
+        ("ppo", "CartPole-v1", "auto", True),  # its preset has it off
+        ("impala", "CartPole-v1", "async", True),
+        ("a3c", "CartPole-v1", "sync", True),
+        ("a3c", "CartPole-v1", "shared-agent", False),  # whose workers cannot
+        ("dqn", "CartPole-v1", "auto", False),
+    ],
+)
+def test_with_memory_rewards_are_scaled_by_default(algo: str, env: str, topology: str, scaled: bool) -> None:
+    plain: dict[str, Any] = {"algo": algo, "env": env, "topology": topology}
+    memory = {"network": {"memory": "lstm"}}
+    config, applied = resolve(plain, memory)
+    assert config.learner.scale_rewards is scaled
+    assert "learner.scale_rewards" not in applied or not scaled
+    assert resolve(plain, memory, {"learner": {"scale_rewards": not scaled}})[0].learner.scale_rewards is not scaled
+    if algo == "ppo":
+        assert not resolve(plain)[0].learner.scale_rewards

@@ -87,6 +87,13 @@ def test_a_service_gets_every_line_and_knows_the_run_when_it_goes_on(tmp_path: P
     assert again.sent[-1].step == run.result.steps
 
 
+def test_a_run_that_is_done_before_its_first_report_is_told_of_at_its_end(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", Fake(), settings={"log_every": 100_000})
+    (line,) = [line for line in metrics(run.path) if "losses/value_loss" in line]
+    assert line["step"] == run.result.steps
+    assert line["charts/updates"] == run.result.updates
+
+
 class Listening(Fake):
     """Keeps what it is told beside metrics."""
 
@@ -247,7 +254,17 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 def records(folder: Path) -> list[Any]:
-    """What W&B has written down to be sent later."""
+    """What W&B has written down to be sent later: its process may be at it when the run has ended."""
+    until = time.monotonic() + 30
+    found = _records_so_far(folder)
+    while not any(made.WhichOneof("record_type") == "exit" for made in found):
+        assert time.monotonic() < until, [made.WhichOneof("record_type") for made in found]
+        time.sleep(0.1)
+        found = _records_so_far(folder)
+    return found
+
+
+def _records_so_far(folder: Path) -> list[Any]:
     store = importlib.import_module("wandb.sdk.internal.datastore").DataStore()
     record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
     (file,) = folder.glob("*.wandb")

@@ -46,6 +46,8 @@ class A3C(Algorithm[A3CConfig]):
 
     Settings: ClassVar[type[AlgorithmConfig]] = A3CConfig
     defaults: ClassVar[Mapping[str, Any]] = {"sampling.fragment": 20}
+    memory_defaults: ClassVar[Mapping[str, Any]] = {"learner.scale_rewards": True}  # docs/algorithms/memory.md says why
+    topology_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {"shared-agent": {"learner.scale_rewards": False}}
     max_lag = 0
     shares_gradients = True
     recurrent = True

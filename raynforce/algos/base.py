@@ -96,6 +96,8 @@ class Algorithm(Generic[H]):
     """Defaults for settings outside its own section, dotted: `{"sampling.fragment": 16}`."""
     topology_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The same for one topology, over those of all: `{"shared-agent": {"sampling.fragment": 1}}`."""
+    memory_defaults: ClassVar[Mapping[str, Any]] = {}
+    """The same for networks with memory, over those of all and over presets, but not over those of a topology."""
     consumes: ClassVar[Literal["stream", "replay", "data"]] = "stream"
     """Whether each fragment is learned from once, is kept in a buffer and sampled again, or is of recorded episodes."""
     max_lag: ClassVar[int | None] = 0
@@ -178,8 +180,12 @@ class Algorithm(Generic[H]):
             return self.spec(Tower("latent", hidden), policy, value, free=[features], named=named)
         towers = [Tower("policy", (*hidden, Linear(self.heads()["policy"], gain=0.01))), value]  # near-uniform at first
         if torso := self.remembering():
-            heads = [replace(tower, layers=tower.layers[-1:], source="torso") for tower in towers]
-            towers = [Tower("torso", torso), *heads]
+            policy, value = (replace(tower, layers=tower.layers[-1:], source="torso") for tower in towers)
+            if named:  # the state of the world needs no memory, and layers of its own
+                value = replace(towers[1], source=("torso", "global_state"))
+            # The error of a critic of returns in the hundreds would be all that the memory learns from.
+            value = replace(value, learns_alone=not self.config.learner.scale_rewards)
+            towers = [Tower("torso", torso), policy, value]
         log_std = [Free("log_std", self.heads()["policy"], log_std_init)] if self.env.action.kind == "box" else []
         return self.spec(*towers, free=log_std, named=named)
 

@@ -57,6 +57,7 @@ class IMPALA(Algorithm[IMPALAConfig]):
 
     Settings: ClassVar[type[AlgorithmConfig]] = IMPALAConfig
     defaults: ClassVar[Mapping[str, Any]] = {"sampling.envs": 16, "sampling.fragment": 20}
+    memory_defaults: ClassVar[Mapping[str, Any]] = {"learner.scale_rewards": True}  # docs/algorithms/memory.md says why
     max_lag = None
     recurrent = True
 

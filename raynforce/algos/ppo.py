@@ -94,6 +94,7 @@ class PPO(Algorithm[PPOConfig]):
         "network.normalize_obs": True,
         "learner.scale_rewards": True,
     }
+    memory_defaults: ClassVar[Mapping[str, Any]] = {"learner.scale_rewards": True}  # docs/algorithms/memory.md says why
     max_lag = None
     recurrent = True
     forgets = ("_divergence",)  # of one epoch

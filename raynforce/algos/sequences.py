@@ -103,7 +103,7 @@ def _laid_out(batch: Mapping[str, Tensor], some: np.ndarray, starts: np.ndarray,
         elif name == "first":
             found[name] = column.index_select(0, every).view(there.shape)
         elif name != SEQUENCE:
-            seen = (name == "obs" or name.startswith("obs/")) and name != MASK
+            seen = (name in ("obs", "global_state") or name.startswith("obs/")) and name != MASK
             found[name] = column.index_select(0, every if seen else rows)
     if ragged:
         found["rows"] = on_device(np.flatnonzero(there))
@@ -113,12 +113,15 @@ def _laid_out(batch: Mapping[str, Tensor], some: np.ndarray, starts: np.ndarray,
 def unrolled(net: Network, fragment: Fragment, only: tuple[str, ...]) -> tuple[Arrays, np.ndarray]:
     """A network's outputs `[(T+1) * B, ...]` on a fragment, and the values `[K]` of true last observations."""
     obs = {k: v.reshape(-1, *v.shape[2:]) for k, v in fragment.obs().items()}
+    known = {k: v.reshape(-1, *v.shape[2:]) for k, v in fragment.state_columns().items()}
     states = {name: STATE + name for name in net.spec.states}
     # The last row begins no episode: either this one goes on, or it shows the last observation of one that has ended.
     first = np.concatenate([fragment["first"], np.zeros((1, fragment.lanes), np.bool_)])
-    out = net.predict({**obs, **{path: fragment[path][0] for path in states.values()}, "first": first}, only)
+    begun = {path: fragment[path][0] for path in states.values()}
+    out = net.predict({**obs, **begun, "first": first}, only, **known)
     ends = np.divmod(fragment["final/index"], fragment.lanes)
     if not len(ends[0]):
         return out, np.zeros(0, np.float32)
     before = {path: net.after[name].cpu().numpy()[ends] for name, path in states.items()}  # [K, size]
-    return out, net.predict({**fragment.final_obs(), **before}, ("value",))["value"][:, 0]
+    last = {k: fragment[f"final/{k}"] for k in known}
+    return out, net.predict({**fragment.final_obs(), **before}, ("value",), **last)["value"][:, 0]

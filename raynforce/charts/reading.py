@@ -24,6 +24,7 @@ from raynforce.runs.store import Store, is_url
 
 MOST_LINES = 20_000  # of a run that are read for a chart: a longer file is read here and there, evaluations all
 RETURN, EVALUATION, DEVIATION = "charts/episodic_return", "eval/return", "eval/deviation"
+ATARI = "raynforce.envs.atari:make"
 Say = Callable[[str], None]
 
 _NOT_THE_EXPERIMENT = {"seed", "metrics_port", "preset", "kernels", "config_version"}  # runs may differ in them
@@ -72,7 +73,9 @@ class RunData:
 
     @property
     def env(self) -> str:
-        return bare(str(self.config.get("env", "?")))
+        """Its name; of Atari, that of the game."""
+        name, args = bare(str(self.config.get("env", "?"))), self.config.get("env_args")
+        return str(args.get("game", name)) if name == ATARI and isinstance(args, dict) else name
 
     @property
     def algo(self) -> str:

@@ -237,6 +237,8 @@ class Driver:
         if "stop" in asked:
             self.stop_request.ask()
         status.stop_reason = self.stop_request.name or status.stop_reason
+        if status.stop_reason in ("steps done", "target met") and self._tally.has_unreported:
+            self._write_metrics(round_)  # what is stopped goes on: it writes the lines that it would have written
         self._record.look()
         due = self._record.is_due(before, status.steps, asked="checkpoint" in asked)
         if due and status.stop_reason is None:
@@ -251,26 +253,29 @@ class Driver:
         self._supervision.steps = self._status.steps
 
     def _report(self, round_: Round) -> None:
-        status = self._status
         if self._tally.report_is_due():
-            self._machines.look()
-            status.metrics |= {
-                "charts/SPS": self._speed,
-                "charts/episodes": float(status.episodes),
-                "charts/updates": float(status.updates),
-                "time/seconds": self._tally.seconds,
-                **round_.seconds,
-                "time/evaluate": self._evaluations.waited,
-                "eval/skipped": float(self._evaluations.skipped),
-                **self._engine.metrics(),
-                **self._supervision.metrics(self._engine.pool),
-                **self._record.metrics(),
-                **self._runtime.health(),
-            }
-            self._look_back()
-            self._record.episodes(status.steps, *self._tally.episodes())
-            self._record.write(status.steps, dict(status.metrics))
+            self._write_metrics(round_)
         self._show()
+
+    def _write_metrics(self, round_: Round) -> None:
+        status = self._status
+        self._machines.look()
+        status.metrics |= {
+            "charts/SPS": self._speed,
+            "charts/episodes": float(status.episodes),
+            "charts/updates": float(status.updates),
+            "time/seconds": self._tally.seconds,
+            **round_.seconds,
+            "time/evaluate": self._evaluations.waited,
+            "eval/skipped": float(self._evaluations.skipped),
+            **self._engine.metrics(),
+            **self._supervision.metrics(self._engine.pool),
+            **self._record.metrics(),
+            **self._runtime.health(),
+        }
+        self._look_back()
+        self._record.episodes(status.steps, *self._tally.episodes())
+        self._record.write(status.steps, dict(status.metrics))
 
     def _tell_live(self, *, now: bool = False) -> None:
         """Roles and what bounds the run, for those who look on."""

@@ -105,6 +105,11 @@ class Tally:
         self._unreported = 0 if due else self._unreported
         return due
 
+    @property
+    def has_unreported(self) -> bool:
+        """Whether steps have gone by since the last line of metrics, which the end of a run tells of, too."""
+        return self._unreported > 0
+
     def episodes(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths `[E]` of the episodes that have ended since this was asked before."""
         ended, self._ended = self._ended, []

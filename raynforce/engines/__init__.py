@@ -20,7 +20,7 @@ BUILT_IN = {
 
 
 def algorithm_of(engine: str, algo: str) -> type[Algorithm[Any]] | Described:
-    """What an algorithm declares to a config (`Settings`, `defaults`, `topology_defaults`), for the engine it is of."""
+    """What an algorithm declares to a config, `Settings` and the three kinds of `defaults`, for the engine it is of."""
     if engine == "rllib":
         from raynforce.engines.rllib.algorithms import described
 

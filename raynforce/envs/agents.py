@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,11 +13,23 @@ from raynforce.envs.faults import EnvFault
 from raynforce.envs.joined import STATE
 from raynforce.envs.vector import Step, VectorEnv
 from raynforce.errors import UsageError
-from raynforce.spaces import ACTING, MASK, TERMINATED, TRUNCATED, EnvSpec, ObsLeaf, action_slices, leaf_name
+from raynforce.spaces import (
+    ACTING,
+    MASK,
+    TERMINATED,
+    TRUNCATED,
+    Agents,
+    EnvSpec,
+    ObsLeaf,
+    action_slices,
+    leaf_name,
+)
 from raynforce.trees import Tree
 
 ID = "obs/agent"  # the leaf that says which agent a lane is
 Arrays = dict[str, np.ndarray]
+Seen = Mapping[str, np.ndarray]  # of all agents of some environments, as one has them, `[E, ...]`
+NOBODY = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -45,20 +58,96 @@ def lane_spec(joined: EnvSpec, kind: int = 0, *, ids: bool = False) -> EnvSpec:
     return replace(joined, obs=obs, action=found.action, args=args)
 
 
-class World:
-    """Environments of several agents, stepped together, seen from the seats of each player.
+class Sight:
+    """What lanes see of what all agents of their environments do. With `ids`, they see which agent they are; with
+    `states`, what they see has the `global_state` beside it."""
 
-    With `ids`, lanes see which agent they are; with `states`, what they see has the `global_state` beside it.
-    """
+    def __init__(self, agents: Agents, *, ids: bool = False, states: bool = False) -> None:
+        self._agents, self._ids = agents, ids
+        self.state_leaf = ObsLeaf("global_state", "box", (agents.state_width,), "float32") if states else None
+
+    def seen(self, joined: Seen, env: np.ndarray, agent: np.ndarray, kind: int, rows: np.ndarray) -> Arrays:
+        """Of agents `[B]` of one kind, which have these rows in its leaves; each `[B, ...]`."""
+        found = self._agents.kinds[kind]
+        plain = self._ids and found.obs[0].path == "obs"
+        paths = ["obs/observation"] if plain else [leaf.path for leaf in found.obs]
+        seen = {path: joined[f"obs/{leaf_name(kind, i)}"][env, rows] for i, path in enumerate(paths)}
+        if self._ids:
+            seen[ID] = agent.copy()
+        if MASK in seen:  # of those that are not to act it may forbid everything
+            seen[MASK] |= ~seen[MASK].any(axis=1, keepdims=True)
+        if self.state_leaf is not None:
+            seen["global_state"] = self._state(joined)[env]
+        return seen
+
+    def _state(self, joined: Seen) -> np.ndarray:
+        """The global state, `[E, S]`."""
+        if self._agents.state:
+            return joined["obs/state"]
+        kinds = enumerate(self._agents.kinds)
+        names = [leaf_name(k, i) for k, kind in kinds for i, leaf in enumerate(kind.obs) if leaf.path != MASK]
+        parts = [joined[f"obs/{name}"] for name in names]
+        return np.concatenate([x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float32) for x in parts], axis=1)
+
+
+class Outcome(NamedTuple):
+    """What a step was to each agent of some environments, `[K, N]`; and which of these are over or broke, `[K]`."""
+
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    acted: np.ndarray
+    was_open: np.ndarray  # whose episode went on before
+    over: np.ndarray
+    cut: np.ndarray
+
+
+class Presence:
+    """Who is to act in each environment, and whose episode goes on, `[E, N]`."""
+
+    def __init__(self, agents: Agents, envs: int) -> None:
+        self._turns = agents.turns
+        self.acting, self.open = (np.zeros((envs, len(agents.names)), np.bool_) for _ in range(2))
+
+    def begin(self, envs: np.ndarray, seen: Seen) -> None:
+        self.acting[envs] = self.open[envs] = seen["obs/flags"][:, ACTING] != 0
+
+    def step(
+        self, envs: np.ndarray, seen: Seen, ended: np.ndarray, final: Seen, broken: np.ndarray = NOBODY
+    ) -> Outcome:
+        """These K environments were stepped. `seen` is of the next episode already in rows that have `ended`, with
+        `final` seen last, or are `broken`."""
+        over, cut = np.zeros(len(envs), np.bool_), np.zeros(len(envs), np.bool_)
+        over[ended], cut[broken] = True, True
+        acted, was_open = self.acting[envs], self.open[envs]
+        reward, flags = seen["obs/reward"], seen["obs/flags"]
+        acting = flags[:, ACTING] != 0
+        if over.any() or cut.any():
+            reward, flags = reward.copy(), flags.copy()
+            reward[ended], flags[ended] = final["obs/reward"], final["obs/flags"]
+            reward[cut], flags[cut] = 0, 0
+        terminated = flags[:, TERMINATED] != 0
+        truncated = flags[:, TRUNCATED] != 0
+        if not self._turns:  # who is not there earns nothing; a simulator may say otherwise
+            reward, terminated, truncated = reward * acted, terminated & acted, truncated & acted
+        truncated |= over[:, None] & was_open & ~terminated  # it ended without a word on them
+        goes_on = was_open & ~(terminated | truncated)
+        self.open[envs] = np.where((over | cut)[:, None], acting, goes_on | acting)
+        self.acting[envs] = acting
+        return Outcome(reward, terminated, truncated, acted, was_open, over, cut)
+
+
+class World:
+    """Environments of several agents, stepped together, seen from the seats of each player."""
 
     def __init__(self, inner: VectorEnv, players: Sequence[Seats], *, ids: bool = False, states: bool = False) -> None:
         agents = inner.spec.agents
         assert agents is not None
-        self.inner, self.agents, self._ids, self._states = inner, agents, ids, states
-        self.envs, self.count = inner.num_envs, len(agents.names)
+        self.inner, self.agents = inner, agents
+        self.sight, self._presence = Sight(agents, ids=ids, states=states), Presence(agents, inner.num_envs)
+        self.envs, self._all = inner.num_envs, np.arange(inner.num_envs)
         slices = action_slices(agents)
         self._action = np.zeros((self.envs, slices[-1].stop), np.float32)
-        self._acting = self._open = np.zeros((self.envs, self.count), np.bool_)
         self._parts: list[tuple[Seats, int, np.ndarray, np.ndarray]] = []  # seats, kind, rows in it, action's columns
         self.views: list[AgentVector] = []
         for number, seats in enumerate(players):
@@ -71,89 +160,51 @@ class World:
     @property
     def acting(self) -> np.ndarray:
         """Who is to act, `[E, N]`."""
-        return self._acting
+        return self._presence.acting
 
-    def begin(self, seen: Arrays) -> None:
-        self._acting = seen["obs/flags"][:, ACTING] != 0
-        self._open = self._acting
+    def begin(self, seen: Seen) -> None:
+        self._presence.begin(self._all, seen)
 
     def step(self, actions: Sequence[np.ndarray]) -> list[Step]:
         """Step all environments with each player's actions `[B, ...]`, ready for the environment."""
         for (seats, _, _, columns), action in zip(self._parts, actions, strict=True):
             self._action[seats.env[:, None], columns] = action.reshape(len(action), -1)
         step = self.inner.step(self._action)
-        over, cut = np.zeros(self.envs, np.bool_), np.zeros(self.envs, np.bool_)
-        over[step.final_lanes], cut[step.cut] = True, True
-        reward, flags = step.obs["obs/reward"], step.obs["obs/flags"]
-        before, acting = self._acting, flags[:, ACTING] != 0
-        if over.any() or cut.any():
-            reward, flags = reward.copy(), flags.copy()
-            reward[over], flags[over] = step.final_obs["obs/reward"], step.final_obs["obs/flags"]
-            reward[cut], flags[cut] = 0, 0
-        terminated = flags[:, TERMINATED] != 0
-        truncated = flags[:, TRUNCATED] != 0
-        if not self.agents.turns:  # who is not there earns nothing; a simulator may say otherwise
-            reward, terminated, truncated = reward * before, terminated & before, truncated & before
-        truncated |= over[:, None] & self._open & ~terminated  # it ended without a word on them
-        ended = terminated | truncated
+        found = self._presence.step(self._all, step.obs, step.final_lanes, step.final_obs, step.cut)
+        ended = found.terminated | found.truncated
         where = np.full(self.envs, -1)
         where[step.final_lanes] = np.arange(len(step.final_lanes))
         steps = []
         for seats, kind, rows, _ in self._parts:
             place = seats.env, seats.agent
-            (last,) = np.nonzero(ended[place] & over[seats.env])
-            lost = np.flatnonzero(cut[seats.env] & self._open[place])
-            final = self._no_final(kind, rows)
+            (last,) = np.nonzero(ended[place] & found.over[seats.env])
+            lost = np.flatnonzero(found.cut[seats.env] & found.was_open[place])
+            final = self._no_final(kind)
             if len(last):
-                final = self._seen(step.final_obs, where[seats.env[last]], kind, rows[last], seats.agent[last])
-            seen = self._seen(step.obs, seats.env, kind, rows, seats.agent)
-            flat = reward[place], terminated[place], truncated[place], before[place] & ~cut[seats.env]
+                final = self.sight.seen(step.final_obs, where[seats.env[last]], seats.agent[last], kind, rows[last])
+            seen = self.sight.seen(step.obs, seats.env, seats.agent, kind, rows)
+            valid = found.acted[place] & ~found.cut[seats.env]
+            flat = found.reward[place], found.terminated[place], found.truncated[place], valid
             steps.append(Step(seen, *flat, last, final, lost))
-        fresh = (over | cut)[:, None]
-        self._open = np.where(fresh, acting, (self._open & ~ended) | acting)
-        self._acting = acting
         return steps
 
-    def _no_final(self, kind: int, rows: np.ndarray) -> Arrays:
-        none = np.zeros(0, np.int64)
-        return self._seen({path: column[:0] for path, column in self.inner.current().items()}, none, kind, none, none)
-
-    def _seen(self, joined: Arrays, env: np.ndarray, kind: int, rows: np.ndarray, agent: np.ndarray) -> Arrays:
-        """What lanes see, each `[B, ...]`."""
-        found = self.agents.kinds[kind]
-        plain = self._ids and found.obs[0].path == "obs"
-        paths = ["obs/observation"] if plain else [leaf.path for leaf in found.obs]
-        seen = {path: joined[f"obs/{leaf_name(kind, i)}"][env, rows] for i, path in enumerate(paths)}
-        if self._ids:
-            seen[ID] = agent.copy()
-        if MASK in seen:  # of those that are not to act it may forbid everything
-            seen[MASK] |= ~seen[MASK].any(axis=1, keepdims=True)
-        if self._states:
-            seen["global_state"] = self._state(joined)[env]
-        return seen
-
-    def _state(self, joined: Arrays) -> np.ndarray:
-        """The global state, `[E, S]`."""
-        if self.agents.state:
-            return joined["obs/state"]
-        kinds = enumerate(self.agents.kinds)
-        names = [leaf_name(k, i) for k, kind in kinds for i, leaf in enumerate(kind.obs) if leaf.path != MASK]
-        parts = [joined[f"obs/{name}"] for name in names]
-        return np.concatenate([x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float32) for x in parts], axis=1)
+    def _no_final(self, kind: int) -> Arrays:
+        nothing = {path: column[:0] for path, column in self.inner.current().items()}
+        return self.sight.seen(nothing, NOBODY, NOBODY, kind, NOBODY)
 
     def seen_now(self, number: int) -> Arrays:
         seats, kind, rows, _ = self._parts[number]
-        return self._seen(self.inner.current(), seats.env, kind, rows, seats.agent)
+        return self.sight.seen(self.inner.current(), seats.env, seats.agent, kind, rows)
 
     def state(self) -> Tree:
-        return {"inner": self.inner.state(), "open": self._open.copy()}
+        return {"inner": self.inner.state(), "open": self._presence.open.copy()}
 
     def load(self, tree: Tree) -> list[str]:
         notes = self.inner.load(tree["inner"])
         self.begin(self.inner.current())
-        fresh = np.zeros((self.envs, 1), np.bool_)
-        fresh[self.inner.restarted] = True
-        self._open = np.where(fresh, self._acting, tree["open"])
+        kept = np.ones(self.envs, np.bool_)
+        kept[self.inner.restarted] = False
+        self._presence.open[kept] = np.asarray(tree["open"])[kept]
         return notes
 
 
@@ -165,9 +216,7 @@ class AgentVector(VectorEnv):
         super().__init__(spec, len(seats.env), world.inner.note, world.inner.way_back)
         self.world, self.seats, self._number = world, seats, number
         self.turns = world.agents.turns
-        self.state_leaf = (
-            ObsLeaf("global_state", "box", (world.agents.state_width,), "float32") if world._states else None
-        )
+        self.state_leaf = world.sight.state_leaf
 
     @property
     def _leads(self) -> bool:

@@ -16,6 +16,7 @@ from raynforce.errors import UsageError, nearest
 from raynforce.trees import Tree
 
 Env = gymnasium.Env[Any, Any]
+FIRE = "FIRE"
 INSTALL = 'pip install "raynforce[atari]"'
 
 
@@ -27,6 +28,7 @@ def make(
     noops: int = 30,
     sticky: float = 0.0,
     life_loss: bool = False,
+    fire: bool = False,
     clip_rewards: bool = False,
     all_actions: bool = False,
     render_mode: str | None = None,
@@ -39,7 +41,9 @@ def make(
     latest. `sticky` is the chance in each frame that the action before is held instead (0.25 in Machado et al. 2018);
     with it, or with `noops` 0, starting an episode takes as long as some hundred steps. `life_loss` ends the episode,
     and the game, with a life, `clip_rewards` cuts rewards to -1 and 1: both change what evaluations count as well.
-    `all_actions` offers all 18 instead of those that the game uses; `render_mode` is as for `gymnasium.make`.
+    `fire` presses FIRE, where the game has it, at the start of an episode and after each life: Breakout waits for it,
+    and a greedy policy that never does plays on until the end. `all_actions` offers all 18 instead of those that the
+    game uses; `render_mode` is as for `gymnasium.make`.
     """
     _require("ale_py", "ale-py")
     _require("cv2", "opencv-python")
@@ -54,7 +58,10 @@ def make(
     )
     with closed_on_error(made):
         game_env = QuickReset(made) if noops and not sticky else made
-        env: Env = Atari(game_env, noops, frame_skip, screen, terminal_on_life_loss=life_loss)
+        atari = Atari(game_env, noops, frame_skip, screen, terminal_on_life_loss=life_loss)
+        game_of: Any = made.unwrapped
+        atari.fires = fire and FIRE in game_of.get_action_meanings()
+        env: Env = atari
         if clip_rewards:
             env = ClipReward(env, -1.0, 1.0)
         return FrameStack(env, frame_stack) if frame_stack != 1 else env
@@ -81,7 +88,29 @@ class QuickReset(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class Atari(AtariPreprocessing):
-    """gymnasium's `AtariPreprocessing`, whose running episodes can be saved."""
+    """gymnasium's `AtariPreprocessing`, whose running episodes can be saved, and which may press FIRE by itself."""
+
+    fires = False
+
+    def reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
+        begun: tuple[Any, dict[str, Any]] = super().reset(**how)
+        if not self.fires:
+            return begun
+        obs, _, _, _, info = self._press_fire()
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        lives = self.ale.lives()
+        result: tuple[Any, Any, bool, bool, dict[str, Any]] = super().step(action)
+        _, reward, terminated, truncated, _ = result
+        if not self.fires or terminated or truncated or self.ale.lives() == lives:
+            return result
+        obs, more, *rest = self._press_fire()
+        return (obs, float(reward) + float(more), *rest)
+
+    def _press_fire(self) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        game: Any = self.unwrapped
+        return super().step(game.get_action_meanings().index(FIRE))
 
     def save_state(self) -> Tree:
         state = np.frombuffer(self.ale.cloneState(include_rng=True).serialize(), np.uint8)

@@ -14,9 +14,10 @@ from raynforce.envs.describe import Args, bits
 from raynforce.envs.lane import REPLAY
 from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import close_env, locate, make
+from raynforce.envs.masks import random_actions
 from raynforce.envs.native import NativeVector
 from raynforce.envs.patience import patience
-from raynforce.envs.simulators import random_actions
+from raynforce.envs.simulators import random_of
 from raynforce.envs.vector import Step, VectorEnv, make_vector
 from raynforce.errors import EnvError, RaynforceError, UsageError, summary
 from raynforce.protocol.spaces import forbidden
@@ -142,6 +143,9 @@ def _step(vector: VectorEnv, choice: np.ndarray) -> Step:
         start = np.array(action.start).reshape(action.shape)
         if forbidden(mask, choice - start, action):
             choice = random_actions(action, 1, np.random.default_rng(0), mask).astype(action.dtype)
+    agents = vector.spec.agents
+    if agents is not None and any(leaf.path == MASK for kind in agents.kinds for leaf in kind.obs):
+        choice = random_of(vector.spec, vector.current(), np.random.default_rng(0))
     return vector.step(choice)
 
 

@@ -15,11 +15,14 @@ import numpy as np
 from gymnasium import spaces
 
 from raynforce.envs.describe import Args, Space, describe, flatten_obs, misfit
+from raynforce.envs.masks import random_actions
 from raynforce.errors import UsageError, summary
 from raynforce.spaces import (
     ACTING,
+    MASK,
     TERMINATED,
     TRUNCATED,
+    ActionSpec,
     AgentKind,
     Agents,
     ObsLeaf,
@@ -85,7 +88,13 @@ class JoinedEnv(EnvOfAgents):
         low, high = (np.zeros(self._slices[-1].stop, np.float32) for _ in range(2))
         for agent, part in enumerate(self._slices):
             low[part], high[part] = action_bounds(kinds[agents.kind_of(agent)].action)
-        self.action_space = spaces.Box(low, high, dtype=np.float32)
+        masked = [
+            (part, kinds[agents.kind_of(agent)].action, mask)
+            for agent, part in enumerate(self._slices)
+            for leaf, mask in zip(*self._places[agent], strict=True)
+            if leaf.path == MASK
+        ]
+        self.action_space = _Moves(low, high, masked)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         for array in self._seen.values():
@@ -164,6 +173,20 @@ class JoinedEnv(EnvOfAgents):
         if self._gives_state:
             self._seen["state"][:] = np.asarray(self.env.state(), np.float32).reshape(-1)
         return self._seen
+
+
+class _Moves(spaces.Box):
+    """Actions of all agents; what is drawn are those that the masks, which agents see now, allow."""
+
+    def __init__(self, low: np.ndarray, high: np.ndarray, masked: list[tuple[slice, ActionSpec, np.ndarray]]) -> None:
+        super().__init__(low, high, dtype=np.float32)
+        self._masked = masked  # by agent: its part of the action, and where its mask is shown
+
+    def sample(self, *args: Any, **how: Any) -> Any:
+        action = super().sample(*args, **how)
+        for part, spec, mask in self._masked:
+            action[part] = random_actions(spec, 1, self.np_random, mask[None] != 0).reshape(-1)
+        return action
 
 
 class _Decoder:

@@ -19,6 +19,7 @@ from raynforce.envs.joined import STATE, EnvOfAgents, JoinedEnv, is_of_agents
 from raynforce.envs.launching import command, is_simulator
 from raynforce.envs.masks import has_mask
 from raynforce.envs.patience import left, patience
+from raynforce.envs.wrapped_agents import WrappedAgents
 from raynforce.errors import EnvError, UsageError, nearest, summary
 from raynforce.imports import is_given, load_module, load_object
 from raynforce.spaces import Agents, EnvSpec
@@ -43,14 +44,14 @@ def make(env: str, env_args: Mapping[str, Any] | None = None) -> Env:
     state = bool(args.pop(STATE, False))
     found = locate(env)
     around = {} if _takes(found, wrappers.KEY) else {k: args.pop(k) for k in (wrappers.KEY,) if k in args}
-    made = _from_id(env, found, args) if isinstance(found, str) else _from_factory(env, found, args, state)
-    if not around:
-        return made
+    made = _from_id(env, found, args) if isinstance(found, str) else _from_factory(env, found, args)
     with closed_on_error(made):
-        if _agents_of(made) is not None:
-            what = f"env_args.{wrappers.KEY} = {around[wrappers.KEY]} is for environments of one agent"
-            raise UsageError(f"{what}, and env {env!r} has several: wrap it in a factory of yours")
-        return wrappers.wrap(env, made, around)
+        if not isinstance(made, gymnasium.Env):
+            return JoinedEnv(env, WrappedAgents(env, made, around) if around else made, args, state=state)
+        if around and agents_of(made) is not None:
+            what = f"env_args.{wrappers.KEY} = {around[wrappers.KEY]} is not for simulators of several agents"
+            raise UsageError(f"{what}, such as {env!r}: wrap them there")
+        return wrappers.wrap(env, made, around) if around else made
 
 
 def _takes(found: str | Callable[..., Any], name: str) -> bool:
@@ -66,13 +67,14 @@ def make_described(env: str, env_args: Mapping[str, Any] | None = None, *, maske
     made = make(env, env_args)
     with closed_on_error(made):
         stacks = stacks_of(made)
-        agents = _agents_of(made)
+        agents = agents_of(made)
         masked = masked and agents is None  # masks of several agents are part of what they see
         spec = describe(env, made.observation_space, made.action_space, env_args, stacks, masked=masked)
         return made, spec if agents is None else replace(spec, agents=agents)
 
 
-def _agents_of(made: Env) -> Agents | None:
+def agents_of(made: Env) -> Agents | None:
+    """Who takes part in it, if several agents do."""
     return made.agents if isinstance(made, EnvOfAgents) else None
 
 
@@ -169,7 +171,7 @@ def _from_id(env: str, name: str, args: dict[str, Any]) -> Env:
         raise UsageError(f"env {env!r} could not be made: {summary(error)}") from error
 
 
-def _from_factory(env: str, factory: Callable[..., Any], args: dict[str, Any], state: bool) -> Env:
+def _from_factory(env: str, factory: Callable[..., Any], args: dict[str, Any]) -> Any:
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
@@ -190,10 +192,7 @@ def _from_factory(env: str, factory: Callable[..., Any], args: dict[str, Any], s
         raise UsageError(f"env {env!r} could not be made: the factory raised {summary(error)}") from error
     except (Exception, SystemExit) as error:
         raise UsageError(f"env {env!r} could not be made: the factory raised {summary(error)}") from error
-    if not isinstance(made, gymnasium.Env) and is_of_agents(made):
-        with closed_on_error(made):
-            return JoinedEnv(env, made, args, state=state)
-    if not isinstance(made, gymnasium.Env):
+    if not isinstance(made, gymnasium.Env) and not is_of_agents(made):
         kind = f"{type(made).__module__}.{type(made).__qualname__}"
         raise UsageError(f"env {env!r} returned a {kind}; the factory must return a gymnasium.Env, or PettingZoo's")
     return made

@@ -94,3 +94,18 @@ def random_action(space: spaces.Space[Any], mask: Any = None) -> Any:
     parts = np.split(flags, np.cumsum(sizes)[:-1])
     chosen = [space.np_random.choice(np.flatnonzero(part)) for part in parts]
     return (np.array(chosen) + start).reshape(shape).astype(space.dtype)
+
+
+def random_actions(
+    action: ActionSpec, count: int, rng: np.random.Generator, masks: np.ndarray | None = None
+) -> np.ndarray:
+    """Actions `[count, ...]`, of those that `masks` `[count, n]` allow."""
+    if action.kind == "box":
+        low, high = (np.array(b).reshape(action.shape) for b in (action.low, action.high))
+        low, high = np.where(np.isfinite(low), low, -1), np.where(np.isfinite(high), high, 1)
+        return rng.uniform(low, high, (count, *action.shape))
+    start = np.array(action.start or (0,) * len(action.sizes)).reshape(action.shape)
+    if masks is not None:
+        parts = np.split(np.where(masks, rng.random(masks.shape), -1.0), np.cumsum(action.sizes)[:-1], axis=1)
+        return start + np.stack([part.argmax(axis=1) for part in parts], axis=1).reshape(count, *action.shape)
+    return start + rng.integers(0, np.array(action.sizes).reshape(action.shape), (count, *action.shape))

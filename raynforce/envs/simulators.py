@@ -21,7 +21,7 @@ from raynforce.envs.describe import bits
 from raynforce.envs.faults import CUT, KEPT, RECYCLED, EnvFault, count_break
 from raynforce.envs.lanes import BrokenLane, Lanes, ParallelVector
 from raynforce.envs.launching import Launched, is_simulator
-from raynforce.envs.masks import require_declared
+from raynforce.envs.masks import random_actions, require_declared
 from raynforce.envs.rows import Rows
 from raynforce.envs.vector import NEVER, NOT_AT_ALL, EnvArgs, Recycle, derive_seed, first_of_attempt
 from raynforce.errors import EnvError, UsageError
@@ -34,7 +34,7 @@ from raynforce.protocol.policy_session import Broken, Overdue, Results, Snapshot
 from raynforce.protocol.session import Ended
 from raynforce.protocol.shared import SharedObs
 from raynforce.protocol.spaces import Spaces
-from raynforce.spaces import MASK, ActionSpec, EnvSpec, action_slices, leaf_name
+from raynforce.spaces import MASK, EnvSpec, action_slices, leaf_name
 from raynforce.trees import Tree
 
 START_SECONDS = 60.0
@@ -787,21 +787,6 @@ def patient_offer(hang_seconds: float, start_seconds: float, config: Mapping[str
     return Offer(autoreset=("same_step",), capabilities=can, deadlines=deadlines, config=config)
 
 
-def random_actions(
-    action: ActionSpec, count: int, rng: np.random.Generator, masks: np.ndarray | None = None
-) -> np.ndarray:
-    """Actions `[count, ...]`, of those that `masks` `[count, n]` allow."""
-    if action.kind == "box":
-        low, high = (np.array(b).reshape(action.shape) for b in (action.low, action.high))
-        low, high = np.where(np.isfinite(low), low, -1), np.where(np.isfinite(high), high, 1)
-        return rng.uniform(low, high, (count, *action.shape))
-    start = np.array(action.start or (0,) * len(action.sizes)).reshape(action.shape)
-    if masks is not None:
-        parts = np.split(np.where(masks, rng.random(masks.shape), -1.0), np.cumsum(action.sizes)[:-1], axis=1)
-        return start + np.stack([part.argmax(axis=1) for part in parts], axis=1).reshape(count, *action.shape)
-    return start + rng.integers(0, np.array(action.sizes).reshape(action.shape), (count, *action.shape))
-
-
 def random_of(spec: EnvSpec, obs: Mapping[str, np.ndarray], rng: np.random.Generator) -> np.ndarray:
     """Actions for all that see `obs`, `[N, ...]` by path, of those that their masks allow; also of several agents."""
     count = len(next(iter(obs.values())))
@@ -854,7 +839,7 @@ def make_lanes(args: EnvArgs, host: int, attempt: int, hang_seconds: float) -> L
         return Simulators(args.env, args.args, args.num_envs, seed=args.seed, **where)
     return Lanes(
         args.env,
-        args.args,
+        args.given,
         args.num_envs,
         seed=args.seed,
         first=first,

@@ -1,6 +1,6 @@
 """Tiny environments of several agents whose best play is known: `raynforce.envs.tiny_agents:Together`.
 
-They have PettingZoo's methods, parallel ones but for `Nim`, and need nothing of it.
+They have PettingZoo's methods, parallel ones but for `Nim` and `EchoInTurns`, and need nothing of it.
 """
 
 from __future__ import annotations
@@ -110,6 +110,22 @@ class Bidding(_Parallel):
         return found
 
 
+class Aim(_Parallel):
+    """Each sees a number between -1 and 1 and names one: it loses their distance. The best return of each is 0."""
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(-1.0, 1.0, (1,))
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Box(-1.0, 1.0, (1,))
+
+    def show(self) -> ByAgent:
+        return {agent: self.rng.uniform(-1.0, 1.0, 1).astype(np.float32) for agent in self.agents}
+
+    def score(self, said: ByAgent) -> dict[str, float]:
+        return {agent: -float(abs(said[agent][0] - self.shown[agent][0])) for agent in self.agents}
+
+
 class Hunt(_Parallel):
     """A prey says where it hides, of four places, and a hunter, who sees a clue of two numbers, where it looks.
 
@@ -137,14 +153,103 @@ class Hunt(_Parallel):
         return {"hunter_0": float(said["hunter_0"] == self.told), **prey}
 
 
-class Nim:
+class Echo(_Parallel):
+    """Say the number that you saw a step before: 1 for each but in the first step, so 3 is the best return.
+
+    Numbers are drawn anew each step: without memory the mean return is `3 / n` at best.
+    """
+
+    def __init__(self, agents: int = 2, n: int = 2) -> None:
+        super().__init__(agents, n)
+
+    def show(self) -> ByAgent:
+        self.before = self.shown if self.steps else {}
+        return super().show()
+
+    def score(self, said: ByAgent) -> dict[str, float]:
+        return {agent: float(said[agent] == self.before.get(agent)) for agent in self.agents}
+
+
+class _InTurns:
+    """An AEC environment: one moves at a time."""
+
+    metadata: ClassVar[Info] = {"name": "tiny"}
+    render_mode = None
+    possible_agents: list[str]
+
+    def observe(self, agent: str) -> Any:
+        raise NotImplementedError
+
+    def reset(self, seed: int | None = None, options: Info | None = None) -> None:
+        if seed is not None or not hasattr(self, "rng"):
+            self.rng = np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        self.agent_selection = self.agents[0]
+        self.terminations = dict.fromkeys(self.agents, False)
+        self._earned = dict.fromkeys(self.agents, 0.0)
+
+    def agent_iter(self, max_iter: int = 1 << 30) -> Any:
+        while self.agents:
+            yield self.agent_selection
+
+    def last(self, observe: bool = True) -> tuple[Any, float, bool, bool, Info]:
+        agent = self.agent_selection
+        return self.observe(agent), self._earned[agent], self.terminations[agent], False, {}
+
+    def step(self, action: int | None) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            self.agents.remove(agent)
+            self.agent_selection = self.agents[0] if self.agents else agent
+            return
+        assert action is not None
+        self._earned[agent] = 0.0
+        self.move(agent, action)
+        after = self.possible_agents.index(agent) + 1
+        self.agent_selection = self.possible_agents[after % len(self.possible_agents)]
+
+    def move(self, agent: str, action: int) -> None:
+        raise NotImplementedError
+
+    def render(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class EchoInTurns(_InTurns):
+    """`Echo` where one moves at a time: say the number that you saw at your last move; the best return is 3."""
+
+    def __init__(self, agents: int = 2, n: int = 2) -> None:
+        self.possible_agents = [f"agent_{i}" for i in range(agents)]
+        self.n = n
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Discrete(self.n)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(self.n)
+
+    def reset(self, seed: int | None = None, options: Info | None = None) -> None:
+        super().reset(seed, options)
+        self.shown = self.rng.integers(self.n, size=(len(self.agents), 5)).tolist()  # the last ones are for nothing
+        self.moves = dict.fromkeys(self.agents, 0)
+
+    def observe(self, agent: str) -> Any:
+        return self.shown[self.possible_agents.index(agent)][self.moves[agent]]
+
+    def move(self, agent: str, action: int) -> None:
+        moves, shown = self.moves[agent], self.shown[self.possible_agents.index(agent)]
+        self._earned[agent] = float(moves > 0 and action == shown[moves - 1])
+        self.moves[agent] = moves + 1
+        if all(moves == 4 for moves in self.moves.values()):
+            self.terminations = dict.fromkeys(self.possible_agents, True)
+
+
+class Nim(_InTurns):
     """Take 1, 2 or 3 of a heap, in turns: who takes the last one wins 1 of the other, who takes too many loses.
 
     Best play leaves a multiple of 4. An AEC environment: one moves at a time.
     """
-
-    metadata: ClassVar[Info] = {"name": "nim"}
-    render_mode = None
 
     def __init__(self, heap: int = 10, masked: bool = False) -> None:
         self.possible_agents = ["first", "second"]
@@ -160,36 +265,16 @@ class Nim:
         return spaces.Discrete(3)
 
     def reset(self, seed: int | None = None, options: Info | None = None) -> None:
-        if seed is not None or not hasattr(self, "rng"):
-            self.rng = np.random.default_rng(seed)
-        self.agents = list(self.possible_agents)
+        super().reset(seed, options)
         self.left = int(self.rng.integers(1, self.heap + 1))
-        self.agent_selection = self.agents[0]
-        self.terminations = dict.fromkeys(self.agents, False)
-        self._earned = dict.fromkeys(self.agents, 0.0)
-
-    def agent_iter(self, max_iter: int = 1 << 30) -> Any:
-        while self.agents:
-            yield self.agent_selection
 
     def observe(self, agent: str) -> Any:
         if not self.masked:
             return self.left
         return {"observation": self.left, "action_mask": np.array([self.left >= take for take in (1, 2, 3)], np.int8)}
 
-    def last(self, observe: bool = True) -> tuple[Any, float, bool, bool, Info]:
-        agent = self.agent_selection
-        return self.observe(agent), self._earned[agent], self.terminations[agent], False, {}
-
-    def step(self, action: int | None) -> None:
-        agent = self.agent_selection
-        if self.terminations[agent]:
-            self.agents.remove(agent)
-            self.agent_selection = self.agents[0] if self.agents else agent
-            return
-        self._earned[agent] = 0.0
+    def move(self, agent: str, action: int) -> None:
         other = self.possible_agents[1 - self.possible_agents.index(agent)]
-        assert action is not None
         left = self.left - (action + 1)
         self.left = max(0, left)
         if left <= 0:
@@ -197,8 +282,3 @@ class Nim:
             self._earned[agent] += won
             self._earned[other] -= won
             self.terminations = dict.fromkeys(self.possible_agents, True)
-        self.agent_selection = other
-
-    def render(self) -> None: ...
-
-    def close(self) -> None: ...

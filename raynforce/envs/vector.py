@@ -39,6 +39,13 @@ class Step(NamedTuple):
     cut: np.ndarray  # [K] int64 lanes whose env broke in this step: `obs` shows the next episode, in a new env
     info: Mapping[int, Info] = NOTHING  # by lane the numbers in `info` of episodes that ended in this step
 
+    @property
+    def over(self) -> np.ndarray:
+        """Lanes whose episode ended or was cut, `[B]`."""
+        over: np.ndarray = self.terminated | self.truncated
+        over[self.cut] = True
+        return over
+
 
 class VectorEnv(ABC):
     """`num_envs` copies of an environment, stepped together."""
@@ -147,8 +154,12 @@ class EnvArgs:
         """One row for each environment, also of several agents."""
         how: dict[str, Any] = {"exact_resume": self.exact_resume, "parallel": self.parallel, "recycle": self.recycle}
         how |= {"gateway": self.gateway, "masked": self.masked, **more}
-        args = self.args | {STATE: True} if self.states else self.args
-        return make_vector(self.env, args, self.num_envs, seed=self.seed, sampler=sampler, **how)
+        return make_vector(self.env, self.given, self.num_envs, seed=self.seed, sampler=sampler, **how)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What each is made with."""
+        return self.args | {STATE: True} if self.states else self.args
 
 
 def make_vector(

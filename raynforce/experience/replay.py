@@ -72,7 +72,7 @@ class Replay:
         require_memory(needed, memory_fraction, f"replay: a buffer of {capacity} transitions", hint)
 
         self.capacity = layout.capacity
-        self._ring = Ring(obs, action, layout, memory_fraction, compress, states)
+        self._ring = Ring(obs, action, layout, memory_fraction, compress, states, burn_in)
         self._ready = self._ring.flat["ready"]
         self._tree = SumTree(self.capacity) if prioritized else None
         self._max_priority = 1.0
@@ -226,7 +226,11 @@ class Replay:
     def _gather_sequences(self, slots: np.ndarray) -> Arrays:
         """Sequences `[n, …]` from these positions on: R rows with `obs`, `next_obs`, the true observation after each,
         and `first`, where an episode begins; of the L steps after the burn-in `action`, `reward` and `discount` as of
-        transitions, `last`, in which of the rows their windows end, and `valid`; and `state0/NAME`."""
+        transitions, `last`, in which of the rows their windows end, and `valid`, where they count; and `state0/NAME`.
+
+        Where a lane had fewer steps than others, the rest of its rows in a fragment is empty, and an episode may go on
+        after them. What is remembered there is another sequence's beginning: this one is not valid from there on.
+        """
         ring, sequence = self._ring, slice(self._burn_in, self._burn_in + self._sequence)
         assert ring.states is not None
         count, rows = len(slots), np.arange(self._window + 1)
@@ -243,6 +247,7 @@ class Replay:
         valid, learned = ring.valid.take(steps), steps[:, sequence]
         first = np.zeros(steps.shape, np.bool_)  # not in the first row, whose state is known
         first[:, 1:] = (ring.end.take(steps[:, :-1]) | ~valid[:, :-1]) & valid[:, 1:]
+        valid &= ~np.logical_or.accumulate(self._goes_on(steps, first), axis=1)
         reward, last, taken = self._returns(learned.reshape(-1))
         discount = self._gammas[taken] * ~ring.terminated.take(last)
         where = rows[sequence] + np.broadcast_to(taken, reward.shape).reshape(learned.shape) - 1
@@ -251,6 +256,15 @@ class Replay:
         batch["discount"] = discount.astype(np.float32).reshape(learned.shape)
         at = ring.states.slot.take(slots)
         return batch | {STATE + name: array[at] for name, array in ring.states.arrays.items()}
+
+    def _goes_on(self, steps: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Which of the rows `[n, R]` that seem to begin an episode go on with one: those with something remembered."""
+        assert self._ring.states is not None
+        goes_on = np.zeros_like(first)
+        slot = self._ring.states.slot.take(steps[first])
+        something = [array[slot].any(axis=1) for array in self._ring.states.arrays.values()]
+        goes_on[first] = (slot >= 0) & np.logical_or.reduce(something)
+        return goes_on
 
     def _draw_uniform(self, n: int, rng: np.random.Generator) -> np.ndarray:
         filled = min(self._ring.rows, max(self._ring.head)) * self._ring.width

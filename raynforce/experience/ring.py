@@ -54,8 +54,10 @@ class Ring:
         memory_fraction: float,
         compress: bool = False,
         states: Mapping[str, int] = NOTHING,
+        burn_in: int = 0,
     ) -> None:
-        """`states` are the sizes of recurrent states, kept of the rows at which sequences begin."""
+        """`states` are the sizes of recurrent states, kept of the rows at which sequences begin; of those without a
+        step only if others may be learned from after a `burn_in` that begins there."""
         self.layout, self.rows, self.lanes = layout, layout.rows, layout.lanes
         self.width, self.capacity = layout.width, layout.capacity
         self.columns = columns_of(obs, action)
@@ -70,6 +72,7 @@ class Ring:
         self.terminated, self.end, self.valid = (self.flat[k] for k in ("terminated", "end", "valid"))  # [slots]
         # Of steps whose next row does not hold the true next observation.
         self.finals = SlotPool(self.obs, self.flat["final_slot"], memory_fraction, "final observations")
+        self._keeps_idle = burn_in > 0
         self.state_columns = [Column(name, (size,), "float32") for name, size in states.items()]
         slot = np.zeros(layout.capacity if states else 0, np.int32)
         self.states = SlotPool(self.state_columns, slot, memory_fraction, "recurrent states") if states else None
@@ -246,8 +249,9 @@ class Ring:
 
         if self.states:
             self.states.drop(slots)
-            found = {c.path: fragment[STATE + c.path].reshape(-1, *c.shape) for c in self.state_columns}
-            self.states.put(slots[fragment[SEQUENCE]].reshape(-1), found)
+            begin = fragment[SEQUENCE]
+            kept = np.logical_or.reduceat(fragment["valid"], begin, axis=0) | self._keeps_idle  # [P, B]
+            self.states.put(slots[begin][kept], {c.path: fragment[STATE + c.path][kept] for c in self.state_columns})
         if len(final_index):
             self.finals.put(slots.reshape(-1)[final_index], fragment.final_obs())
         added = int(np.count_nonzero(valid))

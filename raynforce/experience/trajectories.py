@@ -64,11 +64,20 @@ class Trajectories:
         # What the newest action of each lane was chosen with.
         self._used = {name: np.zeros((lanes, size), np.float32) for name, size in states.items()}
 
-    def begin(self, lanes: np.ndarray, obs: Mapping[str, np.ndarray]) -> None:
-        """New episodes: their first observations `[K, ...]`."""
+    def acting(self, envs: np.ndarray) -> np.ndarray:
+        """The lanes that are to act in these environments: here each has one, which has its number."""
+        return envs
+
+    def for_envs(self, envs: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """What `acting` lanes do, as their environments take it, `[K, ...]`."""
+        return actions
+
+    def begin(self, lanes: np.ndarray, obs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """New episodes: their first observations `[K, ...]`; returns whose."""
         places = self._place[lanes]
         for path in self._paths:
             self._flat[path][places] = obs[path]
+        return lanes
 
     def newest(self, lanes: np.ndarray) -> Arrays:
         places = self._place[lanes]
@@ -105,8 +114,10 @@ class Trajectories:
         ended: np.ndarray,
         final_obs: Mapping[str, np.ndarray],
         info: Mapping[int, Info] = NOTHING,
-    ) -> None:
-        """What their environments answered; at the `ended` `[E]` of K lanes `obs` is the next episode's already."""
+    ) -> np.ndarray:
+        """What their environments answered; at the `ended` `[E]` of K lanes `obs` is the next episode's already.
+
+        Returns the lanes whose episodes have ended."""
         places, flat = self._place[lanes], self._flat
         flat["reward"][places] = reward
         after = places + self.lanes
@@ -123,6 +134,7 @@ class Trajectories:
         if after.max() >= full:
             for lane in lanes[after >= full].tolist():
                 self._fill(lane)
+        return np.asarray(lanes[ended])
 
     def cut(self, lanes: np.ndarray) -> None:
         """Their environments broke: episodes in flight end with what was seen last; `begin` is next."""

@@ -1,7 +1,7 @@
 """Lanes that act in turns: of a fragment with a row for each move of anybody, one with a row for each of its own.
 
 What a lane earns between two of its moves belongs to the first. A move whose outcome is not known at a fragment's end
-goes into the next one, with the log-probability it was chosen with.
+goes into the next one, with the log-probability and the recurrent state it was chosen with.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raynforce.experience.builder import InFlight, finish
+from raynforce.experience.builder import SEQUENCE, STATE, InFlight, finish
 from raynforce.experience.fragment import Arrays, Fragment
 from raynforce.infos import NOTHING
 from raynforce.trees import Tree
@@ -54,10 +54,14 @@ class _Lane:
 
 
 class Turns:
-    """Carries each lane's move under way, and its episode's return, from one fragment to the next."""
+    """Carries each lane's move under way, and its episode's return, from one fragment to the next.
 
-    def __init__(self, lanes: int) -> None:
-        self.flying = InFlight(lanes)
+    Of a network with memory, `raw` has the state before each of its rows; `every` so many rows of its own a lane's is
+    recorded.
+    """
+
+    def __init__(self, lanes: int, every: int = 0) -> None:
+        self.flying, self._every = InFlight(lanes), every
         self._carried: Arrays = {}  # [1, B, ...] the columns of moves under way
         self._under_way = np.zeros(lanes, np.bool_)
 
@@ -117,13 +121,16 @@ class Turns:
             if 0 < len(kept) < length and not terminated[len(kept) - 1, b]:
                 truncated[len(kept) - 1, b] = True
         self._carry(seen, rest | {"reward": reward}, paid, after)
-        return finish(columns, episodes, version=raw.version, sampler=raw.sampler, sequence=raw.sequence)
+        named = {"version": raw.version, "sampler": raw.sampler, "sequence": raw.sequence}
+        states = {path: columns.pop(path) for path in rest if path.startswith(STATE)}  # [T, B, ...]
+        state0 = {path.removeprefix(STATE): state[:: self._every].copy() for path, state in states.items()}
+        return finish(columns, episodes, **named, state0=state0, every=self._every)
 
     def _columns(self, raw: Fragment) -> tuple[Arrays, Arrays]:
         """What is seen `[T+2, B, ...]` and the rest `[T+1, B, ...]`, with the carried moves in front."""
-        named = {k: v for k, v in raw.columns.items() if "/" not in k or k.startswith("obs/")}
+        named = {k: v for k, v in raw.columns.items() if "/" not in k or k.startswith(("obs/", STATE))}
         seen = {k: v for k, v in named.items() if len(v) == raw.length + 1}
-        rest = {k: v for k, v in named.items() if k not in seen and k != "first"}
+        rest = {k: v for k, v in named.items() if k not in seen and k not in ("first", SEQUENCE)}
         if not self._carried:
             self._carried = {k: np.zeros((1, *v.shape[1:]), v.dtype) for k, v in (seen | rest).items()}
         self._carried["valid"] = self._under_way[None]

@@ -245,6 +245,16 @@ class Actor:
         return self.to_env(self.distribution.mode(self.masked(out, obs))), memory
 
 
+def remembered(before: Memory, after: Memory, moved: np.ndarray, over: np.ndarray) -> Memory:
+    """What lanes remember after a step: those that did not move what they did before, and nothing where an episode is
+    over; `[B]` flags. `after` is written to."""
+    (still,) = np.nonzero(~moved)
+    for name, state in after.items():
+        state[still] = before[name][still]
+        state[over] = 0.0
+    return after
+
+
 def forget(memory: Memory, lanes: np.ndarray | Sequence[int] | slice) -> None:
     """New episodes begin in these lanes."""
     for state in memory.values():

@@ -233,7 +233,7 @@ class ModuleNet(Network):
             views = {n: params[part].view(self._own[n].shape) for n, part in self.parts.items()}
             free = {n: views.pop(n) for n in free}
         if self.spec.own_state:
-            outputs = self._over_sequences(inputs, Sequences.of(obs, self.spec.states), views)
+            outputs = self._over_sequences(inputs, Sequences.of(obs, self.spec.states), named, views)
         else:
             outputs = self._call(inputs, named, views)
         for head, size in self.heads.items():
@@ -247,7 +247,9 @@ class ModuleNet(Network):
         made = {k: v for k, v in {**outputs, **free}.items() if not only or k in only}
         return SomeOutputs(made, self._lacks) if self._takes else made
 
-    def _over_sequences(self, inputs: Any, sequences: Sequences, views: dict[str, Tensor] | None) -> Outputs:
+    def _over_sequences(
+        self, inputs: Any, sequences: Sequences, named: dict[str, Tensor], views: dict[str, Tensor] | None
+    ) -> Outputs:
         """Step by step, the outputs `[N, size]` of all rows that are wanted."""
         (state,), width = sequences.state.values(), sequences.width
         several = isinstance(inputs, dict)
@@ -259,7 +261,8 @@ class ModuleNet(Network):
             if sequences.first is not None:
                 state = state * ~sequences.first[t].unsqueeze(1)
             given = {k: v[rows] for k, v in inputs.items()} if several else inputs[rows]
-            returned = self._call(given, {"state": state}, views)
+            beside = {k: v[rows] for k, v in named.items()}
+            returned = self._call(given, {**beside, "state": state}, views)
             made, found = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
             if not isinstance(made, dict) or not isinstance(found, Tensor) or found.shape != state.shape:
                 wanted = f"a dict of outputs, and the next state {list(state.shape)}"

@@ -108,6 +108,8 @@ class Tower:
     layers: tuple[Layer, ...]
     source: str | tuple[str, ...] = "input"
     """`input`, an image's path, a named input such as `action`, or an earlier tower; several are joined flat."""
+    learns_alone: bool = False
+    """Whether its gradient ends in its own layers and does not go on into the towers it reads."""
 
 
 @dataclass(frozen=True)

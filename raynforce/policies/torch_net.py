@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from raynforce.policies.products import (
 )
 from raynforce.policies.recurrent import Recurrence, bind, bind_backward
 from raynforce.policies.spec import GRU, LSTM, Activation, Conv, Input, Layer, LayerNorm, Linear, NetworkSpec, Tower
+from raynforce.spaces import ObsLeaf
 
 __all__ = ["ModuleNet", "Network", "Outputs", "SpecNet", "TorchActor", "build", "tensor"]
 
@@ -59,7 +60,8 @@ class SpecNet(Network):
         layers = [x for t in spec.towers for x in t.layers if not isinstance(x, products)]
         self._by_hand = all(isinstance(x, Activation) and x.name in _BACKWARD for x in layers)
         self._given = {"input", *(i.path for i in spec.images), *(i.path for i in spec.named)}
-        self._hands_back = [t.name for t in spec.towers if not self._given.issuperset(spec.reads[t.name])]
+        sharing = [t for t in spec.towers if not t.learns_alone]
+        self._hands_back = [t.name for t in sharing if not self._given.issuperset(spec.reads[t.name])]
         self._back = self._bind_backward() if self._by_hand else {}
         reading = [t for t in spec.towers if spec.needs[t.name]]
         self._reads_by_product = all(t.layers and isinstance(t.layers[0], Linear) for t in reading)
@@ -205,7 +207,7 @@ class SpecNet(Network):
         weight, sources, row = views[f"{tower.name}.0.weight"], [], 0
         for source in self.spec.reads[tower.name]:
             first, row = row, row + values[source][-1].shape[1:].numel()
-            if source == name or name in self.spec.needs.get(source, ()):
+            if source == name or (name in self.spec.needs.get(source, ()) and not tower.learns_alone):
                 sources.append((source, linear_through(weight[first:row], openblas)))
         return _Way(layers, sources)
 
@@ -235,9 +237,13 @@ class SpecNet(Network):
         joined: dict[tuple[str, ...], Tensor] = {}  # policy and value read the same
         for tower in self._towers(tuple(values), tuple(only)) if only or self.spec.named else self.spec.towers:
             read = self.spec.reads[tower.name]
-            if len(read) > 1 and read not in joined:
-                joined[read] = torch.cat([values[source][-1].flatten(1) for source in read], 1)
-            chain = [joined[read] if len(read) > 1 else values[read[0]][-1]]
+            if tower.learns_alone:
+                parts = [values[s][-1] if s in encoded else values[s][-1].detach() for s in read]
+                chain = [torch.cat([part.flatten(1) for part in parts], 1) if len(read) > 1 else parts[0]]
+            else:
+                if len(read) > 1 and read not in joined:
+                    joined[read] = torch.cat([values[source][-1].flatten(1) for source in read], 1)
+                chain = [joined[read] if len(read) > 1 else values[read[0]][-1]]
             for layer in bound.layers[tower.name]:
                 chain.append(layer(chain[-1]))
             values[tower.name] = chain
@@ -257,11 +263,11 @@ class SpecNet(Network):
         if self._recurrence is not None:
             self.after, some = self._recurrence.states, self._recurrence.sequences
             assert some is not None
-            made = {n: some.selected(values[n][-1]) if n in values else bound.views[n] for n in names}
-            return SomeOutputs(made, lambda name: self.spec.lacks(name, values)) if self.spec.named else made
-        if not self.spec.named:
+            made = {n: some.selected(values[n][-1]) for n in names if n in values}
+        elif not self.spec.named:
             return {n: values[n][-1] if n in values else bound.views[n] for n in names}
-        made = {n: values[n][-1] for n in names if n in values}
+        else:
+            made = {n: values[n][-1] for n in names if n in values}
         made |= {free.name: bound.views[free.name] for free in self.spec.free if free.name in names}
         return SomeOutputs(made, lambda name: self.spec.lacks(name, values))
 
@@ -438,7 +444,7 @@ def build(
     spec: NetworkSpec,
     factory: str | None,
     heads: Mapping[str, int],
-    leaves: Any,
+    leaves: Sequence[ObsLeaf],
     seed: int,
     device: torch.device,
     args: Mapping[str, Any] = NONE,
@@ -457,7 +463,20 @@ def build(
             raise UsageError(f"network.factory {factory!r} raised {summary(error)}") from error
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"network.factory {factory!r} returned {type(module).__name__}, not a torch.nn.Module")
-    return ModuleNet(spec, module, heads, device)
+    made = ModuleNet(spec, module, heads, device)
+    with torch.random.fork_rng(devices=[]):
+        made.predict(_blank(spec, leaves))  # what does not fit is told before anything is written
+    return made
+
+
+def _blank(spec: NetworkSpec, leaves: Sequence[ObsLeaf]) -> dict[str, np.ndarray]:
+    """Two observations, with the states before them, of the least that choices may be and zeros."""
+    dtypes, found = {leaf.path: leaf.dtype for leaf in leaves}, {}
+    for given in spec.inputs:
+        found[given.path] = np.zeros((2, *given.shape), dtypes.get(given.path, "float32"))
+        if given.start:
+            found[given.path] += np.array(given.start, found[given.path].dtype).reshape(given.shape)
+    return found | {STATE + name: np.zeros((2, size), np.float32) for name, size in spec.states.items()}
 
 
 def _require_arguments(factory: str, make: Any, args: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from raynforce.envs.agents import World
 from raynforce.envs.vector import EnvArgs, VectorEnv, require_finite
-from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
+from raynforce.policies.acting import ActingSpec, Actor, Memory, PolicyVersion, remembered
 from raynforce.policies.team import Part, TeamSpec, TeamVersion
 from raynforce.roles.evaluator import EVALUATION_STREAM, Evaluator
 from raynforce.roles.team_sampler import seated
@@ -57,14 +57,23 @@ class AgentsEvaluator(Evaluator):
             self._counts[seats.env, seats.agent] = True
         self._random = [i >= len(own) and self._spec.parts[name].learns for i, (name, _) in enumerate((*own, *others))]
         self._rng = np.random.default_rng([self._args.seed, EVALUATION_STREAM, version.number, purpose])
+        self._memories = [
+            self._actors[name].spec.network.initial_state(len(view.seats.env))  # empty without memory
+            for name, view in zip(self._who, self._world.views, strict=True)
+        ]
         self._earned = np.zeros(self._counts.shape)
         self._took_part = self._world.acting.copy()
 
     def _step(self, envs: VectorEnv, until: float) -> None:
         world = self._world
         assert world is not None
-        actions = [self._act(i, name) for i, name in enumerate(self._who)]
-        steps = world.step(actions)
+        acted = [self._act(i, name) for i, name in enumerate(self._who)]
+        steps = world.step([actions for actions, _ in acted])
+        if any(self._memories):
+            self._memories = [
+                remembered(before, after, step.valid, step.over)
+                for before, (_, after), step in zip(self._memories, acted, steps, strict=True)
+            ]
         alive = self._quota > 0
         ended, cut = np.zeros(envs.num_envs, np.bool_), np.zeros(envs.num_envs, np.bool_)
         for view, step in zip(world.views, steps, strict=True):
@@ -93,15 +102,17 @@ class AgentsEvaluator(Evaluator):
         if ended.any():
             self._stop_finished(envs)
 
-    def _act(self, number: int, name: str) -> np.ndarray:
+    def _act(self, number: int, name: str) -> tuple[np.ndarray, Memory]:
+        """Actions of one player's lanes, and what they remember then."""
         world, actor = self._world, self._actors[name]
         assert world is not None
         seen = world.seen_now(number)
         if self._random[number]:
             action = world.views[number].spec.action
             chosen = random_actions(action, len(world.views[number].seats.env), self._rng, seen.get(MASK))
-            return actor.to_env(chosen)
-        return actor.greedy(seen)
+            return actor.to_env(chosen), {}
+        memory = self._memories[number]
+        return actor.greedy_step(seen, memory) if memory else (actor.greedy(seen), {})
 
     def _vector(self) -> VectorEnv:
         if self._envs is None:

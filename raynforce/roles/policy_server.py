@@ -31,6 +31,7 @@ from raynforce.protocol.handshake import Deadlines, Hello, Offer, Refusal
 from raynforce.protocol.policy_session import Broken, Overdue, Results
 from raynforce.protocol.session import Closing, Ended, Envs, Note
 from raynforce.protocol.spaces import Spaces
+from raynforce.roles.agent_trajectories import AgentTrajectories
 from raynforce.roles.batching import BatchFormer
 
 LOOK = 0.25  # seconds between two checks of deadlines
@@ -45,18 +46,13 @@ class PolicyServer:
 
     def __init__(self, config: Config, acting: ActingSpec, channel: Channel) -> None:
         sampling, central = config.sampling, config.central
-        self._config, self._envs, self._lanes = config, sampling.envs, sampling.samplers * sampling.envs
-        self._steps = (config.stream.batch or sampling.samplers) * sampling.envs * sampling.fragment  # of a fragment
-        self._recurrent = acting.network.initial_state(self._lanes)  # of each lane; empty without memory
-        self._trajectories = Trajectories(
-            acting.env.obs,
-            acting.env.action,
-            ROOM * sampling.fragment,
-            self._lanes,
-            states=acting.network.states,
-            every=acting.sequence,
-        )
-        self._former = BatchFormer(self._lanes, central.batch_min, central.batch_max, central.batch_wait)
+        self._config, self._envs, self._count = config, sampling.envs, sampling.samplers * sampling.envs
+        self._trajectories = _trajectories(config, acting, self._count)
+        agents = acting.env.agents
+        moves = 1 if agents is None or agents.turns else len(agents.names)  # in a step of an environment
+        self._steps = (config.stream.batch or sampling.samplers) * sampling.envs * sampling.fragment * moves
+        self._recurrent = acting.network.initial_state(self._trajectories.lanes)  # of each; empty without memory
+        self._former = BatchFormer(self._count, central.batch_min, central.batch_max, central.batch_wait)
         self._actor = Actor(acting)
         self._rng = np.random.default_rng([config.seed, 0, 1])
         self._noise, self._drawn = np.zeros(0), NOISE
@@ -64,8 +60,8 @@ class PolicyServer:
         self._loaded: PolicyVersion | None = None
         self._links: dict[int, Link] = {}
         self._batches = 0, 0  # forward passes since the last fragment, and the actions that these have chosen
-        self._coming = 0  # lanes that were asked to step or to reset, and have not answered
-        self._times = EnvTimes(self._lanes)
+        self._coming = 0  # environments that were asked to step or to reset, and have not answered
+        self._times = EnvTimes(self._count)
         self._done: deque[Fragment] = deque()
         self._faults: deque[Mapping[str, Any]] = deque()
         self._silent: list[int] = []
@@ -78,7 +74,8 @@ class PolicyServer:
         hang = _ms(1.5 * config.faults.sample_seconds + 5)  # a host that works notices and replaces it before
         silence = max(hang, Deadlines().silence_ms)  # a step may keep its host from answering
         deadlines = Deadlines(step_ms=hang, silence_ms=silence, reset_ms=_ms(config.faults.start_seconds))
-        offer = Offer(spaces=Spaces.of(acting.env), autoreset=("same_step",), deadlines=deadlines, each=self._offer)
+        spaces = Spaces.of(acting.env) if agents is None else None  # else `_offer` looks at them
+        offer = Offer(spaces=spaces, autoreset=("same_step",), deadlines=deadlines, each=self._offer)
         home = os.environ.get("RAYNFORCE_NODE", "127.0.0.1")  # where other machines find this one
         self._listener = Listener(channel, offer, bind_host=home)
         self._changed = threading.Condition()
@@ -162,7 +159,7 @@ class PolicyServer:
                 self._changed.notify()
 
     def _turn(self) -> None:
-        """Receive what hosts have sent, then choose actions for the lanes that wait."""
+        """Receive what hosts have sent, then choose actions for the environments that wait."""
         self._hear()
         now = time.monotonic()
         if now >= self._look_at:
@@ -207,23 +204,24 @@ class PolicyServer:
     def _choose(self, version: PolicyVersion) -> None:
         """One batch through the policy, and the actions back to where the observations came from."""
         began = time.monotonic()
-        lanes, since = self._former.next_batch()
+        envs, since = self._former.next_batch()
         actor, trajectories = self._actor, self._trajectories
+        lanes = trajectories.acting(envs)
         seen = trajectories.newest(lanes)
         before = {name: state[lanes] for name, state in self._recurrent.items()}
         out = actor.masked(self._remembering(lanes, seen, before) if before else actor.outputs(seen), seen)
         chosen = actor.sample(out, self._draw(len(lanes)))
-        actions = actor.to_env(chosen)
+        actions = trajectories.for_envs(envs, actor.to_env(chosen))
         now = time.monotonic()
-        hosts = lanes // self._envs
-        self._coming += len(lanes)
+        hosts = envs // self._envs
+        self._coming += len(envs)
         passes, actions_before = self._batches
         self._batches = passes + 1, actions_before + len(lanes)
-        self._times.chosen(lanes, since, now, now - began)
+        self._times.chosen(envs, since, now, now - began)
         for host in sorted(set(hosts.tolist())):
             mine = hosts == host
             link = self._links[host]
-            self._send(link, link.session.step(lanes[mine] - host * self._envs, actions[mine], now))
+            self._send(link, link.session.step(envs[mine] - host * self._envs, actions[mine], now))
         sent = time.monotonic()
         logp = actor.distribution.logp(out, chosen)
         trajectories.act(lanes, chosen, logp, version.number, before)  # while hosts step
@@ -290,33 +288,32 @@ class PolicyServer:
         self._times.wired(time.monotonic() - now)
 
     def _results(self, link: Link, results: Results, now: float) -> None:
-        first_lane = _host(link) * self._envs
-        lanes = results.envs + first_lane
-        self._coming -= len(lanes)
-        self._former.add(lanes, now)
-        if results.valid.tobytes().count(1) < len(lanes):
+        first_env, trajectories = _host(link) * self._envs, self._trajectories
+        envs = results.envs + first_env
+        self._coming -= len(envs)
+        self._former.add(envs, now)
+        if results.valid.tobytes().count(1) < len(envs):
             first = ~results.valid  # these follow no action
-            forget(self._recurrent, lanes[first])
-            self._times.begun(lanes[first])
-            self._trajectories.begin(lanes[first], {path: array[first] for path, array in results.obs.items()})
+            self._times.begun(envs[first])
+            seen = {path: array[first] for path, array in results.obs.items()}
+            forget(self._recurrent, trajectories.begin(envs[first], seen))
             if first.all():
                 return
-            lanes, results = lanes[results.valid], results.some(results.valid)
-        forget(self._recurrent, lanes[results.ended])
-        info = {env + first_lane: told for env, told in results.info.items()} if results.info else NOTHING
-        self._trajectories.step(lanes, *results[1:5], results.ended, results.final_obs, info)
-        self._times.answered(lanes, results.seconds, now)
+            envs, results = envs[results.valid], results.some(results.valid)
+        info = {env + first_env: told for env, told in results.info.items()} if results.info else NOTHING
+        over = trajectories.step(envs, *results[1:5], results.ended, results.final_obs, info)
+        forget(self._recurrent, over)
+        self._times.answered(envs, results.seconds, now)
         self._served.add(_host(link))
         self._hand_over()
 
     def _broken(self, link: Link, broken: Broken, now: float) -> None:
-        lanes = broken.envs + _host(link) * self._envs
-        self._trajectories.cut(lanes)
+        self._trajectories.cut(broken.envs + _host(link) * self._envs)
         self._fault(link, {"kind": broken.code, "cause": broken.text, **broken.facts})
         if broken.recoverable and link.session.asks:  # else the host is closing
             self._send(link, link.session.reset(broken.envs, now))
         elif not broken.recoverable:
-            self._coming -= len(lanes)
+            self._coming -= len(broken.envs)
 
     def _fault(self, link: Link, facts: Mapping[str, Any]) -> None:
         self._faults.append({"env": self._config.env, **facts, "host": _host(link)})
@@ -329,10 +326,10 @@ class PolicyServer:
         if self._links.get(_host(link)) is not link:
             return
         del self._links[_host(link)]
-        lanes = np.arange(_host(link) * self._envs, (_host(link) + 1) * self._envs)
+        envs = np.arange(_host(link) * self._envs, (_host(link) + 1) * self._envs)
         gone = int(np.count_nonzero(link.session.envs.phase == Envs.GONE))
-        self._coming -= self._envs - self._former.remove(lanes) - gone
-        self._trajectories.cut(lanes)
+        self._coming -= self._envs - self._former.remove(envs) - gone
+        self._trajectories.cut(envs)
         if silent:
             self._silent.append(_host(link))
 
@@ -348,12 +345,23 @@ class PolicyServer:
 
     def _offer(self, offer: Offer, hello: Hello) -> Offer:
         """For one host: the seeds of its first episodes."""
-        if hello.host is None or hello.host * self._envs >= self._lanes or hello.envs != self._envs:
-            here = f"hosts 0 to {self._lanes // self._envs - 1} with {self._envs} envs each are expected"
+        if hello.host is None or hello.host * self._envs >= self._count or hello.envs != self._envs:
+            here = f"hosts 0 to {self._count // self._envs - 1} with {self._envs} envs each are expected"
             raise Refusal("capacity", f"host {hello.host} with {hello.envs} envs; {here}")
-        lanes = range(hello.host * self._envs, (hello.host + 1) * self._envs)
-        seeds = np.array([derive_seed(self._config.seed, 0, lane, 0) for lane in lanes], np.uint64)
+        if isinstance(self._trajectories, AgentTrajectories) and (wrong := self._trajectories.misfit(hello.spaces.obs)):
+            raise Refusal("spaces", wrong)
+        envs = range(hello.host * self._envs, (hello.host + 1) * self._envs)
+        seeds = np.array([derive_seed(self._config.seed, 0, env, 0) for env in envs], np.uint64)
         return replace(offer, seeds=lambda envs: seeds)
+
+
+def _trajectories(config: Config, acting: ActingSpec, envs: int) -> Trajectories:
+    env, rows = acting.env, ROOM * config.sampling.fragment
+    how: dict[str, Any] = {"states": acting.network.states, "every": acting.sequence}
+    if env.agents is None:
+        return Trajectories(env.obs, env.action, rows, envs, **how)
+    central = bool(getattr(config.algorithm, "central_critic", False))
+    return AgentTrajectories(env, rows, envs, ids=config.sampling.agent_ids, central=central, **how)
 
 
 class EnvTimes:

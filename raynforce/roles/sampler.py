@@ -15,7 +15,15 @@ from raynforce.experience.fragment import Fragment
 from raynforce.experience.turns import Turns
 from raynforce.infos import NOTHING, Info
 from raynforce.memory import resident_bytes
-from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion, forget, sampler_places
+from raynforce.policies.acting import (
+    ActingSpec,
+    Actor,
+    Memory,
+    PolicyVersion,
+    forget,
+    remembered,
+    sampler_places,
+)
 from raynforce.policies.distributions import StateDependent, masked
 from raynforce.spaces import MASK
 from raynforce.trees import Tree, load_rng, rng_state
@@ -45,9 +53,11 @@ class Sampler:
         self._rng = np.random.default_rng([envs.seed, index, 1, *stream])
         self._sequence, self._stream = 0, stream
         self._flying = InFlight(lanes)
-        self._turns = Turns(lanes) if self._envs.turns else None
+        self._turns = Turns(lanes, acting.sequence) if self._envs.turns else None
         self._memory, self._measured = 0, float("-inf")
         self._recurrent = acting.network.initial_state(lanes)  # empty without memory
+        self._after: Memory = {}  # the same, once it is known who moved
+        self._every = acting.sequence if self._turns is None else 1  # where there are turns, these know a lane's rows
         self._obs = self._envs.reset()
 
     def note(self) -> str:
@@ -81,7 +91,7 @@ class Sampler:
         seen, rest = allocate(leaves, spec.action, steps, lanes)
         action, reward, terminated, truncated = rest.values()
         valid = np.empty((steps, lanes), np.bool_)
-        has_memory, every = bool(self._recurrent), actor.spec.sequence
+        has_memory, every = bool(self._recurrent), self._every
         state0 = {k: np.empty((-(-steps // every), *v.shape), np.float32) for k, v in self._recurrent.items()}
         kept: dict[str, np.ndarray] = {}  # network outputs, [T+1, B, n]
         ends: list[np.ndarray] = []
@@ -122,7 +132,7 @@ class Sampler:
                     finals.append({path: array[step.cut] for path, array in now.items()})
             now = step.obs
             if has_memory:
-                forget(self._recurrent, step.terminated | step.truncated | ~step.valid)
+                self._recurrent = remembered(self._recurrent, self._after, step.valid, step.over)
         for path, column in seen.items():
             column[steps] = now[path]
         self._obs = now
@@ -152,11 +162,11 @@ class Sampler:
         self, now: Mapping[str, np.ndarray], t: int, state0: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """The outputs of a network with memory, whose state is recorded where a sequence begins."""
-        row, within = divmod(t, self._actor.spec.sequence)
+        row, within = divmod(t, self._every)
         if not within:
             for name, column in state0.items():
                 column[row] = self._recurrent[name]
-        out, self._recurrent = self._actor.step(now, self._recurrent)
+        out, self._after = self._actor.step(now, self._recurrent)
         return out
 
     def _logp(self, out: Mapping[str, np.ndarray], action: np.ndarray, seen: Mapping[str, np.ndarray]) -> np.ndarray:

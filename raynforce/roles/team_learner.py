@@ -8,36 +8,59 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raynforce.algos import algorithm_class
 from raynforce.config import Config
 from raynforce.experience.counts import Counts
+from raynforce.experience.replay_spec import replay_bytes
 from raynforce.experience.team_fragment import TeamFragment
+from raynforce.memory import require_memory
 from raynforce.policies.acting import PolicyVersion
 from raynforce.policies.team import TeamVersion
 from raynforce.roles.learned import Learned
 from raynforce.roles.learner import Learner
 from raynforce.roles.team import Plan
-from raynforce.trees import Tree
+from raynforce.trees import Tree, renamed
 
 DRAW = 7  # the stream by which older versions are drawn
+MEMORY = 0.8  # share of this machine's free memory that replay buffers may take together
 
 
 @dataclass
 class _Part:
+    name: str
     learner: Learner
     counts: Counts
     older: deque[PolicyVersion]  # versions to play against, the oldest first
     every: int
 
+    def state(self, known: Sequence[str]) -> Tree:
+        """Segments of its replay buffer have its name in front: each policy numbers its own alike."""
+        prefix = f"{self.name}-"
+        own = [name.removeprefix(prefix) for name in known if name.startswith(prefix)]
+        older = {str(i): version.state() for i, version in enumerate(self.older)}
+        learner = renamed(self.learner.state(own), lambda name: prefix + name)
+        return {"learner": learner, "counts": self.counts.state(), "older": older}
+
+    def load(self, tree: Tree) -> list[str]:
+        notes = self.learner.load(renamed(tree["learner"], lambda name: name.removeprefix(f"{self.name}-")))
+        self.counts.load(tree["counts"])
+        older = tree.get("older", {})
+        self.older.clear()
+        self.older.extend(PolicyVersion.from_state(older[str(i)]) for i in range(len(older)))
+        return notes
+
 
 class TeamLearner:
-    """Has the learners of all policies in one process. Each learns from its own part of every fragment."""
+    """Has the learners of all policies in one process. Each learns from its own part of every fragment, or puts it into
+    a replay buffer of its own."""
 
     def __init__(self, config: Config, plans: Mapping[str, Plan]) -> None:
+        _require_memory([plan for plan in plans.values() if plan.frozen is None])
         self._seed, self._number, self._steps = config.seed, 0, 0
         self._frozen = {name: plan.frozen for name, plan in plans.items() if plan.frozen is not None}
         self._order = list(plans)
         self._parts = {
-            name: _Part(Learner(plan.config, plan.env), Counts(), deque(maxlen=plan.opponents), plan.every)
+            name: _Part(name, Learner(plan.config, plan.env), Counts(), deque(maxlen=plan.opponents), plan.every)
             for name, plan in plans.items()
             if plan.frozen is None
         }
@@ -78,21 +101,21 @@ class TeamLearner:
         return TeamVersion.of(self._number, policies, learned, older)
 
     def state(self, known: Sequence[str] = ()) -> Tree:
-        parts: Tree = {}
-        for name, part in self._parts.items():
-            parts[name] = {"learner": part.learner.state(known), "counts": part.counts.state()}
-            parts[name]["older"] = {str(i): version.state() for i, version in enumerate(part.older)}
+        parts = {name: part.state(known) for name, part in self._parts.items()}
         return {"number": self._number, "steps": self._steps, "policies": parts}
 
     def load(self, tree: Tree) -> list[str]:
         self._number, self._steps = tree["number"], tree["steps"]
         notes: list[str] = []
         for name, part in self._parts.items():
-            saved = tree["policies"][name]
-            notes += part.learner.load(saved["learner"])
+            notes += part.load(tree["policies"][name])
             part.learner.count_all(self._steps)
-            part.counts.load(saved["counts"])
-            older = saved.get("older", {})
-            part.older.clear()
-            part.older.extend(PolicyVersion.from_state(older[str(i)]) for i in range(len(older)))
         return notes
+
+
+def _require_memory(plans: Sequence[Plan]) -> None:
+    """Buffers take their memory as they fill: each alone may seem to fit where all together do not."""
+    asked = [(plan, algorithm_class(plan.config.algo).replay_spec(plan.config)) for plan in plans]
+    sizes = [replay_bytes(plan.config, spec, plan.env) for plan, spec in asked if spec is not None and spec.divisible]
+    if len(sizes) > 1:
+        require_memory(sum(sizes), MEMORY, f"replay: the buffers of {len(sizes)} policies")

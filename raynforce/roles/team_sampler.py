@@ -13,7 +13,8 @@ from raynforce.envs.vector import EnvArgs, Step
 from raynforce.experience.counts import Receipt
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.team_fragment import TeamFragment
-from raynforce.policies.acting import Actor, PolicyVersion
+from raynforce.policies.acting import Actor, Memory, PolicyVersion, forget, remembered
+from raynforce.policies.distributions import StateDependent
 from raynforce.policies.team import Part, TeamSpec, TeamVersion
 from raynforce.roles.sampler import Sampler
 from raynforce.trees import Tree, load_rng, rng_state
@@ -85,7 +86,7 @@ class TeamSampler:
             else:
                 found = [_end(each, step) for each, step in both]
             for actor, step in zip(self._actors, steps[len(going) :], strict=True):
-                actor.obs = step.obs
+                actor.see(step)
         parts = dict(zip(self._samplers, (fragment for fragment, _ in found), strict=True))
         fragment = TeamFragment.of(parts, version.number, self.index, self._sequence)
         self._sequence += 1
@@ -98,15 +99,14 @@ class TeamSampler:
 
     def state(self) -> Tree:
         samplers = {name: sampler.state() for name, sampler in self._samplers.items()}
-        actors = {str(i): rng_state(actor.rng) for i, actor in enumerate(self._actors)}
+        actors = {str(i): actor.state() for i, actor in enumerate(self._actors)}
         return {"sequence": self._sequence, "samplers": samplers, "actors": actors}
 
     def load(self, tree: Tree) -> list[str]:
         self._sequence = tree["sequence"]
         notes = [note for name, sampler in self._samplers.items() for note in sampler.load(tree["samplers"][name])]
         for i, actor in enumerate(self._actors):
-            load_rng(actor.rng, tree["actors"][str(i)])
-            actor.obs = actor.view.current()
+            actor.load(tree["actors"][str(i)])
         return notes
 
     def start_fresh(self, sequence: int, attempt: int) -> None:
@@ -114,8 +114,7 @@ class TeamSampler:
         for sampler in self._samplers.values():
             sampler.start_fresh(sequence, attempt)
         for actor in self._actors:
-            actor.rng = np.random.default_rng([*actor.seed, attempt])
-            actor.obs = actor.view.current()
+            actor.start_fresh(attempt)
 
     def close(self) -> None:
         self._world.inner.close()
@@ -125,20 +124,56 @@ class _Player:
     """A policy that acts and does not learn: a frozen one, or an older version of one that learns."""
 
     def __init__(self, name: str, part: Part, view: AgentVector, seed: list[int]) -> None:
-        self.name, self.view, self.seed, self._older = name, view, seed, part.learns
+        self._name, self._view, self._seed, self._older = name, view, seed, part.learns
         self._actor = Actor(part.acting, places=np.full(view.num_envs, 0.5))
-        self.rng = np.random.default_rng(seed)
-        self.obs = view.current()
+        self._rng = np.random.default_rng(seed)
+        self._obs = view.current()
+        self._recurrent = part.acting.network.initial_state(view.num_envs)  # empty without memory
+        self._after: Memory = {}
         self._noise: Any = None
 
     def begin(self, version: TeamVersion, length: int) -> None:
-        mine: PolicyVersion = (version.opponents if self._older else version.policies)[self.name]
+        mine: PolicyVersion = (version.opponents if self._older else version.policies)[self._name]
         self._actor.load(mine)
-        self._noise = self._actor.distribution.noise(self.rng, length, self.view.num_envs)
+        self._noise = self._actor.distribution.noise(self._rng, length, self._view.num_envs)
 
     def act(self, t: int) -> np.ndarray:
-        actor = self._actor
-        return actor.to_env(actor.sample(actor.masked(actor.outputs(self.obs), self.obs), self._noise[t]))
+        actor, obs = self._actor, self._obs
+        if self._recurrent:
+            out, self._after = actor.step(obs, self._recurrent)
+        else:
+            out = actor.outputs(obs)
+        return actor.to_env(actor.sample(actor.masked(out, obs), self._noise[t]))
+
+    def see(self, step: Step) -> None:
+        """What its actions led to."""
+        self._obs = step.obs
+        if self._recurrent:
+            self._recurrent = remembered(self._recurrent, self._after, step.valid, step.over)
+
+    def state(self) -> Tree:
+        tree: Tree = {"rng": rng_state(self._rng)}
+        if self._recurrent:
+            tree["memory"] = {name: state.copy() for name, state in self._recurrent.items()}
+        noise = self._actor.distribution
+        return tree | {"noise": noise.state()} if isinstance(noise, StateDependent) else tree
+
+    def load(self, tree: Tree) -> None:
+        load_rng(self._rng, tree.get("rng", tree))  # the stream alone, in older checkpoints
+        if isinstance(self._actor.distribution, StateDependent) and "noise" in tree:
+            self._actor.distribution.load(tree["noise"])
+        self._view.load({})  # the first one's has loaded the world
+        for name, state in self._recurrent.items():
+            state[...] = tree["memory"][name]
+        forget(self._recurrent, self._view.restarted)
+        self._obs = self._view.current()
+
+    def start_fresh(self, attempt: int) -> None:
+        self._rng = np.random.default_rng([*self._seed, attempt])
+        if isinstance(self._actor.distribution, StateDependent):
+            self._actor.distribution.forget()
+        forget(self._recurrent, slice(None))
+        self._obs = self._view.current()
 
 
 def _end(going: Generator[np.ndarray, Step, tuple[Fragment, Receipt]], step: Step) -> tuple[Fragment, Receipt]:

@@ -108,13 +108,13 @@ def _require(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> N
         problem = "topology = 'central' needs an algorithm that learns from each step once, such as ppo or impala"
         raise UsageError(f"{problem}, and {config.algo} learns from replay: use --topology replay")
     sampling, least = config.sampling, config.central.batch_min
-    lanes = sampling.samplers * sampling.envs
-    if least > lanes:
-        problem = f"central.batch_min = {least} is more than there are environments ({lanes})"
+    envs = sampling.samplers * sampling.envs
+    if least > envs:
+        problem = f"central.batch_min = {least} is more than there are environments ({envs})"
         raise UsageError(f"{problem}: lower it, or raise --envs")
     row = observation_bytes(env.obs) + ROW_BYTES
-    needed = COPIES * lanes * (sampling.fragment + 1) * row
-    what = f"central: gathering {sampling.fragment} steps of each of {lanes:,} environments"
+    needed = COPIES * envs * env.lanes * (sampling.fragment + 1) * row
+    what = f"central: gathering {sampling.fragment} steps of each of {envs:,} environments"
     require_memory(needed, MEMORY, what, fix="lower --envs or sampling.fragment")
 
 

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raynforce.envs.joined import JoinedEnv
+from raynforce.envs.tiny_agents import Nim
 from raynforce.envs.vector import EnvArgs, probe
 from raynforce.errors import UsageError
 from raynforce.experience.fragment import Fragment
 from raynforce.experience.turns import Turns
+from raynforce.spaces import ACTING
 
 TINY = "raynforce.envs.tiny_agents:"
 
@@ -31,6 +34,23 @@ def test_a_lane_is_one_agent_in_one_environment() -> None:
     assert ends == [[True, False, False], [False, True, False], [False, False, True]]
     assert final.tolist() == [2, 5]  # the others left before: they saw the end themselves
     assert envs.step(seen).valid.all()
+
+
+def test_random_moves_are_those_that_masks_allow() -> None:
+    made = JoinedEnv("nim", Nim(heap=4, masked=True))
+    masks = [array for key, array in made._seen.items() if array.shape[1:] == (3,)]
+    made.action_space.seed(0)
+    moves = []
+    for seed in range(20):
+        made.reset(seed=seed)
+        over = False
+        while not over:
+            (agent,) = np.flatnonzero(made._flags[ACTING])
+            action = made.action_space.sample()
+            moves.append(int(action[agent]))
+            assert masks[0][agent, moves[-1]]
+            over = made.step(action)[2]
+    assert set(moves) == {0, 1, 2}
 
 
 def test_an_agent_may_come_later() -> None:

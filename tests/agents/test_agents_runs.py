@@ -11,23 +11,36 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marks import slow
+from marks import slow, slowly
 from rays import needs
 from running import metrics, solve
 
 import raynforce
 from raynforce.envs.vector import EnvArgs
 from raynforce.errors import UsageError
+from raynforce.policy import read_policy
+from raynforce.runs.directory import find_policy
 
 TINY = "raynforce.envs.tiny_agents:"
 TEAM = {"prey": {"agents": ["prey_*"], "algorithm": {"learning_rate": 1e-3}}, "hunter": {"agents": ["hunter_*"]}}
 SELF_PLAY = {"hero": {"agents": ["*"], "opponents": 4, "opponents_every": 2}}
+FIRST_AND_SECOND = {name: {"agents": [name]} for name in ("first", "second")}
+REPLAY = {"learning_starts": 100, "batch_size": 32, "buffer_size": 1_500, "prioritized": True}
+CRITICAL = {"agents": ["hunter_*"], "algorithm": {"central_critic": True}}
+MEMORY = {"network": {"memory": "lstm", "memory_size": 16, "hidden": [16]}}
+BURNING_IN = FIRST_AND_SECOND | {"second": {"agents": ["second"], "algorithm": {"burn_in": 2}}}
+REMEMBERING = {"hero": SELF_PLAY["hero"] | MEMORY | {"algorithm": {"epochs": 2}}}
+QUICK = {"learning_rate": 1e-2, "minibatch_size": 256, "epochs": 4}
+ECHO = MEMORY | {"algorithm": QUICK, "sampling": {"envs": 8, "fragment": 32}, "eval": {"every": 2000}}
+DQN = {"algorithm": {"learning_starts": 200, "samples_per_insert": 4.0, "buffer_size": 1200}}
 SMALL = {"sampling": {"envs": 4, "fragment": 32}, "eval": {"every": 0, "episodes": 4, "final_episodes": 0}}
 
 
-def short(env: str, out: Path, steps: int = 2_000, **more: Any) -> raynforce.Run:
+def short(env: str, out: Path, steps: int = 2_000, algo: str = "ppo", **more: Any) -> raynforce.Run:
     config = {**SMALL, **more.pop("config", {})}
-    return raynforce.train(TINY + env, "ppo", steps=steps, out=out, config=config, progress="quiet", **more)
+    if "learning_starts" in config.get("algorithm", {}):
+        algo = "dqn"
+    return raynforce.train(TINY + env, algo, steps=steps, out=out, config=config, progress="quiet", **more)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +50,14 @@ def short(env: str, out: Path, steps: int = 2_000, **more: Any) -> raynforce.Run
         ("Together", 4.0, {"algorithm": {"central_critic": True}}),
         ("Leaving", 2.0, {}),  # the mean of 1, 2 and 3
         ("Hunt", 4.0, {"policies": TEAM}),
+        ("EchoInTurns", 3.0, ECHO),  # what cannot be known without memory
+        *slowly(
+            ("Echo", 3.0, ECHO),
+            ("Echo", 3.0, ECHO | {"topology": "central"}),
+            ("EchoInTurns", 3.0, ECHO | {"topology": "central"}),
+            ("Echo", 3.0, ECHO | {"algorithm": {**QUICK, "central_critic": True}}),
+            ("Echo", 3.0, ECHO | {"policies": {"a": {"agents": ["agent_0"]}, "b": {"agents": ["agent_1"]}}}),
+        ),
     ],
 )
 def test_the_best_return_is_learned(env: str, best: float, config: dict[str, Any], tmp_path: Path) -> None:
@@ -58,6 +79,8 @@ def test_self_play_beats_a_random_player(tmp_path: Path) -> None:
     run = solve(f"{TINY}Nim", "ppo", tmp_path / "run", steps=100_000, target=0.8, config=config, runtime="inline")
     returns, _ = raynforce.evaluate(run.path, episodes=200, seed=5)
     assert returns.mean() > 0.7  # two random players: 0 on average
+    with pytest.raises(UsageError, match="here a run with one policy for all agents is needed"):
+        read_policy(find_policy(run.path))
     hero = raynforce.load(run.path, policy="hero")
     assert [int(hero.act(left)) for left in (1, 2, 3)] == [0, 1, 2]  # takes the last ones
 
@@ -70,6 +93,12 @@ CELLS = [
     pytest.param("Together", {"algorithm": {"central_critic": True}}, "overlap", marks=slow),
     pytest.param("Hunt", {"policies": TEAM}, "overlap", marks=slow),
     pytest.param("Nim", {"policies": SELF_PLAY}, "overlap", marks=slow),
+    *slowly(
+        ("Nim", {"policies": REMEMBERING}, "overlap"),
+        ("EchoInTurns", MEMORY, "sync"),
+        ("EchoInTurns", MEMORY | DQN, "sync"),
+        ("Leaving", MEMORY | {"algorithm": {"central_critic": True}}, "sync"),
+    ),
 ]
 
 
@@ -91,7 +120,11 @@ def test_equal_seeds_give_equal_runs_on_every_runtime(
     ("env", "config", "topology"),
     [
         ("Hunt", {"policies": TEAM}, "sync"),
-        ("Nim", {"policies": SELF_PLAY}, "overlap"),
+        ("Nim", {"policies": REMEMBERING}, "overlap"),
+        pytest.param("Nim", {"policies": SELF_PLAY}, "overlap", marks=slow),
+        pytest.param("Nim", MEMORY, "sync", marks=slow),
+        pytest.param("EchoInTurns", MEMORY | DQN, "sync", marks=slow),
+        pytest.param("Leaving", MEMORY | DQN | {"env_args": {"late": 1}}, "sync", marks=slow),
         pytest.param("Nim", {}, "sync", marks=slow),
         pytest.param("Leaving", {"env_args": {"late": 1}}, "sync", marks=slow),
         pytest.param("Together", {"algorithm": {"central_critic": True}}, "sync", marks=slow),
@@ -121,7 +154,8 @@ def test_agents_see_who_they_are(tmp_path: Path) -> None:
 
 
 def test_a_frozen_policy_plays_and_stays(tmp_path: Path) -> None:
-    first = short("Hunt", tmp_path / "first", config={"policies": TEAM}, runtime="inline")
+    remembering = TEAM["hunter"] | MEMORY
+    first = short("Hunt", tmp_path / "first", config={"policies": TEAM | {"hunter": remembering}}, runtime="inline")
     frozen = {"hunter": {"agents": ["hunter_0"], "frozen": f"{first.path}:hunter"}, "prey": TEAM["prey"]}
     second = short("Hunt", tmp_path / "second", config={"policies": frozen}, runtime="inline")
     before, after = (raynforce.load(run.path, which) for run, which in ((first, "best"), (second, "last")))
@@ -132,6 +166,11 @@ def test_a_frozen_policy_plays_and_stays(tmp_path: Path) -> None:
     assert not any(name.startswith("hunter/") for name in names)
     with pytest.raises(UsageError, match="several policies"):
         after.act(1)
+    hunter, prey = (raynforce.load(second.path, "last", policy=name) for name in ("hunter", "prey"))
+    _, state = hunter.act(np.zeros(2), hunter.initial_state())
+    assert {name: array.shape for name, array in state.items()} == {"torso.2": (1, 32)}
+    assert prey.act(1).shape == (2,)
+    assert len(raynforce.evaluate(second.path, episodes=4, which="last").returns) == 4
     assert json.loads(second.path.joinpath("events.jsonl").read_text().splitlines()[-1])["episodes"] > 0
 
 
@@ -143,11 +182,14 @@ def test_a_frozen_policy_plays_and_stays(tmp_path: Path) -> None:
         ("Hunt", "ppo", {"policies": {"prey": {"agents": ["prey_*"]}}}, "agent 'hunter_0' .* has no policy"),
         ("Together", "ppo", {"policies": {"a": {"agents": ["*"]}, "b": {"agents": ["x_*"]}}}, "is nobody in env"),
         ("Together", "ppo", {"policies": {"a": {"agents": ["*"]}, "b": {"agents": ["*_1"]}}}, "leave it to one"),
+        ("Together", "ppo", {"policies": {"1st": {"agents": ["*"]}}}, "'1st': use a to z, .*but for the first, digits"),
         ("Together", "ppo", {"policies": {"a": {"agents": ["*"], "rate": 1}}}, "policies.a: unknown setting 'rate'"),
         ("Together", "ppo", {"policies": {"a": {"agents": ["*"], "algorithm": {"clip": "x"}}}}, "policies.a: .*clip"),
-        ("Together", "dqn", {"policies": {"a": {"agents": ["*"]}}}, "dqn learns from replay"),
         ("Together", "ppo", {"policies": {"a": {"agents": ["*"]}}, "topology": "async"}, "sync or overlap"),
-        ("Together", "ppo", {"topology": "central"}, "one agent each"),
+        ("Together", "ppo", {"policies": {"a": {"agents": ["*"]}}, "topology": "central"}, "sync or overlap"),
+        ("Nim", "dqn", MEMORY | {"algorithm": {"burn_in": 2}}, "those of env .* take turns"),
+        ("Nim", "dqn", MEMORY | {"policies": BURNING_IN}, "policies.second: .*those of env .* take turns"),
+        ("Hunt", "ppo", {"policies": TEAM | {"hunter": CRITICAL}}, "policies.hunter: .*central_critic .*for the run"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(
@@ -184,11 +226,17 @@ def workers() -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("env", "config"), [("Hunt", {"policies": TEAM}), pytest.param("Nim", {"policies": SELF_PLAY}, marks=slow)]
+    ("env", "algo", "config"),
+    [
+        ("Hunt", "ppo", {"policies": TEAM}),
+        pytest.param("Nim", "ppo", {"policies": SELF_PLAY}, marks=slow),
+        pytest.param("Nim", "ppo", {"policies": REMEMBERING}, marks=slow),
+        pytest.param("Nim", "dqn", {"policies": FIRST_AND_SECOND, "algorithm": REPLAY}, marks=slow),
+    ],
 )
-def test_killed_roles_change_nothing(env: str, config: dict[str, Any], tmp_path: Path) -> None:
+def test_killed_roles_change_nothing(env: str, algo: str, config: dict[str, Any], tmp_path: Path) -> None:
     config = {**config, "sampling": {"samplers": 2, "envs": 2, "fragment": 16}}
-    quiet = short(env, tmp_path / "quiet", 1_500, config=config, topology="sync", runtime="inline")
+    quiet = short(env, tmp_path / "quiet", 1_500, algo, config=config, topology="sync", runtime="inline")
     left = [0, 1, 2]  # the learner, and each sampler
 
     def kill(status: Any) -> None:
@@ -196,7 +244,7 @@ def test_killed_roles_change_nothing(env: str, config: dict[str, Any], tmp_path:
             os.kill(workers()[left.pop(0)], signal.SIGKILL)
 
     how: dict[str, Any] = {"config": config, "topology": "sync", "runtime": "process", "callbacks": [kill]}
-    killed = short(env, tmp_path / "killed", 1_500, **how)
+    killed = short(env, tmp_path / "killed", 1_500, algo, **how)
     assert killed.result.restarts >= 2
     assert killed.result.lost_steps == 0
     assert killed.result.weights_sha256 == quiet.result.weights_sha256

@@ -72,7 +72,7 @@ def test_dqn() -> None:
 def test_sac_and_normalised_observations() -> None:
     training = translated("sac", "Pendulum-v1", algorithm={"learning_rate": 1e-4}).calls["training"]
     assert (training["actor_lr"], training["critic_lr"], training["alpha_lr"], training["lr"]) == (*[1e-4] * 3, None)
-    found = translated("ppo", "Pendulum-v1")
+    found = translated("ppo", "Pendulum-v1", preset="none")
     assert found.connectors == ["MeanStdFilter"]
     assert found.calls["rl_module"]["model_config"]["free_log_std"]
 
@@ -87,7 +87,7 @@ def test_images_and_several_leaves() -> None:
 
 
 def test_what_defaults_set_and_rllib_lacks_is_told() -> None:
-    (note,) = translated("ppo", "Pendulum-v1").notes
+    (note,) = translated("ppo", "Pendulum-v1", preset="none").notes
     assert note.startswith("without effect in RLlib: algorithm.adam_epsilon")
     assert "learner.scale_rewards" in note
 

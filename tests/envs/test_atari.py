@@ -80,7 +80,7 @@ def test_an_episode_is_determined_by_its_seed_whatever_came_before(args: dict[st
 
 @needs_atari
 @pytest.mark.parametrize(
-    ("args", "steps"), [({}, 150), ({"sticky": 0.25, "clip_rewards": True, "life_loss": True}, 40)]
+    ("args", "steps"), [({"fire": True}, 150), ({"sticky": 0.25, "clip_rewards": True, "life_loss": True}, 40)]
 )
 def test_running_episodes_come_back(args: dict[str, Any], steps: int) -> None:
     vectors = [make_vector(ATARI, {"game": "Breakout", **args}, 2, seed=3) for _ in range(2)]
@@ -113,3 +113,27 @@ def test_running_episodes_come_back(args: dict[str, Any], steps: int) -> None:
 def test_an_unknown_game_is_one_line(args: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make(ATARI, args)
+
+
+@needs_atari
+def test_fire_is_pressed_at_the_start_and_after_each_life() -> None:
+    """Without it, and without playing, Breakout waits; with it a ball falls, life by life, until the game is over."""
+
+    def idle(steps: int, **args: Any) -> tuple[int, list[int]]:
+        env = make(ATARI, {"game": "Breakout", **args})
+        game: Any = env.unwrapped
+        env.reset(seed=0)
+        lives, over = [game.ale.lives()], False
+        while not over and len(lives) <= steps:
+            over = env.step(0)[2]
+            lives.append(game.ale.lives())
+        env.close()  # type: ignore[no-untyped-call]
+        return len(lives) - 1, sorted(set(lives), reverse=True)
+
+    assert idle(400) == (400, [5])
+    steps, lives = idle(400, fire=True)
+    assert steps < 400
+    assert lives == [5, 4, 3, 2, 1, 0]
+    without = make(ATARI, {"game": "MsPacman", "fire": True})  # it has no FIRE
+    assert without.reset(seed=0)[0].shape == (4, 84, 84)
+    without.close()  # type: ignore[no-untyped-call]

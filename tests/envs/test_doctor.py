@@ -68,6 +68,12 @@ def test_a_sound_env_has_none_of_these() -> None:
     assert {f.title for f in check("").findings if f.level != "ok"} == {"observations are large"}
 
 
+def test_that_agents_are_joined_in_the_same_arrays_is_no_fault_of_theirs() -> None:
+    found = {f.title for f in check_env("raynforce.envs.tiny_agents:Together", steps=60).findings}
+    assert "spaces" in found
+    assert "observations share memory" not in found
+
+
 def test_ends() -> None:
     def titles(length: int, end: str) -> set[str]:
         return {f.title for f in check("", length=length, end=end).findings if f.level == "warning"}

@@ -8,6 +8,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from raynforce.envs.tiny_agents import Aim
+
 
 class Told(gymnasium.Env[Any, Any]):
     """Ten steps, each worth 3 if the action says whether the first number is positive; a text and noise beside it."""
@@ -51,3 +53,45 @@ class Doubled(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 not_a_wrapper = 3
+
+
+class Counted(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Shows how often it was asked since its reset."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.observation_space = spaces.Box(0, 99, (1,), np.float32)
+
+    def reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
+        self.count = 0
+        return super().reset(**how)
+
+    def observation(self, observation: Any) -> Any:
+        self.count += 1
+        return np.array([self.count], np.float32)
+
+
+class Noisy(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Random numbers of the environment's own stream on what is seen."""
+
+    def observation(self, observation: Any) -> Any:
+        return np.asarray(observation + self.np_random.normal(size=1), np.float32)
+
+
+class MaskedAim(Aim):
+    """Each sees a mask beside its number."""
+
+    def observation_space(self, agent: str) -> Any:
+        mask = spaces.Box(0, 1, (4,), np.int8)
+        return spaces.Dict({"observation": super().observation_space(agent), "action_mask": mask})
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(4)
+
+    def show(self) -> Any:
+        return {
+            k: {"observation": v, "action_mask": np.array([1, 1, 0, 1], np.int8)} for k, v in super().show().items()
+        }
+
+    def score(self, said: Any) -> dict[str, float]:
+        return dict.fromkeys(self.agents, 3.0)

@@ -69,3 +69,6 @@ def test_an_export_takes_allowed_choices_alone(to: str, policy: Path, tmp_path: 
         exec((tmp_path / "out" / "predict.py").read_text(), given)
         assert given["act"]({"place": OBS[0]}, mask=[0, 0, 0, 1, 0, 0, 0, 0]) == 3
         assert json.loads((tmp_path / "out" / "policy.json").read_text())["obs"][1]["path"] == "obs/action_mask"
+        for mask in (None, [0] * 8):
+            with pytest.raises(ValueError, match="needs a mask that allows a choice"):
+                given["act"]({"place": OBS[0]}, mask=mask)

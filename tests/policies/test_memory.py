@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,3 +157,26 @@ def test_a_spec_with_memory_is_plain_data() -> None:
     forget = {p.name: p.view(of.initial(np.random.default_rng(0))) for p in of.params()}["core.0.bias"]
     np.testing.assert_array_equal(forget, [0] * 5 + [1] * 5 + [0] * 10)
     assert Sequences.of({"state0/a": torch.zeros(3, 2)}, ["a"]).width == 3
+
+
+@KINDS
+@pytest.mark.parametrize("norm", [(), (LayerNorm(),)], ids=["by hand", "by autograd"])
+def test_a_tower_that_learns_alone_reads_the_memory_and_does_not_change_it(layer: LSTM | GRU, norm: Any) -> None:
+    shared = spec(layer, *norm)
+    core, policy, value = shared.towers
+    alone = replace(shared, towers=(core, policy, replace(value, learns_alone=True)))
+    nets = [SpecNet(of, parameters(shared), CPU) for of in (shared, alone)]
+    given = sequences(nets[0], 7, 4)
+    seen = [net(given) for net in nets]
+    for name in ("policy", "value"):
+        torch.testing.assert_close(seen[0][name], seen[1][name])
+    all_of, by_value = (
+        net.gradient(out["policy"].square().sum() + out["value"].square().sum()).clone()
+        for net, out in zip(nets, seen, strict=True)
+    )
+    by_policy = nets[0].gradient(nets[0](given)["policy"].square().sum()).clone()
+    for p in shared.params():
+        mine = p.view(by_value)
+        torch.testing.assert_close(mine, p.view(all_of if p.name.startswith("value") else by_policy))
+    assert not torch.allclose(all_of, by_value)
+    assert NetworkSpec.from_json(json.loads(json.dumps(alone.to_json()))) == alone

@@ -17,7 +17,7 @@ import pytest
 
 from raynforce.algos.ppo import PPO
 from raynforce.config import Config
-from raynforce.envs.vector import EnvArgs, probe
+from raynforce.envs.vector import EnvArgs, as_lane, probe
 from raynforce.errors import EnvError, RaynforceError
 from raynforce.experience.advantages import final_values
 from raynforce.experience.counts import Receipt
@@ -33,6 +33,7 @@ from raynforce.roles.env_host import EnvHost
 from raynforce.roles.learned import ServeOutcome
 from raynforce.roles.learner import Learner
 from raynforce.roles.policy_server import PolicyServer
+from raynforce.topologies.declaration import env_args
 
 T = 5
 PATIENCE = 20.0  # seconds, for what takes a moment
@@ -52,16 +53,16 @@ class Stage:
         **more: Any,
     ) -> None:
         layers = {"env": env, "preset": "none", "topology": "central"}
-        sampling = {"samplers": hosts, "envs": envs, "fragment": T}
+        sampling = {"samplers": hosts, "envs": envs, "fragment": T, **more.pop("sampling", {})}
         self.config: Config = resolve(layers, {"sampling": sampling}, more)[0]
-        spec = probe(env, self.config.env_args)
-        acting = PPO(self.config, spec).acting()
+        spec = as_lane(probe(env, self.config.env_args), ids=self.config.sampling.agent_ids)
+        self.acting = PPO(self.config, spec).acting()
         self.first = Learner(self.config, spec).publish()
-        self.policy = PolicyServer(self.config, acting, channel)
+        self.policy = PolicyServer(self.config, self.acting, channel)
         parallel = "no" if channel == "direct" else "threads"
-        args = EnvArgs(env, envs, self.config.seed, self.config.env_args, parallel=parallel)  # type: ignore[arg-type]
+        self.args = replace(env_args(self.config, envs), parallel=parallel)  # type: ignore[arg-type]
         hang = self.config.faults.sample_seconds
-        self.hosts = [EnvHost(args, index, hang, one_core=one_core) for index in range(hosts)]
+        self.hosts = [EnvHost(self.args, index, hang, one_core=one_core) for index in range(hosts)]
         self.ended: list[Any] = []
         self.threads: list[threading.Thread] = []
         self.has_processes = channel != "direct"

@@ -13,8 +13,7 @@ from running import events
 
 import raynforce
 from raynforce.cli import main
-from raynforce.envs.masks import require_leaves
-from raynforce.envs.simulators import random_actions
+from raynforce.envs.masks import random_actions, require_leaves
 from raynforce.envs.vector import make_vector, probe
 from raynforce.errors import UsageError
 from raynforce.spaces import MASK, ActionSpec, ObsLeaf

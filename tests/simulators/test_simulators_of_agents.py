@@ -118,6 +118,15 @@ def test_weights_are_those_of_the_same_game_in_python(
     assert not events(ours.path, "fault")  # Nim throws on a forbidden move
 
 
+@pytest.mark.parametrize("runtime", ["inline", pytest.param("process", marks=slow)])
+def test_they_may_go_their_own_pace(nim: str, runtime: str, tmp_path: Path) -> None:
+    config = {"env_args": {"heap": 7}, "algorithm": {"central_critic": True}}
+    run = short(nim, tmp_path / "run", topology="central", runtime=runtime, config=config)
+    assert run.result.episodes > 0
+    assert run.result.steps >= 400
+    assert not events(run.path, "fault")  # it throws on a forbidden move
+
+
 @pytest.mark.parametrize(
     ("game", "config"),
     [
@@ -232,7 +241,6 @@ def test_agents_that_cannot_be_are_refused_in_one_line(game: str, said: str) -> 
     [
         ("hunt", {}, "different spaces"),
         ("hunt", {"policies": {"prey": {"agents": ["prey"]}}}, "agent 'hunter_0' .* has no policy"),
-        ("nim", {"topology": "central"}, "one agent each"),
         ("nim", {"sampling": {"inference": "client"}}, "is for simulators of one agent, .* --inference server"),
     ],
 )

@@ -227,7 +227,8 @@ def test_held_fragments_are_learned_first(runtime: Runtime, preset: str) -> None
     stage.turn(preset, 2)
     assert stage.batches[0] == [(1, 40, 6), (1, 41, 6)]
     assert stage.lags[0] == [1, 1]
-    assert {version for _, _, version in stage.batches[1]} == {8 if preset == "sync" else 7}
+    # One of two in processes may be so quick that its second fragment, of version 8, comes before the other's first.
+    assert min(version for _, _, version in stage.batches[1]) == (8 if preset == "sync" else 7)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,6 +25,7 @@ from raynforce.spaces import Agents, EnvSpec
 from raynforce.topologies import BUILT_IN, topology
 
 OWN = ("algorithm", "network", "learner")  # sections that a policy may have of its own
+NAME = re.compile("[A-Za-z_][A-Za-z0-9_]{0,49}")  # a part of names of metrics, and of files
 
 
 def require_agents(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec) -> None:
@@ -35,27 +38,34 @@ def require_agents(config: Config, algorithm: type[Algorithm[Any]], env: EnvSpec
             what = f"{name} is for environments of several agents, and env {config.env!r} has one"
             raise UsageError(f"{what}: leave it out")
         return
-    if chosen.paced_by_envs:
-        what = f"topology = {config.topology!r} has environments of one agent each"
-        raise UsageError(f"{what}, and env {config.env!r} has {len(agents.names)}: use --topology sync")
-    if config.network.memory != "none":
-        what = f"network.memory = {config.network.memory!r} is for environments of one agent"
-        raise UsageError(f"{what}, and env {config.env!r} has {len(agents.names)}: leave it out")
+    _require_burn_in_fits(config, agents)
     if not config.policies:
         require_one_kind(env)
         return
-    if getattr(config.algorithm, "gsde", False):
-        raise UsageError("algorithm.gsde = true is for one policy, and policies has its own: leave one of them out")
+    if algorithm.consumes == "data":
+        what = f"{config.algo} learns from recorded episodes, which are of one policy, and policies has several"
+        raise UsageError(f"{what}: leave them out")
     if not chosen.several:
         able = " or ".join(name for name in BUILT_IN if topology(name).several)
         what = f"topology = {config.topology!r} trains one policy for all agents, and policies has its own"
         raise UsageError(f"{what}: use --topology {able}, or leave policies out")
-    if algorithm.consumes != "stream":
-        fix = "use ppo or impala, or leave policies out: one policy can play all agents"
-        raise UsageError(f"{config.algo} learns from replay, which is of one policy, and policies has several: {fix}")
     if config.start_from is not None:
         fix = "leave it out, or give one as policies.NAME.frozen"
         raise UsageError(f"start_from is for one policy, and there are several: {fix}")
+
+
+def _require_burn_in_fits(config: Config, agents: Agents) -> None:
+    if agents.turns and (burn_in := getattr(config.algorithm, "burn_in", 0)):
+        what = f"algorithm.burn_in = {burn_in} is for agents that act at once"
+        raise UsageError(f"{what}, and those of env {config.env!r} take turns: leave it out")
+
+
+def _require_central_critic_of_all(own: Config, config: Config) -> None:
+    """All policies learn from the global state, or none: samplers record it for all."""
+    mine, all_of_them = (getattr(each.algorithm, "central_critic", False) for each in (own, config))
+    if mine != all_of_them:
+        what = f"algorithm.central_critic = {str(mine).lower()} differs from that of the run"
+        raise UsageError(f"{what}, which is of all policies: give it for the run alone")
 
 
 def plans(config: Config, env: EnvSpec, algorithm: type[Algorithm[Any]]) -> tuple[TeamSpec, dict[str, Plan]]:
@@ -71,7 +81,10 @@ def plans(config: Config, env: EnvSpec, algorithm: type[Algorithm[Any]]) -> tupl
         spec = lane_spec(env, _kind(name, how, places, agents), ids=config.sampling.agent_ids)
         own = _config(config, name, how, algorithm, 1 if how.opponents else len(places), index)
         if how.frozen is None:
-            acting = declared(own, spec, algorithm)
+            with _told_of(name):
+                _require_burn_in_fits(own, agents)
+                _require_central_critic_of_all(own, config)
+                acting = declared(own, spec, algorithm)
             made[name] = Plan(own, spec, None, how.opponents, how.opponents_every)
         else:
             acting, version = _frozen(name, how.frozen, spec)
@@ -83,12 +96,20 @@ def plans(config: Config, env: EnvSpec, algorithm: type[Algorithm[Any]]) -> tupl
 
 
 def _read(name: str, value: Any) -> PolicyConfig:
-    if not name.isidentifier():
-        raise UsageError(f"policies has the name {name!r}: use letters, digits and _, as it is part of metrics' names")
+    if not NAME.fullmatch(name):
+        allowed = "a to z, A to Z, _ and, but for the first, digits, at most 50 of them"
+        raise UsageError(f"policies has the name {name!r}: use {allowed}")
     if not isinstance(value, Mapping):
         raise UsageError(f"policies.{name} = {value!r} is not a section: give it agents: [...]")
-    try:
+    with _told_of(name):
         return settings.build(PolicyConfig, dict(value), {})
+
+
+@contextmanager
+def _told_of(name: str) -> Iterator[None]:
+    """What is refused in here is told with the policy's name."""
+    try:
+        yield
     except UsageError as error:
         raise UsageError(f"policies.{name}: {error}") from None
 
@@ -135,14 +156,14 @@ def _config(
     data = config.to_dict()
     for section in OWN:
         data[section] = settings.merge(data[section], getattr(how, section))
+    if data["network"].get("memory") == "none" and "sequence" not in how.algorithm:
+        data["algorithm"].pop("sequence", None)  # the run's is for those with memory
     data["policies"] = {}
     data["sampling"]["envs"] *= agents
     if index:
         data["seed"] = derive_seed(config.seed, index)
-    try:
+    with _told_of(name):
         return settings.build(Config, data, {"algorithm": algorithm.Settings})
-    except UsageError as error:
-        raise UsageError(f"policies.{name}: {error}") from None
 
 
 def _frozen(name: str, run: str, spec: EnvSpec) -> tuple[ActingSpec, PolicyVersion]:
@@ -150,7 +171,8 @@ def _frozen(name: str, run: str, spec: EnvSpec) -> tuple[ActingSpec, PolicyVersi
     path, colon, which = run.rpartition(":")
     if not (colon and which.isidentifier()):
         path, which = run, ""
-    acting, version = read_policy(find_policy(local_path(path)), which or None)
+    wanted = f"say which, as policies.{name}.frozen={path}:NAME"
+    acting, version = read_policy(find_policy(local_path(path)), which or None, wanted=wanted)
     if (acting.env.obs, acting.env.action) != (spec.obs, spec.action):
         what = f"policies.{name}.frozen = {run!r} was trained with other spaces"
         raise UsageError(f"{what} than its agents have here: give one that was trained for them")

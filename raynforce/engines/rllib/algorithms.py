@@ -68,6 +68,7 @@ class Described(NamedTuple):
     Settings: type[AlgorithmConfig]
     defaults: Mapping[str, Any] = {}
     topology_defaults: Mapping[str, Mapping[str, Any]] = {}
+    memory_defaults: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -138,5 +139,5 @@ def described(algo: str) -> Described:
     found = known(algo)
     if algo.lower() in OURS and found.described.Settings is OtherConfig:
         kind = algorithm_class(algo.lower())
-        return Described(kind.Settings, kind.defaults, kind.topology_defaults)
+        return Described(kind.Settings, kind.defaults, kind.topology_defaults, kind.memory_defaults)
     return found.described

@@ -19,25 +19,25 @@ def conv(x: Any, w: Any, b: Any, pads: Any, strides: Any) -> Any:
 
 
 def norm(x: Any, w: Any, b: Any, epsilon: float, axis: int) -> Any:
-    axes = tuple(range(axis, x.ndim))
-    x = x - x.mean(axes, keepdims=True)
+    x = x - x.mean(axes := tuple(range(axis, x.ndim)), keepdims=True)
     return x / np.sqrt(np.square(x).mean(axes, keepdims=True) + np.float32(epsilon)) * w + b
 
 
 OPS: dict[str, Any] = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Max": np.maximum, "Min": np.minimum}
 OPS |= {"Equal": np.equal, "Tanh": np.tanh, "Relu": lambda x: np.maximum(x, 0), "Reshape": np.reshape}
 OPS |= {"Elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "Gather": np.take, "Conv": conv}
-OPS |= {"Concat": lambda *x, axis: np.concatenate(x, axis), "Cast": lambda x, dtype: x.astype(dtype)}
+OPS |= {"Concat": lambda *x, axis: np.concatenate(x, axis), "Cast": np.ndarray.astype, "ArgMax": np.argmax}
 OPS |= {"Transpose": lambda x, perm: x.transpose(perm), "Gemm": lambda x, w, b: x @ w + b, "LayerNormalization": norm}
-OPS["ArgMax"] = lambda x, axis, keepdims: x.argmax(axis, keepdims=bool(keepdims))
 
 
 def act(obs: Any, output: str = "action", mask: Any = None) -> Any:
     """The action for one observation, or for a batch; or another output by name. `mask` flags allowed choices."""
     values = dict(WEIGHTS)
+    mask = obs.get("action_mask") if mask is None and isinstance(obs, dict) else mask
     for leaf in FACTS["obs"]:
-        apart = mask is not None and leaf["path"] == "obs/action_mask"
-        found, keys = (mask, []) if apart else (obs, leaf["path"].split("/")[1:])
+        found, keys = (mask, []) if leaf["path"] == "obs/action_mask" else (obs, leaf["path"].split("/")[1:])
+        if found is mask and not np.any(mask):
+            raise ValueError("this policy needs a mask that allows a choice: act(obs, mask=[1, 0, ...])")
         for key in keys:
             found = found[int(key)] if isinstance(found, list | tuple) else found[key]
         values[leaf["path"]] = (array := np.asarray(found, leaf["dtype"])).reshape(-1, *leaf["shape"])

@@ -16,9 +16,11 @@ SESSION = onnxruntime.InferenceSession(HERE / "policy.onnx", providers=["CPUExec
 def act(obs: Any, output: str = "action", mask: Any = None) -> Any:
     """The action for one observation, or for a batch; or another output by name. `mask` flags allowed choices."""
     given = {}
+    mask = obs.get("action_mask") if mask is None and isinstance(obs, dict) else mask
     for leaf in FACTS["obs"]:
-        apart = mask is not None and leaf["path"] == "obs/action_mask"
-        found, keys = (mask, []) if apart else (obs, leaf["path"].split("/")[1:])
+        found, keys = (mask, []) if leaf["path"] == "obs/action_mask" else (obs, leaf["path"].split("/")[1:])
+        if found is mask and not np.any(mask):
+            raise ValueError("this policy needs a mask that allows a choice: act(obs, mask=[1, 0, ...])")
         for key in keys:
             found = found[int(key)] if isinstance(found, list | tuple) else found[key]
         array = np.asarray(found, leaf["dtype"])

@@ -15,9 +15,11 @@ MODULE: Any = torch.jit.load(str(HERE / "policy.pt"), map_location="cpu")  # typ
 def act(obs: Any, output: str = "action", mask: Any = None) -> Any:
     """The action for one observation, or for a batch; or another output by name. `mask` flags allowed choices."""
     given = []
+    mask = obs.get("action_mask") if mask is None and isinstance(obs, dict) else mask
     for leaf in FACTS["obs"]:
-        apart = mask is not None and leaf["path"] == "obs/action_mask"
-        found, keys = (mask, []) if apart else (obs, leaf["path"].split("/")[1:])
+        found, keys = (mask, []) if leaf["path"] == "obs/action_mask" else (obs, leaf["path"].split("/")[1:])
+        if found is mask and (mask is None or not torch.as_tensor(mask).any()):
+            raise ValueError("this policy needs a mask that allows a choice: act(obs, mask=[1, 0, ...])")
         for key in keys:
             found = found[int(key)] if isinstance(found, list | tuple) else found[key]
         array = torch.as_tensor(found, dtype=getattr(torch, leaf["dtype"]))
