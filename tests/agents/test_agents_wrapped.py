@@ -80,7 +80,7 @@ def test_resume_is_exact_and_evaluation_has_the_environments_own_rewards(
 ) -> None:
     config = {"env_args": {"wrappers": [STACK, HALF]}, "policies": policies, "sampling": {"envs": 2, "fragment": 7}}
     config["eval"] = {"every": 0, "episodes": 4, "final_episodes": 0}
-    how: dict[str, Any] = {"config": config, "runtime": "inline", "progress": "quiet"}
+    how: dict[str, Any] = {"config": config, "runtime": "inline", "topology": "sync", "progress": "quiet"}
     whole = raynforce.train(f"{OURS}MaskedAim", "ppo", steps=300, out=tmp_path / "whole", **how)
     assert whole.result.return_mean == 6  # 4 steps of 3, halved
     assert raynforce.evaluate(whole.path, episodes=2, which="last").returns.mean() == 12
