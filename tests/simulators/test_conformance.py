@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from raynforce.cli import main
-from raynforce.envs import conformance
-from raynforce.envs.conformance import CASES, check
+from raynforce.envs.conformance import CASES, cases, check
 
 BROKEN = Path(__file__).parent / "broken_sim.py"
 BROKEN_ACTING = Path(__file__).parent / "broken_acting.py"
@@ -54,7 +53,7 @@ def test_one_that_cannot_save_is_not_blamed() -> None:
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_a_broken_simulator_is_found_out(name: str, cartpole: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conformance, "SECONDS", 2.0)
+    monkeypatch.setattr(cases, "SECONDS", 2.0)
     script = f"{BROKEN_ACTING} {name} {cartpole}" if name in ACTING else f"{BROKEN} {name}"
     ((_, _, why),) = check(f"sim:{sys.executable} {script}", [name])
     assert why
