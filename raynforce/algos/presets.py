@@ -3,8 +3,10 @@
 Values that are marked "zoo" are those of rl-baselines3-zoo (`hyperparams/*.yml`), translated: `n_envs`, `n_steps` and
 `batch_size` are `sampling.envs`, `sampling.fragment` and `algorithm.minibatch_size` of PPO; `train_freq` and
 `gradient_steps` become `samples_per_insert`, updates per step times the batch; `normalize` is normalised observations
-and scaled rewards, which are PPO's defaults here. What came of those that were run is in docs/benchmarks.md, which also
-lists those that were not: these are as good as their source and the translation.
+and scaled rewards, which are PPO's defaults here. `vf_coef` is `value_coef` unchanged, which counts half as much here
+(docs/algorithms/ppo.md), and `ortho_init` is left out. What zoo does not name has our defaults: DQN's are double
+Q-learning and three-step returns, where zoo has neither. What came of those that were run is in docs/benchmarks.md,
+which also lists those that were not: these are as good as their source and the translation.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         "sampling.envs": 16,
         "algorithm.rnd_coef": 1.0,
     },
-    ("ppo", "MountainCarContinuous-v0"): {  # zoo, but for 8 environments and a larger first deviation and step size
+    ("ppo", "MountainCarContinuous-v0"): {  # zoo, but for those where zoo has one environment of 8 steps,
+        # minibatches of 256, a step size of 7.77e-5 and a log_std_init of -3.29
         "sampling.envs": 8,
         "sampling.fragment": 64,
         "algorithm.gamma": 0.9999,
@@ -89,7 +92,7 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         for env in ("HalfCheetah-v5", "Ant-v5")  # with zoo's for Ant, its defaults, Ant has 171 after 400,000 steps
     },
     **{
-        ("ppo", env): {  # zoo's for all Atari games
+        ("ppo", env): {  # zoo's for all Atari games, but a life is no episode
             "sampling.envs": 8,
             "sampling.fragment": 128,
             "algorithm.learning_rate": 2.5e-4,
@@ -107,7 +110,8 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         for env in _ATARI
     },
     **{
-        ("dqn", env): {  # zoo's for all Atari games, with a fifth of its buffer and first steps
+        ("dqn", env): {  # an older zoo's for all Atari games, with a fifth of its buffer and first steps and
+            # a tenth of its target's interval; now it has a buffer of 100,000 and an epsilon_end of 0.01.
             "algorithm.learning_rate": 1e-4,
             "algorithm.buffer_size": 200_000,
             "algorithm.learning_starts": 20_000,
@@ -121,7 +125,7 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         for env in _ATARI
     },
     **{
-        ("ppo", env): {  # zoo, with the entropy bonus of lcswillems/rl-starter-files
+        ("ppo", env): {  # zoo, with the entropy bonus of lcswillems/rl-starter-files; for Empty that of Empty-Random
             "sampling.envs": 8,
             "sampling.fragment": fragment,
             "algorithm.learning_rate": 2.5e-4,
@@ -133,7 +137,7 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
             ("MiniGrid-FourRooms-v0", 512),
         )
     },
-    ("ppo", "LunarLander-v3"): {
+    ("ppo", "LunarLander-v3"): {  # these three are zoo's, all else the defaults
         "algorithm.gamma": 0.999,  # an episode is up to 1,000 steps, and landing pays at its end
         "algorithm.gae_lambda": 0.98,
         "algorithm.entropy_coef": 0.01,
@@ -162,7 +166,9 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         "algorithm.target_every": 300,  # 600 steps
         "network.hidden": (256, 256),
     },
-    ("dqn", "LunarLander-v3"): {  # zoo: an update of 32 for every step; its target and buffer are not taken over
+    # An older zoo's: an update of 32 for every step; its target, buffer and first steps are not taken over. Now it has
+    # 6.3e-4, batches of 128, and epsilon falling over 0.12 of the run.
+    ("dqn", "LunarLander-v3"): {
         "algorithm.learning_rate": 8.8e-4,
         "algorithm.batch_size": 32,
         "algorithm.samples_per_insert": 32.0,
@@ -170,7 +176,7 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         "algorithm.epsilon_end": 0.1,
         "network.hidden": (256, 256),
     },
-    ("sac", "MountainCarContinuous-v0"): {  # zoo
+    ("sac", "MountainCarContinuous-v0"): {  # zoo, which has no first steps, and draws noise every 32
         "algorithm.buffer_size": 50_000,
         "algorithm.batch_size": 512,
         "algorithm.samples_per_insert": 512.0,
@@ -206,7 +212,7 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         "algorithm.learning_starts": 500,
         "network.hidden": (64, 64),
     },
-    # The papers' settings, which are the defaults, and as many steps without learning.
+    # The defaults, and 10,000 steps without learning: zoo's of SAC, the paper's of TD3 for HalfCheetah and Ant.
     **{(algo, env): {"algorithm.learning_starts": 10_000} for algo in ("sac", "td3") for env in _MUJOCO},
 }
 

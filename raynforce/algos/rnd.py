@@ -62,7 +62,7 @@ class Novelty:
             running = self._running.get(fragment.sampler, np.zeros(fragment.lanes))
             if len(running) != fragment.lanes:
                 running = np.zeros(fragment.lanes)
-            never = np.zeros(error.shape, np.bool_)  # the paper's bonuses go on beyond the ends of episodes
+            never = np.zeros(error.shape, np.bool_)  # as in the paper, these sums go on beyond episodes
             returns, self._running[fragment.sampler] = discounted(error, never, self._gamma, running)
             self._returns.update(returns.reshape(-1, 1))
         scale = weight / max(1e-8, float(np.sqrt(self._returns.variance[0])))

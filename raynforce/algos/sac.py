@@ -1,6 +1,7 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905), and for discrete actions Christodoulou's (1910.07207).
 
-Critics, actor and temperature take one step together, all from the parameters before it. Defaults are the paper's.
+Critics, actor and temperature take one step together, all from the parameters before it. Defaults are the paper's
+where it has them; docs/algorithms/sac.md names the others.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class SAC(TwinCritics[SACConfig]):
         with torch.no_grad():
             then = self._drawn(net(later, only=SDE if self.hp.gsde else ("policy",)))
             judged = net(later, params=self.target, only=CRITICS, action=then.action)
-            goal = self.goal(minibatch, least(judged) - alpha * then.logp)  # equation 5's target
+            goal = self.goal(minibatch, least(judged) - alpha * then.logp)  # equation 6's target
             critics, gradients, error = critic_loss(out, goal, minibatch["weight"])
 
             now = self._drawn(out)
@@ -175,7 +176,7 @@ class SAC(TwinCritics[SACConfig]):
         error: Tensor,
         goal_entropy: Tensor | float,
     ) -> Loss:
-        if self.hp.learn_alpha:  # equation 18, by the logarithm of alpha
+        if self.hp.learn_alpha:  # of equation 18 with log alpha for alpha
             gradients["log_alpha"] = (entropy - goal_entropy).reshape(1)
         metrics = {"critic_loss": critics, "actor_loss": actor, "entropy": entropy, "alpha": alpha.squeeze(0)}
         metrics |= {"q_values": value.squeeze(1), "td_error": error}

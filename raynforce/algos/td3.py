@@ -1,6 +1,7 @@
 """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477).
 
-Defaults are the paper's, with a batch of 256 and networks of 256 by 256, as its authors' own code has since.
+Defaults are the paper's, with a step size of 3e-4, a batch of 256 and networks of 256 by 256, as its authors' own code
+has since.
 """
 
 from __future__ import annotations
