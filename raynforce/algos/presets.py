@@ -52,7 +52,7 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         "sampling.envs": 16,
         "algorithm.rnd_coef": 1.0,
     },
-    ("ppo", "MountainCarContinuous-v0"): {  # zoo, but for those where zoo has one environment of 8 steps,
+    ("ppo", "MountainCarContinuous-v0"): {  # zoo; where ours differ it has one environment of 8 steps,
         # minibatches of 256, a step size of 7.77e-5 and a log_std_init of -3.29
         "sampling.envs": 8,
         "sampling.fragment": 64,
