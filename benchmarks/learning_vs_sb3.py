@@ -37,7 +37,7 @@ from benchmarks.peers import CONTRIB
 from raynforce.envs.tiny import MaskedGrid
 from raynforce.statistics import Interval, bootstrap
 
-SEEDS = 3
+SEEDS, MANY = 3, 10  # many of what takes less than two minutes
 RUNS = ROOT / "runs" / "learning"
 KEPT = ROOT / "benchmarks" / "results" / "learning"
 PAGE = ROOT / "docs" / "comparisons.md"
@@ -60,6 +60,7 @@ class Comparison:
     steps: int
     episodes: int  # that judge
     settings: Mapping[str, Any] = field(default_factory=dict)
+    seeds: int = SEEDS
 
     def command(self, seed: int | str, out: Path | str) -> list[str]:
         given = [part for name, value in self.settings.items() for part in ("--set", f"{name}={_text(value)}")]
@@ -104,7 +105,7 @@ def _ppo(given: Mapping[str, Any], layers: int = 2) -> Settings:
         "algorithm.entropy_coef": both["ent_coef"],
         "algorithm.clip": both["clip_range"],
         "algorithm.gae_lambda": both["gae_lambda"],
-        "algorithm.value_coef": both["vf_coef"],
+        "algorithm.value_coef": 2 * both["vf_coef"],  # our value loss is half of theirs
         "algorithm.max_grad_norm": both["max_grad_norm"],
         "algorithm.gamma": GAMMA,
         "network.hidden": [HIDDEN["ppo"]] * layers,
@@ -117,7 +118,7 @@ MEMORY = {"network.memory": "lstm", "network.memory_size": HIDDEN["ppo"], "algor
 NORMALIZED = {"network.normalize_obs": True, "learner.scale_rewards": True}
 SELF_PLAY = {"policies.hero.agents": ["player_*"], "policies.hero.opponents": 8}
 COMPARISONS: Sequence[Comparison] = (
-    Comparison("sac-pendulum", "SAC, Pendulum-v1", "SAC", "sac", "Pendulum-v1", 10_000, 50, _replay(SMALL)),
+    Comparison("sac-pendulum", "SAC, Pendulum-v1", "SAC", "sac", "Pendulum-v1", 10_000, 50, _replay(SMALL), MANY),
     Comparison("sac-hopper", "SAC, Hopper-v5", "SAC", "sac", "Hopper-v5", 50_000, 20, _replay()),
     Comparison("td3-hopper", "TD3, Hopper-v5", "TD3", "td3", "Hopper-v5", 50_000, 20, _replay()),
     Comparison("sac-halfcheetah", "SAC, HalfCheetah-v5", "SAC", "sac", "HalfCheetah-v5", 50_000, 10, _replay()),
@@ -130,6 +131,7 @@ COMPARISONS: Sequence[Comparison] = (
         61_440,
         50,
         {**_ppo(LSTM, layers=1), **MEMORY, **NORMALIZED},
+        MANY,
     ),
     Comparison(
         "ppo-lstm",
@@ -140,6 +142,7 @@ COMPARISONS: Sequence[Comparison] = (
         61_440,
         50,
         {**_ppo(LSTM, layers=1), **MEMORY},
+        MANY,
     ),
     Comparison(
         "ppo-masked",
@@ -150,6 +153,7 @@ COMPARISONS: Sequence[Comparison] = (
         16_384,
         100,
         _ppo(MASKED),
+        MANY,
     ),
     Comparison(
         "mappo-spread",
@@ -160,6 +164,7 @@ COMPARISONS: Sequence[Comparison] = (
         150_000,
         100,
         {**_ppo(SPREAD), "algorithm.central_critic": True},
+        MANY,
     ),
     Comparison(
         "self-play",
@@ -170,17 +175,18 @@ COMPARISONS: Sequence[Comparison] = (
         30_720,
         200,
         {**_ppo(GAME), **SELF_PLAY},
+        MANY,
     ),
 )
 LEAST = {"eval.every": 0, "eval.episodes": 1, "eval.envs": 1, "eval.final_episodes": 0}  # it is judged afterwards
 
 
-def train(comparisons: Sequence[Comparison], seeds: int, kept: Path, jobs: int) -> None:
+def train(comparisons: Sequence[Comparison], seeds: int | None, kept: Path, jobs: int) -> None:
     """Train and judge what is not there yet, one comparison after the other."""
     todo = [
         partial(_train, comparison, side, seed, comparison.place(side, seed, kept))
         for comparison in comparisons
-        for seed in range(seeds)
+        for seed in range(seeds or comparison.seeds)
         for side in SIDES
         if not comparison.place(side, seed, kept).exists()
     ]
@@ -230,7 +236,8 @@ def _run(line: list[str]) -> str:
 def results(comparison: Comparison, side: Side, kept: Path) -> list[float]:
     """The mean return of each seed that is there."""
     folder = kept / comparison.directory
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{side}-*.json"))]
+    paths = sorted(folder.glob(f"{side}-*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     return [facts["mean"] if "mean" in facts else sum(facts["returns"]) / len(facts["returns"]) for facts in found]
 
 
@@ -313,7 +320,7 @@ from.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="WORD", default="", help="train those with this word in NAME-STEPS")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of each side, {SEEDS} by default")
+    parser.add_argument("--seeds", type=int, help=f"of each side; {SEEDS} by default, {MANY} of what is quick")
     parser.add_argument("--jobs", type=int, default=1, help="how many train at once")
     parser.add_argument("--results", type=Path, default=KEPT, help="where they are")
     parser.add_argument("--render", action="store_true", help="render what is there, train nothing")
