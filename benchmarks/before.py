@@ -41,7 +41,7 @@ def _table(algo: str, other: Path, revision: str, repeats: int) -> Table:
             found[name].append(sides[name](repeat))
     rates = {name: [facts["steps_per_cpu_second"] for facts in each] for name, each in found.items()}
     rows = [row(name, "steps/CPU s", values) for name, values in rates.items()]
-    rows.append(ratio(f"this tree / {revision}", *rates.values(), ("at least", BAR)))
+    rows.append(ratio(f"this tree / {revision}", rates["this tree"], rates[revision], ("at least", BAR)))
     here, there = ([facts["weights"] for facts in each] for each in found.values())
     same = sum(a == b for a, b in zip(here, there, strict=True))
     return Table(f"{algo}, {STEPS[algo]:,} steps", rows, [f"equal weights in {same} of {repeats} pairs"])
