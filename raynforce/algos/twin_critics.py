@@ -67,13 +67,14 @@ class TwinCritics(OffPolicy[H]):
     keeps = ("target",)
 
     def actor(self, size: int, *last: Activation) -> Tower:
-        return Tower("policy", (*self._hidden(), Linear(size, gain=0.01), *last))
+        return Tower("policy", (*self._hidden(), Linear(size, uniform=True), *last))
 
     def critics(self, size: int = 1, source: str | tuple[str, ...] = ("input", "action")) -> list[Tower]:
-        return [Tower(name, (*self._hidden(), Linear(size, gain=1.0)), source=source) for name in CRITICS]
+        return [Tower(name, (*self._hidden(), Linear(size, uniform=True)), source=source) for name in CRITICS]
 
     def _hidden(self) -> tuple[Layer, ...]:
-        return mlp(self.config.network.hidden, self.config.network.activation)
+        # With orthogonal weights SAC had half the return on HalfCheetah-v5 after 50,000 steps (docs/performance.md).
+        return mlp(self.config.network.hidden, self.config.network.activation, uniform=True)
 
     def groups(self) -> Mapping[str, Group]:
         """The actor apart, where it makes a difference: one group is one kernel."""

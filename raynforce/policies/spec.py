@@ -24,6 +24,8 @@ class Linear:
 
     size: int
     gain: float = SQRT2
+    uniform: bool = False
+    """Initialise weights and biases uniformly between -1 and 1 over the root of the inputs' number, as torch does."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,8 @@ class Param(NamedTuple):
     name: str
     shape: tuple[int, ...]
     offset: int
-    init: float  # orthogonal gain of a weight, constant of anything else
+    init: float  # orthogonal gain of a weight, constant of anything else; if uniform, the bound
+    uniform: bool = False
 
     @property
     def size(self) -> int:
@@ -316,10 +319,13 @@ class NetworkSpec:
 
     def params(self) -> list[Param]:
         wanted: list[tuple[str, tuple[int, ...], float]] = []
+        bounds: dict[str, float] = {}
         for tower, index, layer, shape in self.walk():
             name = f"{tower.name}.{index}"
             if isinstance(layer, Linear):
                 wanted += [(f"{name}.weight", (shape[0], layer.size), layer.gain), (f"{name}.bias", (layer.size,), 0.0)]
+                if layer.uniform:
+                    bounds |= dict.fromkeys((f"{name}.weight", f"{name}.bias"), 1 / math.sqrt(shape[0]))
             elif isinstance(layer, Conv):
                 kernel = (layer.channels, shape[0], layer.kernel, layer.kernel)
                 wanted += [(f"{name}.weight", kernel, layer.gain), (f"{name}.bias", (layer.channels,), 0.0)]
@@ -333,18 +339,24 @@ class NetworkSpec:
                     wanted += [(f"{name}.h.bias", (layer.size,), 0.0)]
         wanted += [(free.name, (free.size,), free.init) for free in self.free]
         offsets = accumulate((math.prod(shape) for _, shape, _ in wanted), initial=0)
-        return [Param(name, shape, at, init) for (name, shape, init), at in zip(wanted, offsets, strict=False)]
+        return [
+            Param(name, shape, at, bounds.get(name, init), name in bounds)
+            for (name, shape, init), at in zip(wanted, offsets, strict=False)
+        ]
 
     @cached_property
     def parts(self) -> dict[str, slice]:
         return {p.name: slice(p.offset, p.offset + p.size) for p in self.params()}
 
     def initial(self, rng: np.random.Generator) -> np.ndarray:
-        """Fresh parameters as one float32 vector: orthogonal weights, constant everything else."""
+        """Fresh parameters as one float32 vector: orthogonal or uniform weights, constant everything else."""
         params = self.params()
         flat = np.empty(sum(p.size for p in params), np.float32)
         for p in params:
-            p.view(flat)[...] = _orthogonal(p.shape, p.init, rng) if p.name.endswith(".weight") else p.init
+            if p.uniform:
+                p.view(flat)[...] = rng.uniform(-p.init, p.init, p.shape)
+            else:
+                p.view(flat)[...] = _orthogonal(p.shape, p.init, rng) if p.name.endswith(".weight") else p.init
         biases = {p.name: p.view(flat) for p in params if p.name.endswith(".bias")}
         for tower, index, layer, _ in self.walk():
             if isinstance(layer, LSTM):  # at first it forgets little (Jozefowicz et al. 2015)
@@ -446,6 +458,6 @@ def action_input(action: ActionSpec) -> Input:
     return Input("action", "onehot", action.shape, action.sizes, (0,) * len(action.sizes))
 
 
-def mlp(hidden: Sequence[int], activation: Any) -> tuple[Layer, ...]:
+def mlp(hidden: Sequence[int], activation: Any, *, uniform: bool = False) -> tuple[Layer, ...]:
     """Hidden layers of a multi-layer perceptron."""
-    return tuple(x for size in hidden for x in (Linear(size), Activation(activation)))
+    return tuple(x for size in hidden for x in (Linear(size, uniform=uniform), Activation(activation)))
