@@ -355,6 +355,24 @@ def test_initial_weights_are_orthogonal(wide: int, size: int) -> None:
     assert by_name["log_std"].tolist() == [-1.5, -1.5]
 
 
+def test_uniform_weights_and_biases_are_those_of_torch() -> None:
+    layers = (Linear(400, uniform=True), Linear(3, uniform=True))
+    spec = NetworkSpec((Input("obs", "vector", (25,)),), (Tower("y", layers),))
+    flat = spec.initial(np.random.default_rng(0))
+    found = {p.name.removeprefix("y."): p.view(flat) for p in spec.params()}
+    theirs = {"0": torch.nn.Linear(25, 400), "1": torch.nn.Linear(400, 3)}
+    for name, layer in theirs.items():
+        weight, bias = found[f"{name}.weight"], found[f"{name}.bias"]
+        bound = layer.in_features**-0.5 * (1 + 1e-6)  # in float32
+        for ours, other in ((weight.T, layer.weight), (bias, layer.bias)):
+            assert ours.shape == tuple(other.shape)
+            assert abs(ours).max() <= bound
+            assert float(other.detach().abs().max()) <= bound
+        assert weight.std() == pytest.approx(float(layer.weight.std()), rel=0.1)
+        assert abs(bias).min() > 0
+    assert NetworkSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
 def test_initial_convolutions_are_orthogonal() -> None:
     spec = NetworkSpec(inputs_of([ObsLeaf("obs", "box", (6, 6, 3), "uint8")]), (Tower("t", (Conv(5, 2),)),))
     weight = spec.params()[0].view(spec.initial(np.random.default_rng(0)))
