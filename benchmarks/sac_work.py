@@ -1,6 +1,6 @@
 """The sides of `sac_vs_sb3`, one per process: the same SAC here and in Stable-Baselines3.
 
-    python -m benchmarks.sac_work raynforce|sb3 UPDATES SEED HIDDEN BATCH
+    python -m benchmarks.sac_work raynforce|native|sb3 UPDATES SEED HIDDEN BATCH
 
 Prints one JSON object. It runs in the virtual environment of its side.
 """
@@ -19,8 +19,9 @@ LEARNING_RATE, GAMMA, TAU = 3e-4, 0.99, 0.005
 WARM_UP = 1_000  # environment steps before the clock starts
 
 
-def raynforce(updates: int, seed: int, hidden: int, batch: int) -> dict[str, Any]:
+def raynforce(updates: int, seed: int, hidden: int, batch: int, kernels: str = "portable") -> dict[str, Any]:
     settings = {
+        "kernels": kernels,
         "runtime": "inline",
         "topology": "sync",
         "sampling.envs": ENVS,
@@ -35,6 +36,12 @@ def raynforce(updates: int, seed: int, hidden: int, batch: int) -> dict[str, Any
         "network.activation": "relu",
     }
     return train_ours(ENV, "sac", warm_up=WARM_UP, steps=updates, seed=seed, settings=settings)[0]
+
+
+def native(updates: int, seed: int, hidden: int, batch: int) -> dict[str, Any]:
+    import numpy  # noqa: F401  # before anything is held to AVX2
+
+    return raynforce(updates, seed, hidden, batch, "native")
 
 
 def sb3(updates: int, seed: int, hidden: int, batch: int) -> dict[str, Any]:
@@ -64,4 +71,4 @@ def sb3(updates: int, seed: int, hidden: int, batch: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     side, numbers = sys.argv[1], [int(word) for word in sys.argv[2:]]
-    print(json.dumps({"raynforce": raynforce, "sb3": sb3}[side](*numbers)))
+    print(json.dumps({"raynforce": raynforce, "native": native, "sb3": sb3}[side](*numbers)))

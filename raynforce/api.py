@@ -62,6 +62,11 @@ class Run:
     def __repr__(self) -> str:
         return f"<Run {self.result.run}: {self.result.steps:,} steps, {self.result.stopped}>"
 
+    def __str__(self) -> str:
+        return str(self.path)
+
+    __fspath__ = __str__  # it can be given wherever its directory can
+
     def policy(self, which: str = "best") -> Policy:
         """Its `best` (or `last`) policy, ready to act."""
         return load(self.path, which)
@@ -79,7 +84,7 @@ def train(
     engine: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    start_from: str | Path | None = None,
+    start_from: str | os.PathLike[str] | None = None,
     data: str | Path | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -113,7 +118,7 @@ def resolved(
     _not_while_imported()
     file = config if isinstance(config, Mapping) else read_yaml(str(config)) if config is not None else {}
     given |= {"env": lender.name_of(env), "algo": lender.name_of(algo)}
-    plain = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    plain = {name: str(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
     return resolve(file, _nested(settings, lender), {k: v for k, v in plain.items() if v is not None})
 
 
@@ -179,7 +184,7 @@ def preset_line(preset: Mapping[str, Any]) -> str:
 
 
 def resume(
-    run: str | Path | RunDirectory,
+    run: str | os.PathLike[str] | RunDirectory,
     *,
     env: str | Callable[..., Any] | None = None,
     algo: str | type[Any] | None = None,
@@ -324,7 +329,7 @@ class Evaluated(tuple[np.ndarray, Path]):
 
 
 def evaluate(
-    path: str | Path,
+    path: str | os.PathLike[str],
     *,
     env: str | Callable[..., Any] | None = None,
     env_args: Mapping[str, Any] | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -53,7 +54,7 @@ class Recorded:
 
 
 def record(
-    source: str | Path | Callable[..., Any],
+    source: str | os.PathLike[str] | Callable[..., Any],
     *,
     episodes: int | None = None,
     steps: int | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,9 @@ def policy_of(spec: ActingSpec, version: PolicyVersion, seed: int | None = None)
     return Policy(spec, version, seed)
 
 
-def load(path: str | Path, which: str = "best", *, policy: str | None = None, seed: int | None = None) -> Policy:
+def load(
+    path: str | os.PathLike[str], which: str = "best", *, policy: str | None = None, seed: int | None = None
+) -> Policy:
     """Load the policy of a run (its `best`, or `last`) or of a checkpoint directory; a run may be at a URL.
 
     Of a run of several policies, `policy` is the name of one; without it, all are under `policies` by name.

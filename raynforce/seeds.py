@@ -144,7 +144,7 @@ def train_seeds(
     topology: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    start_from: str | Path | None = None,
+    start_from: str | os.PathLike[str] | None = None,
     data: str | Path | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,

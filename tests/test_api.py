@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -154,6 +155,17 @@ loaded = [m for m in ("torch", "ray", "gymnasium") if m in sys.modules]
 assert not loaded, loaded
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_run_is_taken_wherever_its_directory_is(tmp_path: Path) -> None:
+    run = raynforce.train("CartPole-v1", "ppo", steps=256, out=tmp_path / "run", progress="quiet")
+    assert os.fspath(run) == str(run) == str(run.path)
+    obs = np.zeros(4, np.float32)
+    assert raynforce.load(run).act(obs) == raynforce.load(run.path).act(obs)
+    assert len(raynforce.evaluate(run, episodes=2).returns) == 2
+    begun = raynforce.train("CartPole-v1", "ppo", steps=256, start_from=run, out=tmp_path / "next", progress="quiet")
+    assert begun.config.start_from == str(run.path)
+    assert raynforce.resume(run, steps=begun.result.steps + 256, progress="quiet").path == run.path
 
 
 def test_greedy_actions_are_those_of_torch(run: raynforce.Run) -> None:

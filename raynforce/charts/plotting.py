@@ -18,7 +18,7 @@ PICTURES, PAGES = (".png", ".svg", ".pdf"), (".html", ".htm")
 
 
 def plot(
-    runs: str | Path | Sequence[str | Path],
+    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | Path,
     *,
     metric: str | None = None,
@@ -39,7 +39,7 @@ def plot(
         figure.require()
     if over not in ("steps", "time"):
         raise UsageError(f"over = {over!r} is not one of: steps, time")
-    found = runs_of([runs] if isinstance(runs, str | Path) else runs, say)
+    found = runs_of([runs] if isinstance(runs, str | os.PathLike) else runs, say)
     metric = _metric(found, metric)
     say(f"drawing {len(found)} runs")
     rows, facts = _rows(grouped(found), metric, over, target)

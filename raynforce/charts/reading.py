@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -109,7 +110,7 @@ def silent(doing: str) -> None:
     """Tells nobody."""
 
 
-def runs_of(paths: Sequence[str | Path], say: Say = silent) -> list[RunData]:
+def runs_of(paths: Sequence[str | os.PathLike[str]], say: Say = silent) -> list[RunData]:
     """The runs that these stand for: each a run, the folder of several seeds, any folder with runs, or a URL."""
     if not paths:
         raise UsageError("no run is given: name a run directory, or a folder with runs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,13 +34,15 @@ PHASES = ("sample", "learn")
 STATES = {"finished": "good", "failed": "bad", "killed": "bad", "broken": "bad"}
 
 
-def report(runs: str | Path | Sequence[str | Path], out: str | Path | None = None, *, say: Say = silent) -> Path:
+def report(
+    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], out: str | Path | None = None, *, say: Say = silent
+) -> Path:
     """Write one page on a run, on all seeds of a folder, or on several runs; returns where it is.
 
     It is one file without anything from elsewhere. `out` is `report.html` in the run's own folder if it is not given;
     `say` is told what is done.
     """
-    given = [runs] if isinstance(runs, str | Path) else list(runs)
+    given = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     found = runs_of(given, say)
     say(f"writing of {len(found)} runs")
     path = Path(out).expanduser() if out is not None else _place(given, found)
@@ -53,7 +56,7 @@ def report(runs: str | Path | Sequence[str | Path], out: str | Path | None = Non
     return path
 
 
-def _place(given: Sequence[str | Path], found: Sequence[RunData]) -> Path:
+def _place(given: Sequence[str | os.PathLike[str]], found: Sequence[RunData]) -> Path:
     here = Path(str(given[0])).expanduser()
     if len(given) == 1 and here.is_dir():
         return here / OUT

@@ -169,7 +169,7 @@ def wait_until_free(run: RunDirectory) -> None:
         time.sleep(PAUSE_SECONDS)
 
 
-def open_run(run: str | Path | RunDirectory, *, all: bool = False) -> RunDirectory:
+def open_run(run: str | os.PathLike[str] | RunDirectory, *, all: bool = False) -> RunDirectory:
     """An existing run, local or at a URL, whose logs and policies are fetched, and with `all` what resume needs."""
     if isinstance(run, RunDirectory):
         return run
@@ -180,6 +180,6 @@ def open_run(run: str | Path | RunDirectory, *, all: bool = False) -> RunDirecto
     return mirrored
 
 
-def local_path(path: str | Path) -> Path:
+def local_path(path: str | os.PathLike[str]) -> Path:
     """Where the files are that a user typed the path of: a local path as it is, a URL's working copy."""
     return open_run(path).path if is_url(str(path)) else Path(path)
