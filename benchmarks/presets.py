@@ -87,7 +87,6 @@ WORKS: Sequence[Work] = (
     atari("ppo", "Breakout", 2_000_000),
     Work("ppo", "minigrid:MiniGrid-Empty-5x5-v0", 100_000),
     Work("ppo", "minigrid:MiniGrid-DoorKey-5x5-v0", 200_000),
-    Work("ppo", "minigrid:MiniGrid-FourRooms-v0", 4_000_000),
 )
 
 

@@ -127,15 +127,11 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
     **{
         ("ppo", env): {  # zoo, with the entropy bonus of lcswillems/rl-starter-files; for Empty that of Empty-Random
             "sampling.envs": 8,
-            "sampling.fragment": fragment,
+            "sampling.fragment": 128,
             "algorithm.learning_rate": 2.5e-4,
             "algorithm.entropy_coef": 0.01,
         }
-        for env, fragment in (
-            ("MiniGrid-Empty-5x5-v0", 128),
-            ("MiniGrid-DoorKey-5x5-v0", 128),
-            ("MiniGrid-FourRooms-v0", 512),
-        )
+        for env in ("MiniGrid-Empty-5x5-v0", "MiniGrid-DoorKey-5x5-v0")
     },
     ("ppo", "LunarLander-v3"): {  # these three are zoo's, all else the defaults
         "algorithm.gamma": 0.999,  # an episode is up to 1,000 steps, and landing pays at its end
