@@ -36,7 +36,7 @@ def describe(
     The leaf `action_mask` is a mask of allowed actions; `masked` if there is one anyway, then it comes in `info`.
     Leaves that no network reads are left out, unless there are no others.
     """
-    frames, action = stacks or {}, _action(env, action_space)
+    frames, action = stacks or {}, action_spec(env, action_space)
     found = dict(leaf_spaces(env, obs_space))
     without = unread(obs_space)
     leaves = []
@@ -99,7 +99,7 @@ def _obs_leaf(env: str, path: str, space: Space, frames: int) -> ObsLeaf:
     raise UsageError(f"{found}; allowed: {_OBS}; use a wrapper")
 
 
-def _action(env: str, space: Space) -> ActionSpec:
+def action_spec(env: str, space: Space) -> ActionSpec:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return ActionSpec(*_choices(space))
     if isinstance(space, spaces.MultiBinary):

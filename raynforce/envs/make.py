@@ -17,6 +17,7 @@ from raynforce.envs.describe import describe
 from raynforce.envs.frames import stacks_of
 from raynforce.envs.joined import STATE, EnvOfAgents, JoinedEnv, is_of_agents
 from raynforce.envs.launching import command, is_simulator
+from raynforce.envs.masked_agents import with_masks
 from raynforce.envs.masks import has_mask
 from raynforce.envs.patience import left, patience
 from raynforce.envs.wrapped_agents import WrappedAgents
@@ -47,7 +48,8 @@ def make(env: str, env_args: Mapping[str, Any] | None = None) -> Env:
     made = _from_id(env, found, args) if isinstance(found, str) else _from_factory(env, found, args)
     with closed_on_error(made):
         if not isinstance(made, gymnasium.Env):
-            return JoinedEnv(env, WrappedAgents(env, made, around) if around else made, args, state=state)
+            seen = with_masks(env, made)
+            return JoinedEnv(env, WrappedAgents(env, seen, around) if around else seen, args, state=state)
         if around and agents_of(made) is not None:
             what = f"env_args.{wrappers.KEY} = {around[wrappers.KEY]} is not for simulators of several agents"
             raise UsageError(f"{what}, such as {env!r}: wrap them there")
