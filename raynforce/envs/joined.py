@@ -23,7 +23,6 @@ from raynforce.spaces import (
     MASK,
     TERMINATED,
     TRUNCATED,
-    ActionSpec,
     AgentKind,
     Agents,
     ObsLeaf,
@@ -87,16 +86,13 @@ class JoinedEnv(EnvOfAgents):
         self.observation_space = spaces.Dict({key: _box(array) for key, array in self._seen.items()})
         self._actions = [_Decoder(env.action_space(agent)) for agent in env.possible_agents]
         self._slices = action_slices(agents)
-        low, high = (np.zeros(self._slices[-1].stop, np.float32) for _ in range(2))
-        for agent, part in enumerate(self._slices):
-            low[part], high[part] = action_bounds(kinds[agents.kind_of(agent)].action)
         self._masks = {
             agent: (kinds[agents.kind_of(agent)].action, mask)
             for agent, where in enumerate(self._places)
             for leaf, mask in zip(*where, strict=True)
             if leaf.path == MASK
         }
-        self.action_space = _Moves(low, high, [(self._slices[agent], *mask) for agent, mask in self._masks.items()])
+        self.action_space = Moves(agents, {agent: mask for agent, (_, mask) in self._masks.items()})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         for array in self._seen.values():
@@ -195,12 +191,15 @@ class JoinedEnv(EnvOfAgents):
         return self._seen
 
 
-class _Moves(spaces.Box):
-    """Actions of all agents; what is drawn are those that the masks, which agents see now, allow."""
+class Moves(spaces.Box):
+    """Actions of all agents; what is drawn are those that `masks`, by agent where what it sees now is shown, allow."""
 
-    def __init__(self, low: np.ndarray, high: np.ndarray, masked: list[tuple[slice, ActionSpec, np.ndarray]]) -> None:
-        super().__init__(low, high, dtype=np.float32)
-        self._masked = masked  # by agent: its part of the action, and where its mask is shown
+    def __init__(self, agents: Agents, masks: Mapping[int, np.ndarray]) -> None:
+        actions = [agents.kinds[agents.kind_of(agent)].action for agent in range(len(agents.names))]
+        low, high = (np.concatenate(side) for side in zip(*map(action_bounds, actions), strict=True))
+        super().__init__(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
+        slices = action_slices(agents)
+        self._masked = [(slices[agent], actions[agent], mask) for agent, mask in masks.items()]
 
     def sample(self, *args: Any, **how: Any) -> Any:
         action = super().sample(*args, **how)

@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from raynforce.envs.agents import Sight, lane_spec
+from raynforce.envs.doctor import check_env
 from raynforce.envs.joined import JoinedEnv
 from raynforce.envs.tiny_agents import Leaving
 from raynforce.envs.vector import EnvArgs, probe
@@ -71,6 +72,26 @@ class FromFive(Leaving):
         return dict.fromkeys(seen, self.later), *others
 
 
+class Limited(Masked):
+    """Both see a large number beside their mask, and a limit of time ends the episode after the fourth step."""
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Dict(place=spaces.Box(-np.inf, np.inf, (1,)), action_mask=spaces.MultiBinary(3))
+
+    def leaves(self, agent: str) -> bool:
+        return False
+
+    def _with_masks(self, seen: Any) -> Any:
+        mask = np.array([1, 0, 0], np.int8)
+        return {agent: {"place": np.full(1, 99, np.float32), "action_mask": mask} for agent in seen}, {}
+
+    def step(self, said: Any) -> Any:
+        seen, earned, over, _, infos = super().step(said)
+        if self.steps == 4:
+            self.agents = []
+        return seen, earned, over, dict.fromkeys(over, self.steps == 4), infos
+
+
 @pytest.mark.parametrize(
     ("shown", "several", "said"),
     [
@@ -130,3 +151,13 @@ def test_a_simulator_may_not_leave_an_agent_that_acts_nothing_to_choose() -> Non
     flags = np.zeros((3, 3, 2), np.uint8)
     flags[:, 0] = [[1, 1], [1, 0], [1, 1]]
     assert without_choice({"obs/flags": flags, "obs/seen_0_1": masks}, agents).tolist() == [True, False, False]
+
+
+def test_the_doctor_tells_of_agents_and_not_of_what_they_are_joined_in() -> None:
+    found = {f.title: f.detail for f in check_env(f"{HERE}Limited", steps=40).findings}
+    seen = "agent_0, agent_1: observation place box [1], action_mask multibinary [3], action discrete [3]"
+    assert found["agents"] == seen
+    assert found["episodes"] == "0 terminated and 10 truncated in 40 steps"
+    assert found["action masks"].startswith("33% of choices were allowed")
+    assert found["observations are large"] == "'obs/place' of 'agent_0': values up to 99 came"
+    assert not {"spaces", "terminated may be a time limit", "observation bounds are very large"} & found.keys()
