@@ -153,6 +153,19 @@ def test_agents_see_who_they_are(tmp_path: Path) -> None:
     assert len(raynforce.evaluate(run.path, episodes=4, which="last").returns) == 4
 
 
+def test_agents_that_see_who_they_are_are_recorded(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    config = {"sampling": {"agent_ids": True, "envs": 2, "fragment": 8}, "eval": {"every": 0, "final_episodes": 0}}
+    how: dict[str, Any] = {"runtime": "inline", "topology": "sync", "progress": "quiet"}
+    run = raynforce.train(f"{TINY}Together", "ppo", steps=32, config=config, out=tmp_path / "run", **how)
+    recorded = raynforce.record(run, out=tmp_path / "played.parquet", episodes=3, which="last")
+    assert len(recorded.returns) == 3
+    pytest.importorskip("minari")
+    with pytest.raises(UsageError, match=r"'minari' is for environments of one agent, and env .* has 2: use parquet"):
+        raynforce.record(run, out=tmp_path / "played-v0", format="minari", episodes=3, which="last")
+    assert not (tmp_path / "played-v0").exists()
+
+
 def test_a_frozen_policy_plays_and_stays(tmp_path: Path) -> None:
     remembering = TEAM["hunter"] | MEMORY
     first = short("Hunt", tmp_path / "first", config={"policies": TEAM | {"hunter": remembering}}, runtime="inline")
