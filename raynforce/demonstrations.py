@@ -19,6 +19,7 @@ from raynforce.data.files import require_installed
 from raynforce.data.minari_files import MinariWriter
 from raynforce.data.parquet import ParquetWriter
 from raynforce.envs.addresses import reached
+from raynforce.envs.agents import ID
 from raynforce.envs.make import close_env, make
 from raynforce.envs.vector import EnvArgs, Parallel, probe
 from raynforce.errors import UsageError
@@ -109,7 +110,8 @@ def record(
         if policy == "random":
             acting, who = None, "random"
         lanes = min(EPISODES if episodes is None else episodes, EvalConfig.envs) if steps is None else _few(steps)
-        envs = EnvArgs(name, lanes, fresh, args, exact_resume=False, parallel=parallel, masked=env.masked)
+        how: dict[str, Any] = {"parallel": parallel, "masked": env.masked, "ids": any(x.path == ID for x in env.obs)}
+        envs = EnvArgs(name, lanes, fresh, args, exact_resume=False, **how)
         actor = _actor(acting, env, lanes, sampled)
         target = target or _new(_default(env, format))
         facts = {"env": env.to_json(), "policy": who, "seed": fresh}
@@ -216,6 +218,9 @@ def _actor(acting: ActingSpec | None, env: EnvSpec, lanes: int, sampled: bool) -
 def _writer(path: Path, env: EnvSpec, format: Format, facts: Mapping[str, Any]) -> ParquetWriter | MinariWriter:
     if format == "parquet":
         return ParquetWriter(path, env, facts)
+    if env.agents is not None:
+        what = f"format = 'minari' is for environments of one agent, and env {env.env!r} has {len(env.agents.names)}"
+        raise UsageError(f"{what}: use parquet")
     made = make(env.env, env.args)
     try:
         if env.masked and "action_mask" not in getattr(made.observation_space, "spaces", {}):

@@ -22,6 +22,7 @@ from raynforce.spaces import (
     EnvSpec,
     ObsLeaf,
     action_slices,
+    forbids_all,
     leaf_name,
 )
 from raynforce.trees import Tree
@@ -75,7 +76,7 @@ class Sight:
         if self._ids:
             seen[ID] = agent.copy()
         if MASK in seen:  # of those that are not to act it may forbid everything
-            seen[MASK] |= ~seen[MASK].any(axis=1, keepdims=True)
+            seen[MASK][forbids_all(seen[MASK], found.action.sizes)] = 1
         if self.state_leaf is not None:
             seen["global_state"] = self._state(joined)[env]
         return seen

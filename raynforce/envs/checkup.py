@@ -31,7 +31,19 @@ from raynforce.envs.make import Env, agents_of
 from raynforce.envs.masks import random_action
 from raynforce.envs.patience import patience
 from raynforce.errors import UsageError, summary
-from raynforce.spaces import FORBIDS, EnvSpec, ObsLeaf, forbids_all
+from raynforce.spaces import (
+    ACTING,
+    FORBIDS,
+    MASK,
+    TRUNCATED,
+    ActionSpec,
+    AgentKind,
+    Agents,
+    EnvSpec,
+    ObsLeaf,
+    forbids_all,
+    leaf_name,
+)
 
 STEPS = 10_000  # that are tried, unless a number is given, or time is up before
 SECONDS = 4.0  # for these steps
@@ -112,6 +124,7 @@ class Checkup:
         self.masked: bool | None = None  # whether observations come with a mask of allowed actions; None: not known yet
         self.mask: np.ndarray | None = None  # that of the last one
         self.allowed: list[float] = []  # what share of choices it allowed
+        self.agents = agents_of(env)  # if there are several, observations are what all of them see
         self.watch = Stopwatch()
 
     def run(self) -> tuple[Rollout, Differs | None]:
@@ -155,7 +168,10 @@ class Checkup:
         leaves = leaf_spaces(self.name, self.env.observation_space)
         self.boxes = {path: space for path, space in leaves if isinstance(space, spaces.Box)}
         obs, action = (short(space) for space in spaces_of)
-        self.report.add("ok", "spaces", f"observation {obs}, action {action}")
+        if self.agents is None:
+            self.report.add("ok", "spaces", f"observation {obs}, action {action}")
+        else:
+            self.report.add("ok", "agents", "; ".join(_kind(self.agents, kind) for kind in self.agents.kinds))
         if skipped := unread_note(self.name, self.env.observation_space):
             fix = "encode what it says as numbers if the policy is to know it"
             self.report.add("warning", "a part of the observation is skipped", skipped, fix)
@@ -218,8 +234,11 @@ class Checkup:
         out.trace.append(digest)
         for i, value in enumerate(self.largest):
             out.largest[i] = max(out.largest[i], value)
-        if agents_of(self.env) is None:  # else the arrays are those that agents were joined in
+        if self.agents is None:  # else the arrays are those that agents were joined in
             self.check_aliasing(raw, new)
+        if self.agents is not None and terminated:  # all have left: it was a time limit if it was one for some
+            truncated = bool(np.any(new["flags"][TRUNCATED]))
+            terminated = not truncated
         if terminated or truncated:
             (out.terminated if terminated else out.truncated).append(length)
             out.both += terminated and truncated
@@ -305,6 +324,9 @@ class Checkup:
 
     def check_mask(self, raw: Any, info: Any, where: str, *, over: bool) -> None:
         """Look at the mask of allowed actions; after an episode that is `over` there need be none."""
+        if self.agents is not None:  # who have had theirs checked
+            self.allowed += _allowed(self.agents, raw)
+            return
         mask, spec = masks.found(raw, info), self.report.spec
         assert spec is not None
         if self.masked is None:
@@ -409,14 +431,16 @@ class Checkup:
     def check_scale(self, rollout: Rollout) -> None:
         """Large inputs slow learning down: look at what came, as the declared bounds are often infinite."""
         for leaf, largest in zip(self.leaves, rollout.largest, strict=True):
-            if leaf.kind != "box" or leaf.dtype != "float32":
+            if leaf.kind != "box" or leaf.dtype != "float32" or (leaf.path == "obs/reward" and self.agents):
                 continue
             bounds = np.concatenate([self.boxes[leaf.path].low.reshape(-1), self.boxes[leaf.path].high.reshape(-1)])
             declared = float(np.max(np.abs(bounds), initial=0.0))
             came = f"{leaf.path!r}: values up to {largest:.3g} came, bounds reach {declared:.3g}"
             if largest > 10.0:
+                if self.agents:
+                    came = f"{_seen(self.agents, leaf.path)}: values up to {largest:.3g} came"
                 self.report.add("warning", "observations are large", came, "--set network.normalize_obs=true")
-            elif declared > 1000.0:
+            elif declared > 1000.0 and self.agents is None:
                 fix = "if values grow in training: --set network.normalize_obs=true"
                 self.report.add("ok", "observation bounds are very large", came, fix)
 
@@ -427,6 +451,37 @@ class Checkup:
         p50, p99, reset = 1e3 * np.array([*np.percentile(seconds, [50, 99]), np.mean(rollout.reset_seconds)])
         times = f"step p50 {p50:.3g} ms, p99 {p99:.3g} ms, reset {reset:.3g} ms"
         self.report.add("ok", "speed", f"{1 / max(cost.mean or 0.0, 1e-9):,.0f} steps/s; {times}")
+
+
+def _kind(agents: Agents, kind: AgentKind) -> str:
+    """Who they are, what they see and what they do, in a few words."""
+    names = ", ".join(agents.names[agent] for agent in kind.agents)
+    seen = ", ".join(f"{leaf.path.removeprefix('obs/')} {_space(leaf)}" for leaf in kind.obs)
+    return f"{names}: observation {seen.removeprefix('obs ')}, action {_space(kind.action)}"
+
+
+def _space(leaf: ObsLeaf | ActionSpec) -> str:
+    return f"{leaf.kind} {list(leaf.sizes or leaf.shape)}"
+
+
+def _seen(agents: Agents, path: str) -> str:
+    """Who sees a leaf of the observation of all, and what it is called there."""
+    for k, kind in enumerate(agents.kinds):
+        for i, leaf in enumerate(kind.obs):
+            if path == f"obs/{leaf_name(k, i)}":
+                return f"{leaf.path!r} of {agents.names[kind.agents[0]]!r}"
+    return repr(path)
+
+
+def _allowed(agents: Agents, seen: Any) -> list[float]:
+    """What share of its choices each agent that is to act may take, if it has a mask."""
+    shares: list[float] = []
+    for k, kind in enumerate(agents.kinds):
+        acting = np.flatnonzero(seen["flags"][ACTING][list(kind.agents)])
+        for i, leaf in enumerate(kind.obs):
+            if leaf.path == MASK:
+                shares += np.mean(seen[leaf_name(k, i)][acting] != 0, axis=1).tolist()
+    return shares
 
 
 _LARGEST = float(np.finfo(np.float32).max)

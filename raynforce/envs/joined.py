@@ -15,19 +15,20 @@ import numpy as np
 from gymnasium import spaces
 
 from raynforce.envs.describe import Args, Space, describe, flatten_obs, misfit
-from raynforce.envs.masks import random_actions
+from raynforce.envs.masks import KEY, has_mask, not_flags, random_actions
 from raynforce.errors import UsageError, summary
 from raynforce.spaces import (
     ACTING,
+    FORBIDS,
     MASK,
     TERMINATED,
     TRUNCATED,
-    ActionSpec,
     AgentKind,
     Agents,
     ObsLeaf,
     action_bounds,
     action_slices,
+    forbids_all,
     leaf_name,
 )
 
@@ -85,26 +86,27 @@ class JoinedEnv(EnvOfAgents):
         self.observation_space = spaces.Dict({key: _box(array) for key, array in self._seen.items()})
         self._actions = [_Decoder(env.action_space(agent)) for agent in env.possible_agents]
         self._slices = action_slices(agents)
-        low, high = (np.zeros(self._slices[-1].stop, np.float32) for _ in range(2))
-        for agent, part in enumerate(self._slices):
-            low[part], high[part] = action_bounds(kinds[agents.kind_of(agent)].action)
-        masked = [
-            (part, kinds[agents.kind_of(agent)].action, mask)
-            for agent, part in enumerate(self._slices)
-            for leaf, mask in zip(*self._places[agent], strict=True)
+        self._masks = {
+            agent: (kinds[agents.kind_of(agent)].action, mask)
+            for agent, where in enumerate(self._places)
+            for leaf, mask in zip(*where, strict=True)
             if leaf.path == MASK
-        ]
-        self.action_space = _Moves(low, high, masked)
+        }
+        self.action_space = Moves(agents, {agent: mask for agent, (_, mask) in self._masks.items()})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         for array in self._seen.values():
             array[...] = 0  # also of agents that are not there yet: an episode depends on its seed and actions alone
+        for leaves, places in self._places:
+            for leaf, place in zip(leaves, places, strict=True):
+                if leaf.start:  # the smallest value that there is
+                    place[...] = np.reshape(leaf.start, leaf.shape)
         if self.turns:
             self.env.reset(seed=seed, options=options)
             self._to_next()
         else:
-            seen, _ = self.env.reset(seed=seed, options=options)
-            self._show(seen)
+            seen, infos = self.env.reset(seed=seed, options=options)
+            self._show(seen, infos)
             self._flags[ACTING, [self._index[agent] for agent in self.env.agents]] = 1
         if not self._flags[ACTING].any():
             raise UsageError("no agent is to act after reset")
@@ -134,8 +136,8 @@ class JoinedEnv(EnvOfAgents):
         result = self.env.step(moves)
         if not isinstance(result, tuple) or len(result) != 5 or not all(isinstance(part, Mapping) for part in result):
             raise UsageError("step of a parallel environment must return five dictionaries by agent")
-        seen, rewards, terminated, truncated, _ = result
-        self._show(seen)
+        seen, rewards, terminated, truncated, infos = result
+        self._show(seen, infos)
         flags, left = self._flags, set(self.env.agents)
         for i in acting:
             name = names[i]
@@ -152,8 +154,8 @@ class JoinedEnv(EnvOfAgents):
         while env.agents:
             agent = env.agent_selection
             i = self._index[agent]
-            seen, reward, terminated, truncated, _ = env.last()
-            self._show({agent: seen})
+            seen, reward, terminated, truncated, info = env.last()
+            self._show({agent: seen}, {agent: info})
             self._reward[i] += reward
             if not (terminated or truncated):
                 self._flags[ACTING, i] = 1
@@ -161,26 +163,43 @@ class JoinedEnv(EnvOfAgents):
             self._flags[TERMINATED if terminated else TRUNCATED, i] = 1
             env.step(None)
 
-    def _show(self, seen: Mapping[Any, Any]) -> None:
+    def _show(self, seen: Mapping[Any, Any], infos: Any) -> None:
         for agent, raw in seen.items():
             leaves, places = self._places[self._index[agent]]
             for leaf, place, value in zip(leaves, places, flatten_obs(raw, leaves).values(), strict=True):
-                if (type(value) is not np.ndarray or value.shape != leaf.shape) and (wrong := misfit(value, leaf)):
+                common = type(value) is np.ndarray and (value.shape, value.dtype.kind) == (leaf.shape, place.dtype.kind)
+                if (leaf.sizes or not common) and (wrong := misfit(value, leaf)):
                     raise UsageError(f"the observation of {agent!r}: {wrong}")
                 place[...] = value
+        for agent, info in infos.items() if isinstance(infos, Mapping) else ():
+            if has_mask(info) and self._index[agent] not in self._masks:
+                what = f"the info of {agent!r} has an {KEY!r}, and masks of several agents are part of what they see"
+                raise UsageError(f"{what}: give it as a key of a Dict observation, or leave it out")
+
+    def _require_choices(self) -> None:
+        """Refuse masks that are none, or leave an agent that is to act nothing to choose."""
+        for agent, (action, mask) in self._masks.items():
+            if self._flags[ACTING, agent]:
+                wrong = not_flags(mask) or (FORBIDS if forbids_all(mask[None], action.sizes)[0] else "")
+                if wrong:
+                    raise UsageError(f"the observation of {self.env.possible_agents[agent]!r}: {MASK!r} {wrong}")
 
     def _given(self) -> dict[str, np.ndarray]:
+        self._require_choices()
         if self._gives_state:
             self._seen["state"][:] = np.asarray(self.env.state(), np.float32).reshape(-1)
         return self._seen
 
 
-class _Moves(spaces.Box):
-    """Actions of all agents; what is drawn are those that the masks, which agents see now, allow."""
+class Moves(spaces.Box):
+    """Actions of all agents; what is drawn are those that `masks`, by agent where what it sees now is shown, allow."""
 
-    def __init__(self, low: np.ndarray, high: np.ndarray, masked: list[tuple[slice, ActionSpec, np.ndarray]]) -> None:
-        super().__init__(low, high, dtype=np.float32)
-        self._masked = masked  # by agent: its part of the action, and where its mask is shown
+    def __init__(self, agents: Agents, masks: Mapping[int, np.ndarray]) -> None:
+        actions = [agents.kinds[agents.kind_of(agent)].action for agent in range(len(agents.names))]
+        low, high = (np.concatenate(side) for side in zip(*map(action_bounds, actions), strict=True))
+        super().__init__(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
+        slices = action_slices(agents)
+        self._masked = [(slices[agent], actions[agent], mask) for agent, mask in masks.items()]
 
     def sample(self, *args: Any, **how: Any) -> Any:
         action = super().sample(*args, **how)

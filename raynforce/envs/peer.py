@@ -17,7 +17,7 @@ from raynforce.envs.launching import Launched
 from raynforce.envs.masks import random_actions
 from raynforce.envs.simulators import random_of
 from raynforce.errors import UsageError
-from raynforce.protocol.agents import MISPLACED, misplaced
+from raynforce.protocol.agents import impossible
 from raynforce.protocol.codec import ENDED, RESET, SEEDS, Codec, join_states, split_states
 from raynforce.protocol.frame import HEADER, MOST_ENVS, Message, ProtocolError, Type
 from raynforce.protocol.handshake import CAPABILITIES, Deadlines, Hello, Inference, Welcome
@@ -291,8 +291,9 @@ class Peer:
         if self.hello.agents is not None:
             columns = {leaf.path: column for leaf, column in zip(leaves, obs, strict=True)}
             running = np.ones(len(ids), np.bool_) if self.autoreset == "same_step" else (status & ENDED) == 0
-            if (misplaced(columns["obs/flags"]) & running).any():
-                raise Failed(MISPLACED)
+            wrong, what = impossible(columns, self.hello.agents, running)
+            if wrong.any():
+                raise Failed(what)
             for i, env in enumerate(ids.tolist()):
                 self.shown[env] = {path: column[i].copy() for path, column in columns.items()}
         for i, env in enumerate(ids.tolist()):

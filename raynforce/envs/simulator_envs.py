@@ -14,12 +14,12 @@ from gymnasium.vector.utils import batch_space
 
 from raynforce.envs.addresses import is_remote
 from raynforce.envs.faults import EnvFault
-from raynforce.envs.joined import EnvOfAgents
+from raynforce.envs.joined import EnvOfAgents, Moves
 from raynforce.envs.launching import PREFIX, is_simulator
 from raynforce.envs.make import locate
 from raynforce.envs.simulators import Simulators
 from raynforce.errors import EnvError
-from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
+from raynforce.spaces import MASK, ActionSpec, EnvSpec, ObsLeaf, leaf_name
 from raynforce.trees import join
 
 Autoreset = Literal["same-step", "next-step"]
@@ -33,6 +33,16 @@ class SimulatorEnv(EnvOfAgents):
         self._lanes = simulators(command, config, 1)
         self.agents = self._lanes.spec.agents
         self.observation_space, self.action_space = gym_spaces(self._lanes.spec)
+        self._masks: dict[str, np.ndarray] = {}  # of agents, as they are shown now: [A, n] each
+        if self.agents is not None:
+            masks: dict[int, np.ndarray] = {}
+            for k, kind in enumerate(self.agents.kinds):
+                for i, leaf in enumerate(kind.obs):
+                    if leaf.path == MASK:
+                        shown = np.ones((len(kind.agents), *leaf.shape), np.int8)
+                        self._masks[f"obs/{leaf_name(k, i)}"] = shown
+                        masks |= dict(zip(kind.agents, shown, strict=True))
+            self.action_space = Moves(self.agents, masks)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -52,6 +62,8 @@ class SimulatorEnv(EnvOfAgents):
         close_simulators(self._lanes)
 
     def _seen(self, rows: Mapping[str, np.ndarray]) -> Any:
+        for path, shown in self._masks.items():
+            shown[...] = rows[path][0]
         return _observation({path: column[0].copy() for path, column in rows.items()})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,23 @@ import numpy as np
 from raynforce.protocol.fields import flag, items, mapping, take, text, whole
 from raynforce.protocol.frame import ProtocolError, clean
 from raynforce.protocol.spaces import Spaces, differences
-from raynforce.spaces import ACTING, TERMINATED, TRUNCATED, AgentKind, Agents, joined
+from raynforce.spaces import (
+    ACTING,
+    FORBIDS,
+    MASK,
+    TERMINATED,
+    TRUNCATED,
+    AgentKind,
+    Agents,
+    forbids_all,
+    joined,
+    leaf_name,
+)
 
 MOST_AGENTS = 4096
 MOST_STATE = 1 << 24  # numbers in the global state
 MISPLACED = "obs/flags of a running episode: some agent must be to act, and none that has just ended its episode"
+NO_CHOICE = f"the action_mask of an agent {FORBIDS}"
 
 
 def agents_json(agents: Agents) -> dict[str, Any]:
@@ -57,4 +70,23 @@ def misplaced(flags: np.ndarray) -> np.ndarray:
     acting = flags[:, ACTING] != 0
     over = (flags[:, TERMINATED] | flags[:, TRUNCATED]) != 0
     found: np.ndarray = ~acting.any(axis=1) | (acting & over).any(axis=1)
+    return found
+
+
+def impossible(obs: Mapping[str, np.ndarray], agents: Agents, running: np.ndarray) -> tuple[np.ndarray, str]:
+    """`[K]` rows of `running` episodes that cannot be, and what is wrong with them."""
+    nothing = without_choice(obs, agents)
+    return misplaced(obs["obs/flags"]) & running | nothing, NO_CHOICE if nothing.any() else MISPLACED
+
+
+def without_choice(obs: Mapping[str, np.ndarray], agents: Agents) -> np.ndarray:
+    """`[K]` rows in which the mask of an agent that is to act leaves it nothing to choose."""
+    acting = obs["obs/flags"][:, ACTING] != 0
+    found = np.zeros(len(acting), np.bool_)
+    for k, kind in enumerate(agents.kinds):
+        for i, leaf in enumerate(kind.obs):
+            if leaf.path == MASK:
+                mask = obs[f"obs/{leaf_name(k, i)}"]  # [K, A, n]
+                nothing = forbids_all(mask.reshape(-1, mask.shape[2]), kind.action.sizes).reshape(mask.shape[:2])
+                found |= (nothing & acting[:, list(kind.agents)]).any(axis=1)
     return found

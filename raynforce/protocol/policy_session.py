@@ -12,7 +12,7 @@ import numpy as np
 from raynforce.errors import UsageError
 from raynforce.infos import NOTHING as NO_INFO
 from raynforce.infos import Info, numbers
-from raynforce.protocol.agents import MISPLACED, misplaced
+from raynforce.protocol.agents import impossible
 from raynforce.protocol.codec import (
     BROKE,
     ENDED,
@@ -426,11 +426,11 @@ class PolicySession(Session):
             if found.any():
                 bad, where = (nothing if bad is None else bad) | found, f"{MASK} {FORBIDS}"
         if self.hello.agents is not None:
-            found = misplaced(results.obs["obs/flags"])
-            if self.welcome.autoreset != "same_step":
-                found &= ~(results.terminated | results.truncated)
+            same_step = self.welcome.autoreset == "same_step"
+            running = ~nothing if same_step else ~(results.terminated | results.truncated)
+            found, what = impossible(results.obs, self.hello.agents, running)
             if found.any():
-                bad, where = (nothing if bad is None else bad) | found, MISPLACED
+                bad, where = (nothing if bad is None else bad) | found, what
         return bad, where
 
     def _cut_without_choice(self, results: Results) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from raynforce.envs import masks
 from raynforce.envs.agents import World
 from raynforce.envs.vector import EnvArgs, VectorEnv, require_finite
 from raynforce.policies.acting import ActingSpec, Actor, Memory, PolicyVersion, remembered
@@ -126,6 +127,6 @@ def random_actions(action: ActionSpec, lanes: int, rng: np.random.Generator, mas
     if action.kind == "box":
         return rng.uniform(-1.0, 1.0, (lanes, *action.shape)).astype(np.float32)
     if mask is not None:
-        return np.argmax(rng.random(mask.shape) * mask, axis=1)
+        return masks.random_actions(replace(action, start=()), lanes, rng, mask != 0)
     sizes = np.asarray(action.sizes).reshape(action.shape)
     return (rng.random((lanes, *action.shape)) * sizes).astype(np.int64)

@@ -153,6 +153,19 @@ def test_agents_see_who_they_are(tmp_path: Path) -> None:
     assert len(raynforce.evaluate(run.path, episodes=4, which="last").returns) == 4
 
 
+def test_agents_that_see_who_they_are_are_recorded(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    config = {"sampling": {"agent_ids": True, "envs": 2, "fragment": 8}, "eval": {"every": 0, "final_episodes": 0}}
+    how: dict[str, Any] = {"runtime": "inline", "topology": "sync", "progress": "quiet"}
+    run = raynforce.train(f"{TINY}Together", "ppo", steps=32, config=config, out=tmp_path / "run", **how)
+    recorded = raynforce.record(run, out=tmp_path / "played.parquet", episodes=3, which="last")
+    assert len(recorded.returns) == 3
+    pytest.importorskip("minari")
+    with pytest.raises(UsageError, match=r"'minari' is for environments of one agent, and env .* has 2: use parquet"):
+        raynforce.record(run, out=tmp_path / "played-v0", format="minari", episodes=3, which="last")
+    assert not (tmp_path / "played-v0").exists()
+
+
 def test_a_frozen_policy_plays_and_stays(tmp_path: Path) -> None:
     remembering = TEAM["hunter"] | MEMORY
     first = short("Hunt", tmp_path / "first", config={"policies": TEAM | {"hunter": remembering}}, runtime="inline")
@@ -184,7 +197,10 @@ def test_a_frozen_policy_plays_and_stays(tmp_path: Path) -> None:
         ("Together", "ppo", {"policies": {"a": {"agents": ["*"]}, "b": {"agents": ["*_1"]}}}, "leave it to one"),
         ("Together", "ppo", {"policies": {"1st": {"agents": ["*"]}}}, "'1st': use a to z, .*but for the first, digits"),
         ("Together", "ppo", {"policies": {"a": {"agents": ["*"], "rate": 1}}}, "policies.a: unknown setting 'rate'"),
+        ("Together", "ppo", {"policies": {"a": {"agents": ["*"], "lr": 1}}}, "'lr': here it is algorithm.learning"),
+        ("Together", "ppo", {"policies": {"a": {"agents": ["*"], "algorithm": {"lr": 1}}}}, "here it is algorithm.le"),
         ("Together", "ppo", {"policies": {"a": {"agents": ["*"], "algorithm": {"clip": "x"}}}}, "policies.a: .*clip"),
+        ("Together", "ppo", {"policies": {"a": {"agents": ["*"], "frozen": "/no"}}}, "a.frozen = '/no': there is no"),
         ("Together", "ppo", {"policies": {"a": {"agents": ["*"]}}, "topology": "async"}, "sync or overlap"),
         ("Together", "ppo", {"policies": {"a": {"agents": ["*"]}}, "topology": "central"}, "sync or overlap"),
         ("Nim", "dqn", MEMORY | {"algorithm": {"burn_in": 2}}, "those of env .* take turns"),

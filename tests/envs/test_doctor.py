@@ -70,7 +70,7 @@ def test_a_sound_env_has_none_of_these() -> None:
 
 def test_that_agents_are_joined_in_the_same_arrays_is_no_fault_of_theirs() -> None:
     found = {f.title for f in check_env("raynforce.envs.tiny_agents:Together", steps=60).findings}
-    assert "spaces" in found
+    assert "agents" in found
     assert "observations share memory" not in found
 
 

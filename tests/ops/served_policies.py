@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from raynforce.algos import algorithm_class
-from raynforce.envs.make import make_described
+from raynforce.envs.make import make_probed
 from raynforce.experiment import resolve
 from raynforce.policies.acting import PolicyVersion
 from raynforce.runs import checkpoint
@@ -60,7 +60,7 @@ def save(
         sys.path.append(HERE)
     args, factory = how.pop("env_args", {}), how.pop("factory", None)
     config, _ = resolve({"env": env, "env_args": args, "algo": algo, "network": how})
-    made, spec = make_described(env, args)
+    made, spec = make_probed(env, args)
     acting = algorithm_class(algo)(config, spec).acting()
     rng = np.random.default_rng(seed)
     size = sum(p.size for p in acting.network.params())

@@ -20,8 +20,10 @@ import raynforce
 from raynforce.envs.addresses import find_key
 from raynforce.envs.agents import Seats, World
 from raynforce.envs.conformance import check
+from raynforce.envs.make import make
 from raynforce.envs.vector import EnvArgs, probe
 from raynforce.errors import UsageError
+from raynforce.spaces import ACTING
 
 GAMES = Path(__file__).parent / "agent_games.py"
 TEAM = {"hunter": {"agents": ["hunter_*"], "algorithm": {"learning_rate": 1e-3}}, "prey": {"agents": ["prey"]}}
@@ -266,3 +268,18 @@ def test_they_hold_against_the_protocol(program: str, request: pytest.FixtureReq
 def test_they_pass_the_check(program: str, request: pytest.FixtureRequest) -> None:
     found = {name: why for name, _, why in check(request.getfixturevalue(program))}
     assert {name: why for name, why in found.items() if why and "does not offer `inference`" not in why} == {}
+
+
+def test_random_moves_are_those_that_masks_allow() -> None:
+    made = make(in_python("Nim"), {"heap": 4})
+    try:
+        made.action_space.seed(0)
+        for seed in range(12):
+            seen, over = made.reset(seed=seed)[0], False
+            while not over:
+                (agent,), action = np.flatnonzero(seen["flags"][ACTING]), made.action_space.sample()
+                mask = next(array for array in seen.values() if array.shape == (2, 3))
+                assert mask[agent, int(action[agent])]
+                seen, _, over, _, _ = made.step(action)
+    finally:
+        made.close()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from raynforce import settings
@@ -14,7 +15,8 @@ from raynforce.algos.contract import declared
 from raynforce.config import Config, PolicyConfig
 from raynforce.envs.agents import lane_spec, require_one_kind
 from raynforce.envs.vector import derive_seed
-from raynforce.errors import UsageError
+from raynforce.errors import CheckpointError, UsageError
+from raynforce.hints import about_setting
 from raynforce.policies.acting import ActingSpec, PolicyVersion
 from raynforce.policies.team import Part, TeamSpec
 from raynforce.policy import read_policy
@@ -72,7 +74,7 @@ def plans(config: Config, env: EnvSpec, algorithm: type[Algorithm[Any]]) -> tupl
     """How each policy acts, and what it is made from; in the order of the config."""
     agents = env.agents
     assert agents is not None
-    given = {name: _read(name, value) for name, value in config.policies.items()}
+    given = {name: _read(name, value, config.algo) for name, value in config.policies.items()}
     seats = _seats(given, agents, env.env)
     parts: dict[str, Part] = {}
     made: dict[str, Plan] = {}
@@ -95,14 +97,14 @@ def plans(config: Config, env: EnvSpec, algorithm: type[Algorithm[Any]]) -> tupl
     return TeamSpec.of(parts), made
 
 
-def _read(name: str, value: Any) -> PolicyConfig:
+def _read(name: str, value: Any, algo: str) -> PolicyConfig:
     if not NAME.fullmatch(name):
         allowed = "a to z, A to Z, _ and, but for the first, digits, at most 50 of them"
         raise UsageError(f"policies has the name {name!r}: use {allowed}")
     if not isinstance(value, Mapping):
         raise UsageError(f"policies.{name} = {value!r} is not a section: give it agents: [...]")
     with _told_of(name):
-        return settings.build(PolicyConfig, dict(value), {})
+        return settings.build(PolicyConfig, dict(value), {}, partial(about_setting, algo=algo))
 
 
 @contextmanager
@@ -163,7 +165,7 @@ def _config(
     if index:
         data["seed"] = derive_seed(config.seed, index)
     with _told_of(name):
-        return settings.build(Config, data, {"algorithm": algorithm.Settings})
+        return settings.build(Config, data, {"algorithm": algorithm.Settings}, partial(about_setting, algo=config.algo))
 
 
 def _frozen(name: str, run: str, spec: EnvSpec) -> tuple[ActingSpec, PolicyVersion]:
@@ -172,7 +174,10 @@ def _frozen(name: str, run: str, spec: EnvSpec) -> tuple[ActingSpec, PolicyVersi
     if not (colon and which.isidentifier()):
         path, which = run, ""
     wanted = f"say which, as policies.{name}.frozen={path}:NAME"
-    acting, version = read_policy(find_policy(local_path(path)), which or None, wanted=wanted)
+    try:
+        acting, version = read_policy(find_policy(local_path(path)), which or None, wanted=wanted)
+    except (CheckpointError, UsageError) as error:
+        raise UsageError(f"policies.{name}.frozen = {run!r}: {error}") from None
     if (acting.env.obs, acting.env.action) != (spec.obs, spec.action):
         what = f"policies.{name}.frozen = {run!r} was trained with other spaces"
         raise UsageError(f"{what} than its agents have here: give one that was trained for them")

@@ -18,6 +18,7 @@ from raynforce.policy import read_policy
 from raynforce.runs import checkpoint, disk
 from raynforce.runs.directory import find_policy
 from raynforce.runs.mirrored import local_path
+from raynforce.spaces import MASK
 
 __all__ = ["FORMATS", "Exported", "export"]
 
@@ -67,7 +68,11 @@ def export(
         raise UsageError(f"the policy of {found} has weights that are not finite: export another checkpoint")
     graph = lower(spec, version)
     sha256 = str(checkpoint.manifest(found)["sha256"])
+    leaves: list[dict[str, Any]]
     leaves = [{"path": x.path, "shape": list(x.shape), "dtype": x.dtype} for x in spec.env.obs]
+    for leaf in leaves:
+        if leaf["path"] == MASK:  # where the flags of each element of an action begin
+            leaf["starts"] = np.cumsum((0, *spec.env.action.sizes[:-1])).tolist()
     facts = {"env": spec.env.env, "version": version.number, "sha256": sha256, "obs": leaves}
     facts["outputs"] = [ACTION, graph.scores]
     obs = verifying.random_observations(spec, version, observations)

@@ -19,7 +19,7 @@ def act(obs: Any, output: str = "action", mask: Any = None) -> Any:
     mask = obs.get("action_mask") if mask is None and isinstance(obs, dict) else mask
     for leaf in FACTS["obs"]:
         found, keys = (mask, []) if leaf["path"] == "obs/action_mask" else (obs, leaf["path"].split("/")[1:])
-        if found is mask and not np.any(mask):
+        if found is mask and (mask is None or not np.logical_or.reduceat(mask, leaf["starts"], -1).all()):
             raise ValueError("this policy needs a mask that allows a choice: act(obs, mask=[1, 0, ...])")
         for key in keys:
             found = found[int(key)] if isinstance(found, list | tuple) else found[key]
