@@ -173,8 +173,8 @@ class JoinedEnv(EnvOfAgents):
                 place[...] = value
         for agent, info in infos.items() if isinstance(infos, Mapping) else ():
             if has_mask(info) and self._index[agent] not in self._masks:
-                what = f"the info of {agent!r} has an {KEY!r}, and masks of several agents are part of what they see"
-                raise UsageError(f"{what}: give it as a key of a Dict observation, or leave it out")
+                what = f"the info of {agent!r} has an {KEY!r}, and at the first reset none of its kind had one"
+                raise UsageError(f"{what}: give it from the beginning, or leave it out")
 
     def _require_choices(self) -> None:
         """Refuse masks that are none, or leave an agent that is to act nothing to choose."""
