@@ -157,6 +157,8 @@ def test_a_policy_with_memory_wants_a_state(trained: Path) -> None:
         policy.act(np.array([1, 0]), policy.initial_state())
     with pytest.raises(UsageError, match=r"state is not a dict of torso.4"):
         policy.act(1, {"h": np.zeros(3)})
+    with pytest.raises(UsageError, match="lanes = -1 must be a whole number"):
+        policy.initial_state(-1)
     action, state = policy.act(np.array([1, 2]), policy.initial_state(2))
     assert action.shape == (2,)
     assert {k: v.shape for k, v in state.items()} == {"torso.4": (2, 128)}
