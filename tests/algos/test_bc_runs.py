@@ -98,7 +98,7 @@ def test_a_resume_with_other_data_is_refused(data: dict[str, Path], tmp_path: Pa
     run = train(tmp_path / "run", data["discrete"])
     other = tmp_path / "other.parquet"
     raynforce.record("CartPole-v1", policy="random", steps=500, out=other, seed=6)
-    with pytest.raises(RaynforceError, match="is not what this run has learned from so far"):
+    with pytest.raises(RaynforceError, match=r"config: data .* is not what this run has learned from so far"):
         raynforce.resume(run.path, steps=4096, settings={"data": str(other)}, progress="quiet")
     moved = tmp_path / "moved.parquet"
     moved.write_bytes(data["discrete"].read_bytes())
