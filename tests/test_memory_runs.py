@@ -212,7 +212,12 @@ BAD = {
     "no memory": ("ppo", {"algorithm.sequence": 8}, r"algorithm.sequence = 8 is for networks with memory"),
     "no memory, burn-in": ("dqn", {"algorithm.burn_in": 2}, r"algorithm.burn_in = 2 is for networks with memory"),
     "not a multiple": ("dqn", {"network.memory": "gru", "algorithm.sequence": 5}, "algorithm.sequence = 5"),
-    "one step": ("dqn", {"network.memory": "gru", "sampling.fragment": 1}, "sequences of two steps or more"),
+    "one step": ("dqn", {"network.memory": "gru", "algorithm.sequence": 1}, "sequences of two steps or more"),
+    "shared-agent": (
+        "dqn",
+        {"network.memory": "gru", "topology": "shared-agent"},
+        "sampling.fragment = 1 is too short for network.memory = 'gru', .*: set sampling.fragment=8",
+    ),
     "sac": ("sac", {"network.memory": "lstm", "algorithm.discrete": True}, "sac learns without memory"),
     "own without a module": ("ppo", {"network.memory": "own"}, "give network.factory"),
     "both": ("ppo", {"network.memory": "lstm", "network.factory": "memory_nets:make"}, "network.memory=own"),
@@ -222,7 +227,11 @@ BAD = {
         {"network.factory": "memory_nets:forgetful", "network.memory": "own", "network.memory_size": WIDTH},
         "must return a dict of outputs, and the next state",
     ),
-    "another size": ("ppo", {"network.factory": "memory_nets:make", "network.memory": "own"}, "got 64, expected 16"),
+    "another size": (
+        "ppo",
+        {"network.factory": "memory_nets:make", "network.memory": "own"},
+        r"got 64, expected 16; it was given \(\d+,\) and a state \(\d+, 64\) \(network.memory_size\)",
+    ),
     "rllib": ("ppo", {"network.memory": "lstm", "engine": "rllib", "runtime": "ray"}, "network.memory"),
 }
 
