@@ -262,6 +262,7 @@ def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterato
         yield from folded(words.get(result.stopped, f"stopped: {result.stopped}"), most, further="  ")
     speed = f", {result.steps_per_second:,.0f} steps/s" if result.steps_per_second else ""
     yield f"trained: {result.steps:,} steps and {result.updates:,} updates; here {result.seconds:.1f} s{speed}"
+    yield from _nothing_learned(config, result, most)
     if result.eval_return is not None:
         yield f"best policy: {number(result.eval_return)} mean return on fresh greedy episodes"
         missed = target is not None and result.solved_steps is not None and result.eval_return < target
@@ -297,6 +298,15 @@ def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterato
     typed.append(f"tensorboard --logdir {run}")
     for line in typed:
         yield from command(line, most, "  ")
+
+
+def _nothing_learned(config: Config, result: Any, most: int) -> list[str]:
+    """Why a run that learns from replay has made no update, if it has made none."""
+    starts = getattr(config.algorithm, "learning_starts", None) if config.engine == "native" else None
+    if starts is None or result.updates or not result.steps:
+        return []
+    so_few = f"nothing was learned: so few steps lead to no update (algorithm.learning_starts = {starts:,})"
+    return folded(f"{so_few}: raise --steps, or lower it", most, further="  ")
 
 
 def _faults(result: Any) -> str:
