@@ -40,7 +40,7 @@ from raynforce.runs.metrics import Sink
 from raynforce.runs.mirrored import begun_run, local_path, new_run, open_run
 from raynforce.runs.progress import Mode, Progress, make_progress
 from raynforce.runs.store import is_url
-from raynforce.settings import nested, read_yaml
+from raynforce.settings import COUNT, SEED, coerce, nested, read_yaml
 from raynforce.spaces import ActionSpec, EnvSpec, ObsLeaf
 
 OnRound = Callable[[Status], None]
@@ -362,11 +362,10 @@ def evaluate(
     first, *more = [name for name, wanted in ways.items() if wanted] or [""]
     if shown and more:
         raise UsageError(f"{first} and {more[0]} do not go together: one environment is shown in one way; drop one")
-    if episodes is None:
-        episodes = WATCHED if shown else EPISODES
+    episodes = (WATCHED if shown else EPISODES) if episodes is None else coerce(episodes, COUNT, "episodes")
+    fresh = time.time_ns() % 2**63 if seed is None else coerce(seed, SEED, "seed")
     found = find_policy(local_path(path), which)
     spec, version = read_policies(found)
-    fresh = time.time_ns() % 2**63 if seed is None else seed
     with lending() as lender, contextlib.ExitStack() as opened:
         opened.enter_context(reached(env if isinstance(env, str) else spec.env.env, say=say))
         args = {**spec.env.args, **(env_args or {})}

@@ -31,6 +31,7 @@ from raynforce.roles.sampler import Sampler
 from raynforce.runs.directory import find_policy
 from raynforce.runs.mirrored import local_path
 from raynforce.runs.store import is_url
+from raynforce.settings import COUNT, SEED, STEPS, coerce
 from raynforce.spaces import EnvSpec
 
 Format = Literal["parquet", "minari"]
@@ -79,6 +80,9 @@ def record(
     """
     if episodes is not None and steps is not None:
         raise UsageError("episodes and steps do not go together: give one of them")
+    episodes = None if episodes is None else coerce(episodes, COUNT, "episodes")
+    steps = None if steps is None else coerce(steps, STEPS, "steps")
+    fresh = time.time_ns() % 2**63 if seed is None else coerce(seed, SEED, "seed")
     if format not in ("parquet", "minari"):
         raise UsageError(f"format = {format!r} is not one of: parquet, minari")
     if policy not in (None, "random"):
@@ -92,7 +96,6 @@ def record(
         what = f"source = {str(source)!r} is no run"
         raise UsageError(f"{what}: name one, or play an environment at random (--policy random)")
     target = None if out is None else _new(Path(out).expanduser())
-    fresh = time.time_ns() % 2**63 if seed is None else seed
     with lending() as lender, contextlib.ExitStack() as opened:
         acting: ActingSpec | None = None
         version = PolicyVersion(0, np.zeros(0, np.float32))

@@ -97,8 +97,13 @@ def said_elsewhere(word: str, table: Mapping[str, T]) -> T | None:
 
 
 def summary(error: BaseException) -> str:
-    """Describe any exception in one line: its type and the first line of its message."""
-    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+    """Describe any exception in one line: its type and the first line of its message, or the assertion that failed."""
+    said = str(error).strip().splitlines()[:1]
+    if not said and isinstance(error, AssertionError) and error.__traceback__ is not None:
+        from traceback import extract_tb  # only once there is a mistake
+
+        said = [line] if (line := extract_tb(error.__traceback__)[-1].line) else []
+    return ": ".join([type(error).__name__, *said])
 
 
 def reason(error: BaseException) -> str:

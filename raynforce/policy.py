@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from raynforce.policies.team import TeamSpec, TeamVersion
 from raynforce.runs import checkpoint
 from raynforce.runs.directory import find_policy
 from raynforce.runs.mirrored import local_path
+from raynforce.settings import Range, coerce
 from raynforce.spaces import MASK, ObsLeaf, forbids_all
 
+LANES = Annotated[int, Range(0, 1_000_000)]
 NO_MASK = "this policy was trained with action masks: give mask=info['action_mask'], which choices are allowed"
 
 
@@ -73,14 +75,14 @@ class Policy:
 
     def initial_state(self, lanes: int = 1) -> dict[str, np.ndarray]:
         """What a policy with memory remembers where an episode begins, `[lanes, size]` for each recurrent layer."""
-        return self.spec.network.initial_state(lanes)
+        return self.spec.network.initial_state(coerce(lanes, LANES, "lanes"))
 
     def _state(self, state: Any, lanes: int) -> dict[str, np.ndarray]:
         """The state that was given, checked."""
         sizes = self.spec.network.states
         start = "{} or policy.initial_state() where an episode begins"
         if isinstance(state, Mapping) and not state:
-            return self.initial_state(lanes)
+            return self.spec.network.initial_state(lanes)
         if state is None:
             raise UsageError(f"this policy has memory: act(obs, state) wants the state before, {start}")
         if not isinstance(state, Mapping) or set(state) != set(sizes):

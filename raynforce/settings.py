@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from raynforce.errors import UsageError, nearest, said_elsewhere
@@ -28,6 +29,11 @@ class Range:
 
     def __str__(self) -> str:
         return f"at least {self.low:g}" if self.high == math.inf else f"from {self.low:g} to {self.high:g}"
+
+
+COUNT = Annotated[int, Range(1, 1_000_000)]
+STEPS = Annotated[int, Range(1, 10**9)]
+SEED = Annotated[int, Range(0, 2**63 - 1)]
 
 
 @functools.cache
@@ -146,7 +152,7 @@ def _scalar(value: Any, hint: Any, limits: Range | None, path: str) -> Any:
 def _number(value: Any, kind: type) -> int | float | None:
     """Read a number from YAML or the command line, where 3e-4, 1_000 and 10k are text; None if it is none."""
     try:
-        if kind is int and (isinstance(value, int) or (isinstance(value, str) and value.strip("+-_").isdigit())):
+        if kind is int and (isinstance(value, Integral) or (isinstance(value, str) and value.strip("+-_").isdigit())):
             return int(value) if abs(int(value)) < 2**63 else None
         if kind is int and isinstance(value, str) and value[-1:] in COUNTS:
             from decimal import Decimal

@@ -157,6 +157,8 @@ def test_a_policy_with_memory_wants_a_state(trained: Path) -> None:
         policy.act(np.array([1, 0]), policy.initial_state())
     with pytest.raises(UsageError, match=r"state is not a dict of torso.4"):
         policy.act(1, {"h": np.zeros(3)})
+    with pytest.raises(UsageError, match="lanes = -1 must be a whole number"):
+        policy.initial_state(-1)
     action, state = policy.act(np.array([1, 2]), policy.initial_state(2))
     assert action.shape == (2,)
     assert {k: v.shape for k, v in state.items()} == {"torso.4": (2, 128)}
@@ -208,9 +210,15 @@ def test_the_sampler_keeps_what_it_remembers(trained: Path) -> None:
 BAD = {
     "longer than a fragment": ("ppo", {"network.memory": "gru", "algorithm.sequence": 300}, "longer than a fragment"),
     "no memory": ("ppo", {"algorithm.sequence": 8}, r"algorithm.sequence = 8 is for networks with memory"),
+    "no memory, a size": ("ppo", {"network.memory_size": 32}, "network.memory_size = 32 is for networks with memory"),
     "no memory, burn-in": ("dqn", {"algorithm.burn_in": 2}, r"algorithm.burn_in = 2 is for networks with memory"),
     "not a multiple": ("dqn", {"network.memory": "gru", "algorithm.sequence": 5}, "algorithm.sequence = 5"),
-    "one step": ("dqn", {"network.memory": "gru", "sampling.fragment": 1}, "sequences of two steps or more"),
+    "one step": ("dqn", {"network.memory": "gru", "algorithm.sequence": 1}, "sequences of two steps or more"),
+    "shared-agent": (
+        "dqn",
+        {"network.memory": "gru", "topology": "shared-agent"},
+        "sampling.fragment = 1 is too short for network.memory = 'gru', .*: set sampling.fragment=8",
+    ),
     "sac": ("sac", {"network.memory": "lstm", "algorithm.discrete": True}, "sac learns without memory"),
     "own without a module": ("ppo", {"network.memory": "own"}, "give network.factory"),
     "both": ("ppo", {"network.memory": "lstm", "network.factory": "memory_nets:make"}, "network.memory=own"),
@@ -220,7 +228,11 @@ BAD = {
         {"network.factory": "memory_nets:forgetful", "network.memory": "own", "network.memory_size": WIDTH},
         "must return a dict of outputs, and the next state",
     ),
-    "another size": ("ppo", {"network.factory": "memory_nets:make", "network.memory": "own"}, "got 64, expected 16"),
+    "another size": (
+        "ppo",
+        {"network.factory": "memory_nets:make", "network.memory": "own"},
+        r"got 64, expected 16; it was given \(\d+,\) and a state \(\d+, 64\) \(network.memory_size\)",
+    ),
     "rllib": ("ppo", {"network.memory": "lstm", "engine": "rllib", "runtime": "ray"}, "network.memory"),
 }
 

@@ -98,6 +98,9 @@ class DQN(OffPolicy[DQNConfig]):
                 raise UsageError(f"{what}: set network.memory=lstm or gru, or leave it out")
             return spec
         length, fragment = sequence_length(config), config.sampling.fragment
+        if fragment < 2:  # as on shared-agent, unless the user says otherwise
+            short = f"sampling.fragment = {fragment} is too short for network.memory = {config.network.memory!r}"
+            raise UsageError(f"{short}, where dqn learns from sequences of two steps or more: set sampling.fragment=8")
         if length < 2 or fragment % length or hp.batch_size % length:
             wanted = "with network.memory dqn learns from sequences of two steps or more, which divide"
             both = f"sampling.fragment = {fragment} and algorithm.batch_size = {hp.batch_size}: change one of these"

@@ -69,9 +69,9 @@ class SAC(TwinCritics[SACConfig]):
     def __init__(self, config: Config, env: EnvSpec) -> None:
         super().__init__(config, env)
         if self.hp.discrete and env.action.kind != "discrete":
-            raise UsageError(
-                f"algorithm.discrete = true is for discrete actions, and those of {env.env} are not: leave it"
-            )
+            several = env.action.kind == "multidiscrete"
+            those = f"those of {env.env} are {'several choices: use ppo' if several else 'continuous: leave it out'}"
+            raise UsageError(f"algorithm.discrete = true is for one discrete choice, and {those}")
         if not self.hp.discrete:
             require_bounded_box("sac", env, "use dqn, or sac with --set algorithm.discrete=true")
         check_gsde(self.hp, config, env)

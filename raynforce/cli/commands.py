@@ -25,12 +25,9 @@ if TYPE_CHECKING:  # they import numpy: not for `--version`
     from raynforce.runs.directory import RunDirectory
     from raynforce.sinks import Service
 
-COUNT = Annotated[int, settings.Range(1, 1_000_000)]
 SECONDS = Annotated[float, settings.Range(0.1, 1e6)]
 AMOUNT = Annotated[float, settings.Range(0, 1e6)]
-STEPS = Annotated[int, settings.Range(1, 10**9)]
 PORT = Annotated[int, settings.Range(0, 65535)]
-SEED = Annotated[int, settings.Range(0, 2**63 - 1)]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -230,7 +227,7 @@ def _filming(arguments: argparse.Namespace) -> Any:
 
     if find_spec("av") is None:
         raise UsageError('--record needs PyAV, which is not installed: pip install "raynforce[video]"')
-    return Filming(settings.coerce(arguments.record, COUNT, "--record"))
+    return Filming(settings.coerce(arguments.record, settings.COUNT, "--record"))
 
 
 def watch(arguments: argparse.Namespace) -> int:
@@ -265,6 +262,7 @@ def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterato
         yield from folded(words.get(result.stopped, f"stopped: {result.stopped}"), most, further="  ")
     speed = f", {result.steps_per_second:,.0f} steps/s" if result.steps_per_second else ""
     yield f"trained: {result.steps:,} steps and {result.updates:,} updates; here {result.seconds:.1f} s{speed}"
+    yield from _nothing_learned(config, result, most)
     if result.eval_return is not None:
         yield f"best policy: {number(result.eval_return)} mean return on fresh greedy episodes"
         missed = target is not None and result.solved_steps is not None and result.eval_return < target
@@ -302,6 +300,15 @@ def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterato
         yield from command(line, most, "  ")
 
 
+def _nothing_learned(config: Config, result: Any, most: int) -> list[str]:
+    """Why a run that learns from replay has made no update, if it has made none."""
+    starts = getattr(config.algorithm, "learning_starts", None) if config.engine == "native" else None
+    if starts is None or result.updates or not result.steps:
+        return []
+    so_few = f"nothing was learned: so few steps lead to no update (algorithm.learning_starts = {starts:,})"
+    return folded(f"{so_few}: raise --steps, or lower it", most, further="  ")
+
+
 def _faults(result: Any) -> str:
     counts = {"role": result.restarts, "environment": result.env_restarts}
     which = " and ".join(f"{n:,} restart{'s' * (n != 1)} of {what}s" for what, n in counts.items() if n)
@@ -316,8 +323,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.video:  # pygame, which most environments draw with, complains of a display and speakers otherwise
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-    episodes = None if arguments.episodes is None else settings.coerce(arguments.episodes, COUNT, "--episodes")
-    seed = None if arguments.seed is None else settings.coerce(arguments.seed, SEED, "--seed")
+    episodes = None if arguments.episodes is None else settings.coerce(arguments.episodes, settings.COUNT, "--episodes")
+    seed = None if arguments.seed is None else settings.coerce(arguments.seed, settings.SEED, "--seed")
     how: dict[str, Any] = {name: getattr(arguments, name) for name in ("env", "parallel", "video", "render")}
     how |= {"env_args": _env_args("eval", arguments.set), "which": arguments.checkpoint}
     say = functools.partial(print, file=sys.stderr, flush=True)
@@ -353,7 +360,7 @@ def record(arguments: argparse.Namespace) -> int:
     from raynforce.cli.record import tell
 
     _no_empty(arguments, "out", "policy", "episodes", "steps", "seed")
-    kinds = {"episodes": COUNT, "steps": STEPS, "seed": SEED}
+    kinds = {"episodes": settings.COUNT, "steps": settings.STEPS, "seed": settings.SEED}
     given = {name: getattr(arguments, name) for name in kinds}
     how = {name: settings.coerce(v, kinds[name], f"--{name}") for name, v in given.items() if v is not None}
     how |= {name: getattr(arguments, name) for name in ("out", "sampled", "policy", "format", "parallel")}
@@ -456,7 +463,7 @@ def submit(arguments: argparse.Namespace) -> int:
 
     _no_empty(arguments, "runs", "id", "address", "python", "working_dir")
     how: dict[str, Any] = {name: getattr(arguments, name) for name in ("runs", "id", "env", "python", "working_dir")}
-    amounts = {"cpus": AMOUNT, "gpus": AMOUNT, "grace": COUNT}
+    amounts = {"cpus": AMOUNT, "gpus": AMOUNT, "grace": settings.COUNT}
     given = {name: getattr(arguments, name) for name in amounts}
     how |= {name: settings.coerce(v, amounts[name], f"--{name}") for name, v in given.items() if v is not None}
     as_json = arguments.json or "--json" in arguments.words
@@ -504,7 +511,7 @@ def promote(arguments: argparse.Namespace) -> int:
     from raynforce.cli.pipeline import promote
 
     _no_empty(arguments, "to", "name")
-    kinds = {"episodes": Annotated[int, settings.Range(2, 1_000_000)], "seed": SEED}
+    kinds = {"episodes": Annotated[int, settings.Range(2, 1_000_000)], "seed": settings.SEED}
     kinds["level"] = Annotated[float, settings.Range(1e-6, 0.5)]
     given = {name: getattr(arguments, name) for name in kinds}
     how = {name: settings.coerce(v, kinds[name], f"--{name}") for name, v in given.items() if v is not None}
@@ -559,7 +566,7 @@ def doctor(arguments: argparse.Namespace) -> int:
         from raynforce.envs.doctor import check_env
 
         env_args = _env_args("doctor", arguments.set)
-        steps = None if arguments.steps is None else settings.coerce(arguments.steps, STEPS, "--steps")
+        steps = None if arguments.steps is None else settings.coerce(arguments.steps, settings.STEPS, "--steps")
         with reached(arguments.env):
             report = check_env(arguments.env, env_args, steps=steps)
             how = how_to_run(report, env_args, me=_me())
@@ -634,7 +641,7 @@ def _doctor_of_run(arguments: argparse.Namespace, run: RunDirectory) -> int:
         return tell(run, me=_me(), as_json=arguments.json)
     from raynforce.cli.replay import replay
 
-    wanted = settings.coerce(arguments.replay, COUNT, "--replay") if arguments.replay else None
+    wanted = settings.coerce(arguments.replay, settings.COUNT, "--replay") if arguments.replay else None
     seconds = 30.0 if arguments.seconds is None else settings.coerce(arguments.seconds, SECONDS, "--seconds")
     debugger = arguments.debugger or (not arguments.json and sys.stdin is not None and sys.stdin.isatty())
     how: dict[str, Any] = {"debugger": debugger, "before": arguments.before, "as_json": arguments.json}

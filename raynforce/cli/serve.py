@@ -16,7 +16,6 @@ from raynforce.errors import RaynforceError
 
 PORT = Annotated[int, settings.Range(0, 65535)]
 REPLICAS = Annotated[int, settings.Range(1, 1000)]
-SEED = Annotated[int, settings.Range(0, 2**63 - 1)]
 RATE = Annotated[float, settings.Range(1e-3, 1e9)]
 SHARE = Annotated[float, settings.Range(0, 1)]
 LOOK = 0.2  # seconds between two looks at whether the server is still there
@@ -24,7 +23,7 @@ LOOK = 0.2  # seconds between two looks at whether the server is still there
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM, and exit with 130 or 143; SIGHUP reloads."""
-    kinds: dict[str, Any] = {"port": PORT, "replicas": REPLICAS, "seed": SEED, "rate": RATE}
+    kinds: dict[str, Any] = {"port": PORT, "replicas": REPLICAS, "seed": settings.SEED, "rate": RATE}
     given = {name: getattr(arguments, name) for name in kinds}
     how = {name: settings.coerce(v, kinds[name], f"--{name}") for name, v in given.items() if v is not None}
     for name in ("token", "host", "address"):

@@ -20,7 +20,7 @@ from raynforce.driver.status import Callback, Result, Tally
 from raynforce.driver.supervision import Supervision
 from raynforce.engines import engine_class
 from raynforce.engines.base import Round
-from raynforce.errors import CheckpointError, RaynforceError, UsageError, summary
+from raynforce.errors import CheckpointError, RaynforceError, UsageError, reason
 from raynforce.imports import bare
 from raynforce.policies.acting import PolicyVersion
 from raynforce.policy import Policy, policy_of
@@ -189,8 +189,7 @@ class Driver:
             except Exception as error:
                 self._show()
                 with contextlib.suppress(RaynforceError):  # the disk may be what failed
-                    reason = str(error) if isinstance(error, RaynforceError) else summary(error)
-                    self._run.event("failed", reason=reason, steps=self._status.steps)
+                    self._run.event("failed", reason=reason(error), steps=self._status.steps)
                 if self._record.saved_step:  # else there is nothing to go on with
                     what = f"raynforce resume {self._run.shown}"
                     self._progress.message(f"failed; what was saved can be continued: {what}")
@@ -517,7 +516,7 @@ class Driver:
             self._resumes = counts["resumes"] + 1
             told += steps_note(counts["total_steps"], self._config.steps, status.steps)
         except (KeyError, ValueError, TypeError, RuntimeError, RoleError) as error:
-            raise CheckpointError(f"{self._run.last} does not fit this config: {summary(error)}") from error
+            raise CheckpointError(f"{self._run.last} does not fit this config: {reason(error)}") from error
         if status.solved_steps is not None and self._config.target is not None:
             told.append(
                 f"the target was met at {status.solved_steps:,} steps already; --target none goes on without it"

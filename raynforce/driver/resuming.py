@@ -62,7 +62,8 @@ def weights_to_begin_with(config: Config, acting: ActingSpec) -> Weights | None:
         return None
     path = find_policy(local_path(config.start_from))
     saved, version = read_policy(path)
-    found, expected = _networks(path.resolve().parents[1], config)  # RUN/checkpoints/NAME
+    run = path.resolve().parents[1]  # RUN/checkpoints/NAME
+    found, expected = _networks(run, config)
     step, env = int(checkpoint.manifest(path).get("step", 0)), saved.env.env
     where = "" if env == config.env else f", trained on {env}"
     note = f"begins with the weights of {path} at step {step:,}{where}"
@@ -76,13 +77,18 @@ def weights_to_begin_with(config: Config, acting: ActingSpec) -> Weights | None:
     different = {k: found[k] for k in expected if found[k] != expected[k]}
     shown = {k: v if isinstance(v, str) else json.dumps(v, separators=(",", ":")) for k, v in different.items()}
     changes = [f"--set network.{k}={v}" for k, v in shown.items()]
-    helps = changes and saved.heads == acting.heads  # else it is another algorithm's network
+    hint, made_by = "", _settings(run).get("algo", config.algo)
+    if _ways_to_act(saved) != _ways_to_act(acting) and made_by != config.algo:
+        problem = f"the checkpoint is of {made_by}, whose policy acts in another way than that of {config.algo}"
+        hint = f"{problem}: begin with a run of {config.algo}, or with a clone made for it (docs/algorithms/bc.md)"
+    elif changes and all(saved.heads.get(name) == acting.heads.get(name) for name in acting.distribution().outputs):
+        hint = f"the checkpoint's own settings: {' '.join(changes)}"
     fitting.require_fit(
         saved.facts(weights_alone=True),
         acting.facts(weights_alone=True),
         config.start_from,
         settings=({"network": found}, {"network": expected}),
-        hint=f"the checkpoint's own settings: {' '.join(changes)}" if helps else "",
+        hint=hint,
     )
     return Weights(version, step, note)
 
@@ -123,12 +129,20 @@ def require_fit(found: Tree | None, acting: ActingSpec, config: Config, run: Run
     fitting.require_fit(saved, acting.facts(), run.shown, settings=({"network": before}, {"network": now}))
 
 
+def _ways_to_act(spec: ActingSpec) -> tuple[Any, ...]:
+    """Which outputs become actions, and how, whatever the environment."""
+    return spec.gaussian, spec.exploration, spec.distribution().outputs
+
+
+def _settings(run: Path) -> Mapping[str, Any]:
+    try:
+        return settings.read_yaml(str(RunDirectory(run).config))
+    except RaynforceError:  # a checkpoint that was taken out of its run
+        return {}
+
+
 def _networks(run: Path, config: Config) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The settings of the network that a run's file and a config both have."""
-    try:
-        found = settings.read_yaml(str(RunDirectory(run).config)).get("network")
-    except RaynforceError:  # a checkpoint that was taken out of its run
-        found = None
-    expected = config.to_dict()["network"]
+    found, expected = _settings(run).get("network"), config.to_dict()["network"]
     found = found if isinstance(found, dict) else {}
     return ({k: found[k] for k in expected if k in found}, {k: v for k, v in expected.items() if k in found})

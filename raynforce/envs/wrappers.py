@@ -116,7 +116,11 @@ def wrap(env: str, made: Env, args: Mapping[str, Any]) -> Env:
         try:
             inspect.signature(kind).bind(made, **given)
         except TypeError as error:
-            takes = ", ".join([*inspect.signature(kind).parameters][1:]) or "nothing"
+            taken = [*inspect.signature(kind).parameters]
+            if not taken:
+                problem = f"{name} takes no environment"
+                raise UsageError(f"{SETTING}: {problem}; it must be a subclass of gymnasium.Wrapper") from None
+            takes = ", ".join(taken[1:]) or "nothing"
             raise UsageError(f"{SETTING}: {name} does not take {dict(given)}: {error}; it takes {takes}") from None
         except ValueError:
             pass  # some callables have no signature: calling them tells

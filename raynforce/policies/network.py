@@ -285,7 +285,9 @@ class ModuleNet(Network):
             return torch.func.functional_call(self.module, views, (inputs,), named)
         except Exception as error:
             given = {k: tuple(v.shape) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(inputs.shape)
-            raise UsageError(f"network.factory's forward raised {summary(error)}; it was given {given}") from error
+            state = f" and a state {tuple(named['state'].shape)} (network.memory_size)" if "state" in named else ""
+            told = f"network.factory's forward raised {summary(error)}; it was given {given}{state}"
+            raise UsageError(told) from error
 
     def _prepared(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The leaves as the module gets them: raw, but for vectors when observations are normalised."""

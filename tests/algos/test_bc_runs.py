@@ -98,7 +98,7 @@ def test_a_resume_with_other_data_is_refused(data: dict[str, Path], tmp_path: Pa
     run = train(tmp_path / "run", data["discrete"])
     other = tmp_path / "other.parquet"
     raynforce.record("CartPole-v1", policy="random", steps=500, out=other, seed=6)
-    with pytest.raises(RaynforceError, match="is not what this run has learned from so far"):
+    with pytest.raises(RaynforceError, match=r"config: data .* is not what this run has learned from so far"):
         raynforce.resume(run.path, steps=4096, settings={"data": str(other)}, progress="quiet")
     moved = tmp_path / "moved.parquet"
     moved.write_bytes(data["discrete"].read_bytes())
@@ -137,8 +137,11 @@ def test_sac_takes_the_actor_of_a_clone_and_says_so(
 
 def test_an_actor_that_does_not_fit_is_refused(data: dict[str, Path], tmp_path: Path) -> None:
     clone = train(tmp_path / "clone", data["squashed"], "squashed", settings={"algorithm.gaussian": "free"})
-    with pytest.raises(RaynforceError, match="does not fit this config"):
+    with pytest.raises(RaynforceError, match=r"does not fit this config:\n(.*\n)*the checkpoint is of bc"):
         raynforce.train("Pendulum-v1", "sac", start_from=clone.path, out=tmp_path / "sac", progress="quiet")
+    squashed, own = train(tmp_path / "squashed", data["squashed"], "squashed"), {"network.hidden": [32]}
+    with pytest.raises(RaynforceError, match=r"the checkpoint's own settings: --set network.hidden=\[16\]"):
+        raynforce.train("Pendulum-v1", "sac", start_from=squashed.path, out=tmp_path / "sac", settings=own)
     assert not (tmp_path / "sac").exists()
 
 

@@ -145,8 +145,11 @@ def test_what_it_cannot_take_is_refused_in_one_line(algo: str, case: str) -> Non
 
 
 def test_the_discrete_option_on_numbers_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"algorithm\.discrete = true is for discrete actions"):
+    refused = r"algorithm\.discrete = true is for one discrete choice, and those of test are "
+    with pytest.raises(UsageError, match=f"{refused}continuous: leave it out"):
         made("sac", discrete=True)
+    with pytest.raises(UsageError, match=f"{refused}several choices: use ppo"):
+        made("sac", discrete=True, env=replace(ENV, action=ACTIONS["multidiscrete"]))
 
 
 QUICK = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,3 +125,14 @@ def test_mistakes_are_one_line_and_change_nothing(
     assert line in told
     assert len(told.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [{"episodes": "ten"}, {"episodes": 0}, {"steps": 0}, {"steps": 2.5}, {"seed": -1}])
+def test_in_python_too_numbers_are_checked(given: dict[str, Any], run: Path, tmp_path: Path) -> None:
+    ((name, value),) = given.items()
+    with pytest.raises(raynforce.UsageError, match=f"{name} = {value!r} must be a whole number"):
+        raynforce.record(run, out=tmp_path / "some.parquet", **given)
+    assert not list(tmp_path.iterdir())
+    if name != "steps":
+        with pytest.raises(raynforce.UsageError, match=f"{name} = {value!r} must be a whole number"):
+            raynforce.evaluate(run, **given)

@@ -105,6 +105,13 @@ def test_quiet_says_where_the_run_is(cli: Cli, tmp_path: Path) -> None:
     assert cli("resume", run, "--steps", "96", "--quiet") == Answer(0, f"{run}\n", "")
 
 
+def test_a_run_too_short_to_learn_says_so(cli: Cli) -> None:
+    answer = cli("train", "dqn", PLAIN, *(word for word in TINY if word != "--quiet"))
+    assert answer.code == 0
+    told = " ".join((answer.out + answer.err).split())
+    assert "nothing was learned: so few steps lead to no update (algorithm.learning_starts = 1,000)" in told
+
+
 def test_quiet_tells_of_faults(cli: Cli) -> None:
     answer = cli("train", "ppo", "cli_envs:Stumbling", *TINY, "--out", "run", "--steps", "256")
     assert (answer.code, answer.out) == (0, "run\n")

@@ -51,6 +51,8 @@ def test_wrappers_are_put_around_in_the_order_of_the_list() -> None:
             r"no 'nois' \(did you mean 'noise'\?\): it has mission, noise, pos",
         ),
         (["tests.envs.wrapped_envs:Nope"], "has no 'Nope'"),
+        (["ClipAction"], "it raised AssertionError: assert isinstance"),
+        (["tests.envs.wrapped_envs:Bare"], "Bare takes no environment; it must be a subclass of gymnasium.Wrapper"),
         (["tests.envs.wrapped_envs:not_a_wrapper"], "is a int; it must be a subclass of gymnasium.Wrapper"),
     ],
 )

@@ -55,6 +55,10 @@ class Doubled(gymnasium.ObservationWrapper[Any, Any, Any]):
 not_a_wrapper = 3
 
 
+class Bare:
+    """A class that is no wrapper."""
+
+
 class Counted(gymnasium.ObservationWrapper[Any, Any, Any]):
     """Shows how often it was asked since its reset."""
 
