@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -147,8 +148,16 @@ def _registered(env: str) -> str:
         raise UsageError(f"env {env!r} is not registered: there is no such version (did you mean {latest!r}?)")
     if env.startswith("ALE/"):
         raise UsageError(f"env {env!r} is not registered: Atari games need {_EXTRAS['ale']}")
+    if _is_module(env):
+        raise UsageError(f"env {env!r} is a module: say what makes the environment, as in {env}:env")
     hint = nearest(env, gymnasium.registry) or "; see gymnasium.pprint_registry(), or give module:factory"
     raise UsageError(f"env {env!r} is not registered with gymnasium{hint}")
+
+
+def _is_module(name: str) -> bool:
+    with contextlib.suppress(ImportError, ValueError):
+        return "." in name and importlib.util.find_spec(name) is not None
+    return False
 
 
 def _latest(name: str) -> str | None:

@@ -261,7 +261,7 @@ class _Joined:
         if self.turns:
             self._to_next()
         else:
-            self._show(found[0])
+            self._show(*found)
             self.flags[0, [self.index[name] for name in self.env.agents]] = 1
         return self._given()
 
@@ -274,8 +274,8 @@ class _Joined:
             self.env.step(move)
             self._to_next()
         else:
-            seen, rewards, terminated, truncated, _ = self.env.step(moves)
-            self._show(seen)
+            seen, rewards, terminated, truncated, infos = self.env.step(moves)
+            self._show(seen, infos)
             for name in moves:
                 i, left = self.index[name], name not in self.env.agents
                 self.reward[i] = rewards.get(name, 0.0)
@@ -297,8 +297,8 @@ class _Joined:
         """Let agents that are over leave, up to one that is to move."""
         while self.env.agents:
             name = self.env.agent_selection
-            seen, reward, terminated, truncated, _ = self.env.last()
-            self._show({name: seen})
+            seen, reward, terminated, truncated, info = self.env.last()
+            self._show({name: seen}, {name: info})
             self.reward[self.index[name]] += reward
             if not (terminated or truncated):
                 self.flags[0, self.index[name]] = 1
@@ -306,9 +306,13 @@ class _Joined:
             self.flags[1 if terminated else 2, self.index[name]] = 1
             self.env.step(None)
 
-    def _show(self, seen):
+    def _show(self, seen, infos):
         for name, obs in seen.items():
             agent = self.index[name]
+            if "action_mask" in infos.get(name, ()) and all(
+                each["path"] != "obs/action_mask" for each in self.leaves[agent]
+            ):
+                raise ValueError(f"{name} has an action_mask in its info: give it as a key of what it sees, a dict")
             kind, row = self.places[agent]
             for i, leaf in enumerate(self.leaves[agent]):
                 self.seen[f"seen_{kind}_{i}"][row] = np.reshape(_value(obs, leaf["path"]), leaf["shape"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,20 @@ def test_a_mask_that_is_none_breaks_the_environment(mask: Any, said: str, monkey
         monkeypatch.setattr(inner, "_told", lambda seen: ({k: v["observation"] for k, v in seen.items()}, {}))
     with pytest.raises(UsageError, match=said):
         made.step(made.action_space.sample())
+
+
+def test_the_python_file_of_simulators_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "sdk" / "python"))
+    sim = importlib.import_module("raynforce_sim")
+    for made in (side_by_side, turns):
+        with pytest.raises(ValueError, match="has an action_mask in its info: give it as a key of what it sees"):
+            sim._Joined(made()).reset(0)
+    sim._Joined(MaskedAim()).reset(0)
+
+
+def test_a_module_is_told_from_an_environment() -> None:
+    with pytest.raises(UsageError, match=r"is a module: say what makes the environment, as in tests.agents:env"):
+        make("tests.agents")
 
 
 def test_no_reset_is_asked_for_where_there_can_be_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,3 +87,4 @@ def test_an_export_needs_a_choice_for_each_element_of_each_row(to: str, tmp_path
         with pytest.raises(ValueError, match="needs a mask that allows a choice"):
             act(obs if np.ndim(wrong) > 1 else obs[0], mask=wrong)
     assert act(obs[0], mask=[0, 1, 0, 0, 0, 0, 1]).tolist() == [6, 3]
+    assert act(obs, mask=[0, 1, 0, 0, 0, 0, 1]).tolist() == [[6, 3]] * 2  # one mask for all rows

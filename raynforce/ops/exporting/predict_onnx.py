@@ -15,7 +15,7 @@ SESSION = onnxruntime.InferenceSession(HERE / "policy.onnx", providers=["CPUExec
 
 def act(obs: Any, output: str = "action", mask: Any = None) -> Any:
     """The action for one observation, or for a batch; or another output by name. `mask` flags allowed choices."""
-    given = {}
+    given, several = {}, False
     mask = obs.get("action_mask") if mask is None and isinstance(obs, dict) else mask
     for leaf in FACTS["obs"]:
         found, keys = (mask, []) if leaf["path"] == "obs/action_mask" else (obs, leaf["path"].split("/")[1:])
@@ -23,10 +23,11 @@ def act(obs: Any, output: str = "action", mask: Any = None) -> Any:
             raise ValueError("this policy needs a mask that allows a choice: act(obs, mask=[1, 0, ...])")
         for key in keys:
             found = found[int(key)] if isinstance(found, list | tuple) else found[key]
-        array = np.asarray(found, leaf["dtype"])
-        given[leaf["path"]] = array.reshape(-1, *leaf["shape"])
-    (answer,) = SESSION.run([output], given)
-    return answer if array.ndim > len(leaf["shape"]) else answer[0]
+        given[leaf["path"]] = (array := np.asarray(found, leaf["dtype"])).reshape(-1, *leaf["shape"])
+        several = several or array.ndim > len(leaf["shape"])
+    rows = max(map(len, given.values()))
+    (answer,) = SESSION.run([output], {k: np.broadcast_to(v, (rows, *v.shape[1:])) for k, v in given.items()})
+    return answer if several else answer[0]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ MODULE: Any = torch.jit.load(str(HERE / "policy.pt"), map_location="cpu")  # typ
 
 def act(obs: Any, output: str = "action", mask: Any = None) -> Any:
     """The action for one observation, or for a batch; or another output by name. `mask` flags allowed choices."""
-    given = []
+    given, several = [], False
     mask = obs.get("action_mask") if mask is None and isinstance(obs, dict) else mask
     for leaf in FACTS["obs"]:
         found, keys = (mask, []) if leaf["path"] == "obs/action_mask" else (obs, leaf["path"].split("/")[1:])
@@ -25,9 +25,11 @@ def act(obs: Any, output: str = "action", mask: Any = None) -> Any:
             found = found[int(key)] if isinstance(found, list | tuple) else found[key]
         array = torch.as_tensor(found, dtype=getattr(torch, leaf["dtype"]))
         given.append(array.reshape(-1, *leaf["shape"]))
+        several = several or array.ndim > len(leaf["shape"])
+    rows = max(map(len, given))
     with torch.no_grad():
-        answer = MODULE(*given)[FACTS["outputs"].index(output)]
-    return answer if array.ndim > len(leaf["shape"]) else answer[0]
+        answer = MODULE(*(x.expand(rows, *x.shape[1:]) for x in given))[FACTS["outputs"].index(output)]
+    return answer if several else answer[0]
 
 
 if __name__ == "__main__":
