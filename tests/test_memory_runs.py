@@ -210,7 +210,6 @@ def test_the_sampler_keeps_what_it_remembers(trained: Path) -> None:
 BAD = {
     "longer than a fragment": ("ppo", {"network.memory": "gru", "algorithm.sequence": 300}, "longer than a fragment"),
     "no memory": ("ppo", {"algorithm.sequence": 8}, r"algorithm.sequence = 8 is for networks with memory"),
-    "no memory, a size": ("ppo", {"network.memory_size": 32}, "network.memory_size = 32 is for networks with memory"),
     "no memory, burn-in": ("dqn", {"algorithm.burn_in": 2}, r"algorithm.burn_in = 2 is for networks with memory"),
     "not a multiple": ("dqn", {"network.memory": "gru", "algorithm.sequence": 5}, "algorithm.sequence = 5"),
     "one step": ("dqn", {"network.memory": "gru", "algorithm.sequence": 1}, "sequences of two steps or more"),

@@ -15,7 +15,7 @@ import numpy as np
 import raynforce
 from raynforce.algos.base import Algorithm, Loss
 from raynforce.algos.sequences import has_memory, sequence_length
-from raynforce.config import Config, NetworkConfig
+from raynforce.config import Config
 from raynforce.errors import AlgorithmError, RaynforceError, UsageError, summary
 from raynforce.policies.acting import ActingSpec
 from raynforce.policies.groups import Group, stretches
@@ -109,9 +109,6 @@ def _sequence(config: Config, acting: ActingSpec, kind: type[Algorithm[Any]]) ->
     if not (asked or acting.network.states):
         if (given := getattr(config.algorithm, "sequence", None)) is not None:
             what = f"algorithm.sequence = {given} is for networks with memory"
-            raise UsageError(f"{what}: set network.memory=lstm or gru, or leave it out")
-        if (size := config.network.memory_size) != NetworkConfig().memory_size:
-            what = f"network.memory_size = {size} is for networks with memory"
             raise UsageError(f"{what}: set network.memory=lstm or gru, or leave it out")
         return 0
     what = f"network.memory = {config.network.memory!r}" if asked else "its network has a recurrent layer"

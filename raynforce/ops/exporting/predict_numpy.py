@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-HERE = Path(__file__).parent
-FACTS = json.loads((HERE / "policy.json").read_text())
-WEIGHTS = dict(np.load(HERE / "weights.npz", allow_pickle=False))
+FACTS = json.loads(Path(__file__).with_name("policy.json").read_text())
+WEIGHTS = dict(np.load(Path(__file__).with_name("weights.npz"), allow_pickle=False))
 
 
 def conv(x: Any, w: Any, b: Any, pads: Any, strides: Any) -> Any:
@@ -32,7 +31,7 @@ OPS |= {"Transpose": lambda x, perm: x.transpose(perm), "Gemm": lambda x, w, b: 
 
 def act(obs: Any, output: str = "action", mask: Any = None) -> Any:
     """The action for one observation, or for a batch; or another output by name. `mask` flags allowed choices."""
-    given, several = {}, False
+    values, several = dict(WEIGHTS), False
     mask = obs.get("action_mask") if mask is None and isinstance(obs, dict) else mask
     for leaf in FACTS["obs"]:
         found, keys = (mask, []) if leaf["path"] == "obs/action_mask" else (obs, leaf["path"].split("/")[1:])
@@ -40,10 +39,8 @@ def act(obs: Any, output: str = "action", mask: Any = None) -> Any:
             raise ValueError("this policy needs a mask that allows a choice: act(obs, mask=[1, 0, ...])")
         for key in keys:
             found = found[int(key)] if isinstance(found, list | tuple) else found[key]
-        given[leaf["path"]] = (array := np.asarray(found, leaf["dtype"])).reshape(-1, *leaf["shape"])
+        values[leaf["path"]] = (array := np.asarray(found, leaf["dtype"])).reshape(-1, *leaf["shape"])
         several = several or array.ndim > len(leaf["shape"])
-    rows = max(map(len, given.values()))
-    values = WEIGHTS | {path: np.broadcast_to(value, (rows, *value.shape[1:])) for path, value in given.items()}
     for op, inputs, name, attributes in FACTS["graph"]:
         values[name] = OPS[op](*(values[i] for i in inputs), **attributes)
     return values[output] if several else values[output][0]
