@@ -83,8 +83,8 @@ WORKS: Sequence[Work] = (
         for env in ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
         for algo, steps in (("ppo", 1_000_000), ("sac", 100_000), ("td3", 100_000))
     ),
-    atari("ppo", "Pong", 2_000_000),
-    atari("ppo", "Breakout", 2_000_000),
+    atari("ppo", "Pong", 3_000_000),
+    atari("ppo", "Breakout", 1_000_000),
     Work("ppo", "minigrid:MiniGrid-Empty-5x5-v0", 100_000),
     Work("ppo", "minigrid:MiniGrid-DoorKey-5x5-v0", 200_000),
 )
