@@ -187,6 +187,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
 
 def nested(flat: Mapping[str, Any]) -> Nested:
     """`{"a.b": 1}` as `{"a": {"b": 1}}`."""
+    if not isinstance(flat, Mapping):
+        raise UsageError(f"settings = {flat!r} is no mapping: give values by name, as {{'algorithm.gamma': 0.98}}")
     out: Nested = {}
     for path, value in flat.items():
         *parents, leaf = path.split(".")

@@ -505,6 +505,11 @@ def test_wrong_assignments(item: str) -> None:
     assert str(error.value) == f"--set {item!r} must look like section.setting=value"
 
 
+def test_settings_are_values_by_name() -> None:
+    with pytest.raises(UsageError, match=r"settings = 5 is no mapping: give values by name"):
+        settings.nested(5)  # type: ignore[arg-type]
+
+
 def test_a_value_and_a_section_of_one_name() -> None:
     with pytest.raises(UsageError, match=r"'seed\.a' and 'seed' cannot both be set"):
         settings.parse_assignments(["seed=1", "seed.a=2"])
