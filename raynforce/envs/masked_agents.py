@@ -15,8 +15,8 @@ from raynforce.errors import UsageError
 
 def with_masks(name: str, env: Any) -> Any:
     """The environment, whose agents see their masks if its first reset has some in `info`."""
-    choosing = [agent for agent in env.possible_agents if not isinstance(env.action_space(agent), spaces.Box)]
-    if not any(not _shown(env.observation_space(agent)) for agent in choosing):
+    choosing = [agent for agent in env.possible_agents if _may_have_one(env, agent)]
+    if not choosing:
         return env
     try:
         found = env.reset(seed=0)
@@ -26,7 +26,6 @@ def with_masks(name: str, env: Any) -> Any:
     told = [agent for agent in choosing if isinstance(infos, Mapping) and has_mask(infos.get(agent))]
     kinds = [(env.observation_space(agent), env.action_space(agent)) for agent in told]
     masked = [agent for agent in choosing if (env.observation_space(agent), env.action_space(agent)) in kinds]
-    masked = [agent for agent in masked if not _shown(env.observation_space(agent))]
     return MaskedAgents(name, env, masked) if masked else env
 
 
@@ -82,5 +81,8 @@ def _infos(env: Any) -> Any:
     return env.infos if getattr(env, "infos", None) else {env.agent_selection: env.last()[4]}
 
 
-def _shown(space: Any) -> bool:
-    return isinstance(space, spaces.Dict) and KEY in space.spaces
+def _may_have_one(env: Any, agent: Any) -> bool:
+    """Whether it chooses between actions, and does not see a mask already."""
+    seen = env.observation_space(agent)
+    shown = isinstance(seen, spaces.Dict) and KEY in seen.spaces
+    return not isinstance(env.action_space(agent), spaces.Box) and not shown

@@ -309,9 +309,8 @@ class _Joined:
     def _show(self, seen, infos):
         for name, obs in seen.items():
             agent = self.index[name]
-            if "action_mask" in infos.get(name, ()) and all(
-                each["path"] != "obs/action_mask" for each in self.leaves[agent]
-            ):
+            shown = any(leaf["path"] == "obs/action_mask" for leaf in self.leaves[agent])
+            if not shown and "action_mask" in (infos.get(name) or ()):
                 raise ValueError(f"{name} has an action_mask in its info: give it as a key of what it sees, a dict")
             kind, row = self.places[agent]
             for i, leaf in enumerate(self.leaves[agent]):

@@ -97,8 +97,6 @@ def test_they_are_masks_in_what_agents_see_and_resume_is_exact(told: str, seen: 
     assert cut.result.stopped == "enough"
     assert raynforce.resume(cut, progress="quiet").result.weights_sha256 == whole.result.weights_sha256
     policy = raynforce.load(cut)
-    obs = make(seen).observation_space
-    assert obs is not None
     first = EnvArgs(f"{HERE}{told}", 1, 0, {}).vector(0).reset()
     given = {"observation": first["obs/observation"][0]}
     assert policy.act(given, mask=np.array([0, 1, 0, 0][: first["obs/action_mask"].shape[1]], bool)) == 1
