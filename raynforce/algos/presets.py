@@ -16,7 +16,8 @@ from typing import Any
 
 _MUJOCO = ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5")
 _ATARI = ("raynforce.envs.atari:make",)  # Pong, Breakout, …: env_args.game says which
-_GAME = {"env_args.fire": True, "env_args.wrappers": [{"ClipReward": {"min_reward": -1, "max_reward": 1}}]}
+_IN_TRAINING = ["raynforce.envs.atari:episodic_life", {"ClipReward": {"min_reward": -1, "max_reward": 1}}]
+_GAME = {"env_args.fire": True, "env_args.wrappers": _IN_TRAINING}
 _PLAIN = {"network.normalize_obs": False, "learner.scale_rewards": False}
 
 PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
@@ -92,7 +93,7 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         for env in ("HalfCheetah-v5", "Ant-v5")  # with zoo's for Ant, its defaults, Ant has 171 after 400,000 steps
     },
     **{
-        ("ppo", env): {  # zoo's for all Atari games, but a life is no episode
+        ("ppo", env): {  # zoo's for all Atari games
             "sampling.envs": 8,
             "sampling.fragment": 128,
             "algorithm.learning_rate": 2.5e-4,
@@ -186,6 +187,7 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         "sampling.envs": 1,
         "sampling.fragment": 32,
         "network.hidden": (64, 64),
+        "eval.every": 2_000,
     },
     ("sac", "BipedalWalker-v3"): {  # zoo
         "algorithm.learning_rate": 7.3e-4,
@@ -197,19 +199,26 @@ PRESETS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         "sampling.envs": 1,
         "sampling.fragment": 64,
         "network.hidden": (400, 300),
+        "eval.every": 10_000,
     },
     ("sac", "Pendulum-v1"): {
         "algorithm.learning_rate": 1e-3,
         "algorithm.learning_starts": 500,
         "network.hidden": (64, 64),
+        "eval.every": 1_000,
     },
     ("td3", "Pendulum-v1"): {
         "algorithm.learning_rate": 1e-3,
         "algorithm.learning_starts": 500,
         "network.hidden": (64, 64),
+        "eval.every": 1_000,
     },
     # The defaults, and 10,000 steps without learning: zoo's of SAC, the paper's of TD3 for HalfCheetah and Ant.
-    **{(algo, env): {"algorithm.learning_starts": 10_000} for algo in ("sac", "td3") for env in _MUJOCO},
+    **{
+        (algo, env): {"algorithm.learning_starts": 10_000, "eval.every": 10_000}
+        for algo in ("sac", "td3")
+        for env in _MUJOCO
+    },
 }
 
 

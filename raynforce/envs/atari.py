@@ -10,13 +10,14 @@ import numpy as np
 from gymnasium.utils.seeding import np_random
 from gymnasium.wrappers import AtariPreprocessing, ClipReward
 
-from raynforce.envs.frames import FrameStack
+from raynforce.envs.frames import FrameStack, layers
 from raynforce.envs.make import closed_on_error
 from raynforce.errors import UsageError, nearest
 from raynforce.trees import Tree
 
 Env = gymnasium.Env[Any, Any]
-FIRE = "FIRE"
+Stepped = tuple[Any, Any, bool, bool, dict[str, Any]]
+FIRE, NOOP = "FIRE", 0  # an action's meaning, and the number of the one that every game has
 INSTALL = 'pip install "raynforce[atari]"'
 
 
@@ -27,7 +28,6 @@ def make(
     screen: int = 84,
     noops: int = 30,
     sticky: float = 0.0,
-    life_loss: bool = False,
     fire: bool = False,
     clip_rewards: bool = False,
     all_actions: bool = False,
@@ -39,14 +39,15 @@ def make(
     seen are the newest `frame_stack` images of them, gray, `[frame_stack, screen, screen]`, each the brighter of the
     last two frames. An episode begins with 1 to `noops` frames of doing nothing, and ends after 108,000 frames at the
     latest. `sticky` is the chance in each frame that the action before is held instead (0.25 in Machado et al. 2018);
-    with it, or with `noops` 0, starting an episode takes as long as some hundred steps. `life_loss` ends the episode,
-    and the game, with a life, `clip_rewards` cuts rewards to -1 and 1: both change what evaluations count as well.
-    `fire` presses FIRE, where the game has it, at the start of an episode and after each life: Breakout waits for it,
-    and a greedy policy that never does plays on until the end. `all_actions` offers all 18 instead of those that the
-    game uses; `render_mode` is as for `gymnasium.make`.
+    with it, or with `noops` 0, starting an episode takes as long as some hundred steps. `clip_rewards` cuts rewards to
+    -1 and 1, in evaluations too; the wrappers `ClipReward` and `raynforce.envs.atari:episodic_life` are for training
+    alone. `fire` presses FIRE, where the game has it, at the start of an episode and after each life: Breakout waits
+    for it, and a greedy policy that never does plays on until the end. `all_actions` offers all 18 instead of those
+    that the game uses; `render_mode` is as for `gymnasium.make`.
     """
-    _require("ale_py", "ale-py")
+    ale = _require("ale_py", "ale-py")
     _require("cv2", "opencv-python")
+    ale.ALEInterface.setLoggerMode(ale.LoggerMode.Warning)  # no banner for each environment
     made = gymnasium.make(
         _id_of(game),
         obs_type="grayscale",  # of every frame; what is seen is asked for by AtariPreprocessing
@@ -58,13 +59,28 @@ def make(
     )
     with closed_on_error(made):
         game_env = QuickReset(made) if noops and not sticky else made
-        atari = Atari(game_env, noops, frame_skip, screen, terminal_on_life_loss=life_loss)
+        atari = Atari(game_env, noops, frame_skip, screen)
         game_of: Any = made.unwrapped
         atari.fires = fire and FIRE in game_of.get_action_meanings()
         env: Env = atari
         if clip_rewards:
             env = ClipReward(env, -1.0, 1.0)
         return FrameStack(env, frame_stack) if frame_stack != 1 else env
+
+
+def episodic_life(env: Env) -> Env:
+    """A wrapper for training: an episode ends with a life, and the next one goes on with the same game.
+
+    What is lost with a life is then learned from the life itself. Evaluations play whole games.
+    """
+    atari = next((layer for layer in layers(env) if isinstance(layer, Atari)), None)
+    if atari is None:
+        raise UsageError("episodic_life is for raynforce.envs.atari:make")
+    atari.episodic_life = True
+    return env
+
+
+episodic_life.training_only = True  # type: ignore[attr-defined]
 
 
 class QuickReset(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -88,44 +104,58 @@ class QuickReset(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class Atari(AtariPreprocessing):
-    """gymnasium's `AtariPreprocessing`, whose running episodes can be saved, and which may press FIRE by itself."""
+    """gymnasium's `AtariPreprocessing`, whose running episodes can be saved, which may press FIRE by itself, and where
+    a life may be an episode."""
 
-    fires = False
+    fires = episodic_life = False
+    _goes_on = False  # whether the next episode is the same game's next life
 
     def reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
+        goes_on, self._goes_on = self._goes_on, False
+        if goes_on:
+            obs, _, terminated, truncated, info = self._begin_life()
+            if not (terminated or truncated):
+                return obs, info
         begun: tuple[Any, dict[str, Any]] = super().reset(**how)
         if not self.fires:
             return begun
-        obs, _, _, _, info = self._press_fire()
+        obs, _, _, _, info = self._begin_life()
         return obs, info
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Stepped:
         lives = self.ale.lives()
-        result: tuple[Any, Any, bool, bool, dict[str, Any]] = super().step(action)
-        _, reward, terminated, truncated, _ = result
-        if not self.fires or terminated or truncated or self.ale.lives() == lives:
+        result: Stepped = super().step(action)
+        obs, reward, terminated, truncated, info = result
+        if terminated or truncated or self.ale.lives() >= lives:
             return result
-        obs, more, *rest = self._press_fire()
+        if self.episodic_life:
+            self._goes_on = True
+            return obs, reward, True, False, info
+        if not self.fires:
+            return result
+        obs, more, *rest = self._begin_life()
         return (obs, float(reward) + float(more), *rest)
 
-    def _press_fire(self) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def _begin_life(self) -> Stepped:
         game: Any = self.unwrapped
-        return super().step(game.get_action_meanings().index(FIRE))
+        return super().step(game.get_action_meanings().index(FIRE) if self.fires else NOOP)
 
     def save_state(self) -> Tree:
         state = np.frombuffer(self.ale.cloneState(include_rng=True).serialize(), np.uint8)
         frames = {str(i): frame for i, frame in enumerate(self.obs_buffer)}  # an early end shows parts of them
-        return {"ale": state, "lives": int(self.lives), "over": bool(self.game_over), "frames": frames}
+        over, goes_on = bool(self.game_over), self._goes_on
+        return {"ale": state, "lives": int(self.lives), "over": over, "goes_on": goes_on, "frames": frames}
 
     def load_state(self, tree: Tree) -> None:
         self.ale.restoreState(importlib.import_module("ale_py").ALEState(tree["ale"].tobytes()))
         self.lives, self.game_over = tree["lives"], tree["over"]
+        self._goes_on = tree.get("goes_on", False)  # not in what earlier versions saved
         self.obs_buffer = [tree["frames"][str(i)] for i in range(len(self.obs_buffer))]
 
 
-def _require(module: str, package: str) -> None:
+def _require(module: str, package: str) -> Any:
     try:
-        importlib.import_module(module)
+        return importlib.import_module(module)
     except ImportError as error:
         raise UsageError(f"Atari games need {package}, which is not installed: {INSTALL}") from error
 

@@ -15,10 +15,12 @@ import pytest
 
 from raynforce.envs.make import make
 from raynforce.envs.vector import make_vector, probe
+from raynforce.envs.wrappers import for_evaluation
 from raynforce.errors import UsageError
 from raynforce.trees import join, split
 
 ATARI = "raynforce.envs.atari:make"
+LIVES = "raynforce.envs.atari:episodic_life"
 THERE = all(importlib.util.find_spec(name) for name in ("ale_py", "cv2"))
 needs_atari = pytest.mark.skipif(not THERE, reason='needs pip install "raynforce[atari]"')
 
@@ -59,7 +61,7 @@ def test_what_is_seen() -> None:
 
 
 @needs_atari
-@pytest.mark.parametrize("args", [{}, {"sticky": 0.25}, {"noops": 0, "life_loss": True}])
+@pytest.mark.parametrize("args", [{}, {"sticky": 0.25}, {"noops": 0, "fire": True}])
 def test_an_episode_is_determined_by_its_seed_whatever_came_before(args: dict[str, Any]) -> None:
     def play(env: Any, seed: int) -> list[Any]:
         rng, seen = np.random.default_rng(seed), [env.reset(seed=seed)[0].tobytes()]
@@ -80,7 +82,8 @@ def test_an_episode_is_determined_by_its_seed_whatever_came_before(args: dict[st
 
 @needs_atari
 @pytest.mark.parametrize(
-    ("args", "steps"), [({"fire": True}, 150), ({"sticky": 0.25, "clip_rewards": True, "life_loss": True}, 40)]
+    ("args", "steps"),
+    [({"fire": True}, 150), ({"sticky": 0.25, "clip_rewards": True, "fire": True, "wrappers": [LIVES]}, 40)],
 )
 def test_running_episodes_come_back(args: dict[str, Any], steps: int) -> None:
     vectors = [make_vector(ATARI, {"game": "Breakout", **args}, 2, seed=3) for _ in range(2)]
@@ -137,3 +140,50 @@ def test_fire_is_pressed_at_the_start_and_after_each_life() -> None:
     without = make(ATARI, {"game": "MsPacman", "fire": True})  # it has no FIRE
     assert without.reset(seed=0)[0].shape == (4, 84, 84)
     without.close()  # type: ignore[no-untyped-call]
+
+
+@needs_atari
+def test_a_life_is_an_episode_in_training_and_a_game_in_evaluation() -> None:
+    """With it an idle player's game is five episodes, each begun by FIRE and by a stack of one frame; rewards, images
+    and the end of the game are the same."""
+
+    def game(args: dict[str, Any]) -> tuple[list[int], list[float]]:
+        env: Any = make(ATARI, {"game": "Breakout", "fire": True, **args})
+        env.reset(seed=0)
+        ends, rewards = [], []
+        while env.unwrapped.ale.lives() and len(rewards) < 1000:
+            _, reward, terminated, truncated, _ = env.step(2 if len(rewards) < 60 else 3)
+            assert not truncated
+            rewards.append(float(reward))
+            if terminated:
+                ends.append(env.unwrapped.ale.lives())
+                if ends[-1]:
+                    obs, _ = env.reset(seed=len(ends))
+                    np.testing.assert_array_equal(obs[0], obs[3])
+        env.close()
+        return ends, rewards
+
+    args = {"wrappers": [LIVES, {"ClipReward": {"min_reward": -1, "max_reward": 1}}]}
+    lives, learned = game(args)
+    whole, played = game(for_evaluation(args))
+    assert lives == [4, 3, 2, 1, 0]
+    assert whole == [0]
+    assert learned == played
+
+
+@needs_atari
+def test_a_game_that_is_left_begins_anew() -> None:
+    """Only the end of a life goes on with the game: a reset amid one is the beginning that its seed determines."""
+    env: Any = make(ATARI, {"game": "Breakout", "fire": True, "wrappers": [LIVES]})
+    first, _ = env.reset(seed=5)
+    for _ in range(30):
+        env.step(2)
+    again, _ = env.reset(seed=5)
+    np.testing.assert_array_equal(first, again)
+    env.close()
+
+
+@needs_atari
+def test_lives_of_what_has_none_are_one_line() -> None:
+    with pytest.raises(UsageError, match=r"episodic_life is for raynforce\.envs\.atari:make"):
+        make("CartPole-v1", {"wrappers": [LIVES]})
