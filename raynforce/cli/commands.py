@@ -6,23 +6,21 @@ import argparse
 import functools
 import json
 import os
-import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from raynforce import settings
-from raynforce.cli.parser import SETTINGS, WHERE
+from raynforce.cli.options import SETTINGS, WHERE
 from raynforce.errors import UsageError, nearest
 from raynforce.runs.progress import Output, number
-from raynforce.runs.terminal import columns, command, folded
+from raynforce.runs.terminal import columns, folded
 
 if TYPE_CHECKING:  # they import numpy: not for `--version`
     from raynforce.config import Config
-    from raynforce.runs.directory import RunDirectory
     from raynforce.sinks import Service
 
 SECONDS = Annotated[float, settings.Range(0.1, 1e6)]
@@ -211,7 +209,9 @@ def _train(arguments: argparse.Namespace, start: Any, sinks: Sequence[Service]) 
         raise
     result = run.result
     if how["progress"] != "quiet":
-        print(*_summary(run.config, result, run.where_the_time_went, columns(stream)), sep="\n", file=stream)
+        from raynforce.cli.summary import summary
+
+        print(*summary(run.config, result, run.where_the_time_went, columns(stream), _me()), sep="\n", file=stream)
         for sink in sinks:
             if sink.url:
                 print(f"  {sink.name}: {sink.url}", file=stream)
@@ -244,77 +244,6 @@ def view(arguments: argparse.Namespace) -> str:
     return "quiet" if arguments.quiet else given or os.environ.get("RAYNFORCE_PROGRESS") or "auto"
 
 
-def _summary(config: Config, result: Any, time_block: str, most: int) -> Iterator[str]:
-    """The block at the end of a run, in lines of so many columns."""
-    from importlib.util import find_spec
-
-    from raynforce.topologies.declaration import stepping
-
-    target, parallel = config.target, stepping(config)
-    faulty, missed = result.restarts or result.env_restarts, False
-    yield ""
-    if result.solved_steps is not None and target is not None:
-        yield f"solved: an evaluation met the target of {target:g} after {result.solved_steps:,} steps"
-    elif target is not None and result.stopped == "steps done":
-        yield f"not solved: no evaluation reached the target of {target:g}"
-    else:
-        words = {"steps done": "finished: all steps are done", "SIGINT": "stopped by Ctrl-C"}
-        yield from folded(words.get(result.stopped, f"stopped: {result.stopped}"), most, further="  ")
-    speed = f", {result.steps_per_second:,.0f} steps/s" if result.steps_per_second else ""
-    yield f"trained: {result.steps:,} steps and {result.updates:,} updates; here {result.seconds:.1f} s{speed}"
-    yield from _nothing_learned(config, result, most)
-    if result.eval_return is not None:
-        yield f"best policy: {number(result.eval_return)} mean return on fresh greedy episodes"
-        missed = target is not None and result.solved_steps is not None and result.eval_return < target
-        if missed:
-            yield "  that is below the target: few episodes met it by chance, more training may help"
-    if not result.episodes and result.steps:
-        yield "no episode has ended: returns are not known, and nothing says whether it has learned"
-    if skipped := result.skipped_evaluations:
-        told = f"evaluations: {skipped:,} of {result.evaluations + skipped:,} that were due have no outcome: "
-        failed = not result.evaluations and result.env_restarts
-        late = "evaluating took longer than training on, or failed (--set eval.every=N spreads them)"
-        told += f"environments failed in each, `{_me()} doctor` tells how" if failed else late
-        yield from folded(told, most, further="  ")
-    if result.recycled:
-        cut = f", {result.recycle_cuts:,} episodes cut" if result.recycle_cuts else ""
-        yield f"recycled: {result.recycled:,} simulator process{'es' * (result.recycled != 1)}{cut}"
-    if faulty:
-        yield _faults(result)
-    if time_block:
-        yield from ("", time_block)
-    run = shlex.quote(result.run)
-    yield from ("", f"run: {result.run}", "", "what to type next:")
-    typed = []
-    if result.stopped.startswith("SIG"):
-        typed.append(f"{_me()} resume {run}")
-    elif result.solved_steps is None:
-        typed.append(f"{_me()} resume {run} --steps {2 * result.steps}")
-    elif missed:
-        typed.append(f"{_me()} resume {run} --target none --steps {2 * result.steps}")
-    typed += [f"{_me()} doctor {run}"] if faulty else []
-    typed.append(f"{_me()} eval {run}" + f" --parallel {parallel}" * (parallel != "no"))
-    typed += ["pip install tensorboard"] if find_spec("tensorboard") is None else []
-    typed.append(f"tensorboard --logdir {run}")
-    for line in typed:
-        yield from command(line, most, "  ")
-
-
-def _nothing_learned(config: Config, result: Any, most: int) -> list[str]:
-    """Why a run that learns from replay has made no update, if it has made none."""
-    starts = getattr(config.algorithm, "learning_starts", None) if config.engine == "native" else None
-    if starts is None or result.updates or not result.steps:
-        return []
-    so_few = f"nothing was learned: so few steps lead to no update (algorithm.learning_starts = {starts:,})"
-    return folded(f"{so_few}: raise --steps, or lower it", most, further="  ")
-
-
-def _faults(result: Any) -> str:
-    counts = {"role": result.restarts, "environment": result.env_restarts}
-    which = " and ".join(f"{n:,} restart{'s' * (n != 1)} of {what}s" for what, n in counts.items() if n)
-    return f"faults: {which}" + (f", {result.lost_steps:,} steps lost" if result.lost_steps else ", no step lost")
-
-
 def evaluate(arguments: argparse.Namespace) -> int:
     from raynforce import api, infos
 
@@ -326,7 +255,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     episodes = None if arguments.episodes is None else settings.coerce(arguments.episodes, settings.COUNT, "--episodes")
     seed = None if arguments.seed is None else settings.coerce(arguments.seed, settings.SEED, "--seed")
     how: dict[str, Any] = {name: getattr(arguments, name) for name in ("env", "parallel", "video", "render")}
-    how |= {"env_args": _env_args("eval", arguments.set), "which": arguments.checkpoint}
+    how |= {"env_args": env_args("eval", arguments.set), "which": arguments.checkpoint}
     say = functools.partial(print, file=sys.stderr, flush=True)
     found = api.evaluate(arguments.run, episodes=episodes, seed=seed, say=say, **how)
     returns, path = found
@@ -364,7 +293,7 @@ def record(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in kinds}
     how = {name: settings.coerce(v, kinds[name], f"--{name}") for name, v in given.items() if v is not None}
     how |= {name: getattr(arguments, name) for name in ("out", "sampled", "policy", "format", "parallel")}
-    how |= {"env_args": _env_args("record", arguments.set), "which": arguments.checkpoint}
+    how |= {"env_args": env_args("record", arguments.set), "which": arguments.checkpoint}
     return tell(arguments.source, **how, me=_me(), as_json=arguments.json)
 
 
@@ -540,42 +469,12 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    run = None if arguments.env is None else _as_run(arguments.env)
-    if run is not None:
-        return _doctor_of_run(arguments, run)
-    for option in ("replay", "debugger", "before", "seconds"):
-        if getattr(arguments, option) not in (None, False):
-            raise UsageError(f"--{option} is for a run: {_me()} doctor RUN --replay [N]")
-    algorithm = arguments.env is not None and _is_algorithm(arguments.env)
-    if arguments.on is not None and not algorithm:
-        raise UsageError(f"a second argument is for an algorithm, and {arguments.env!r} is none: leave it out")
-    if arguments.steps is not None and (arguments.env is None or algorithm):
-        raise UsageError(f"--steps is for an environment: {_me()} doctor ENV --steps N")
-    how: list[str] = []
-    if arguments.env is None:
-        from raynforce.cli.machine import check_machine
+    from raynforce.cli.doctor import doctor
 
-        report = check_machine()
-    elif algorithm:
-        from raynforce.checkup import check_algorithm
-
-        report = check_algorithm(arguments.env, arguments.on, settings.parse_assignments(arguments.set))
-    else:
-        from raynforce.cli.advice import how_to_run
-        from raynforce.envs.addresses import reached
-        from raynforce.envs.doctor import check_env
-
-        env_args = _env_args("doctor", arguments.set)
-        steps = None if arguments.steps is None else settings.coerce(arguments.steps, settings.STEPS, "--steps")
-        with reached(arguments.env):
-            report = check_env(arguments.env, env_args, steps=steps)
-            how = how_to_run(report, env_args, me=_me())
-    from raynforce.cli.findings import tell
-
-    return tell(report, how, as_json=arguments.json)
+    return doctor(arguments, me=_me())
 
 
-def _env_args(command: str, assigned: Sequence[str]) -> dict[str, Any]:
+def env_args(command: str, assigned: Sequence[str]) -> dict[str, Any]:
     """The environment's arguments, which are all that `--set` gives these commands."""
     extra = settings.parse_assignments(assigned)
     wrong = sorted(set(extra) - {"env_args"})
@@ -584,68 +483,6 @@ def _env_args(command: str, assigned: Sequence[str]) -> dict[str, Any]:
         raise UsageError(f"{command} takes --set env_args.KEY=VALUE only, not {wrong[0]!r}{also}")
     found: dict[str, Any] = settings.coerce(extra.get("env_args", {}), dict[str, Any], "env_args")
     return found
-
-
-def _is_algorithm(text: str) -> bool:
-    """Whether it is the name of an algorithm; else it is an environment's."""
-    from raynforce.algos import BUILT_IN
-    from raynforce.algos.base import Algorithm
-    from raynforce.imports import load_object
-
-    if text in BUILT_IN:
-        return True
-    try:
-        found = load_object(text) if ":" in text else None
-    except UsageError:
-        return False  # `my_arms:Arm-v3` is an id; and of a name that leads nowhere the other doctor tells
-    return isinstance(found, type) and issubclass(found, Algorithm)
-
-
-def _as_run(text: str) -> RunDirectory | None:
-    """The run that a path stands for; None if it is the name of an environment."""
-    from raynforce.envs.launching import is_simulator
-    from raynforce.runs.directory import RunDirectory
-    from raynforce.runs.mirrored import open_run
-    from raynforce.runs.store import is_url
-
-    if is_url(text):
-        return open_run(text)
-    path = Path(text)
-    if path.is_dir() and (path / "config.yaml").is_file():
-        return RunDirectory(path)
-    program = Path(text.split()[0]) if text.split() else path
-    if is_simulator(text) and program.is_file():
-        return None
-    typed_as_path = text.startswith(("/", "./", "../", "~")) or text in (".", "..")
-    if ":" in text or not (typed_as_path or path.exists() or ("/" in text and path.parent.is_dir())):
-        return None  # `ALE/Pong-v5` has a slash too
-    if not typed_as_path:
-        import gymnasium
-
-        if text in gymnasium.registry:
-            return None
-    return RunDirectory.open(path)  # which says what is wrong with it
-
-
-def _doctor_of_run(arguments: argparse.Namespace, run: RunDirectory) -> int:
-    if arguments.set or arguments.steps is not None:
-        own = ", which has its own settings" if arguments.set else ""
-        option = "set" if arguments.set else "steps"
-        raise UsageError(f"--{option} is for an environment, and {run.shown} is a run{own}")
-    if arguments.replay is None:
-        for option in ("debugger", "before", "seconds"):
-            if getattr(arguments, option) not in (None, False):
-                raise UsageError(f"--{option} goes with --replay")
-        from raynforce.cli.history import tell
-
-        return tell(run, me=_me(), as_json=arguments.json)
-    from raynforce.cli.replay import replay
-
-    wanted = settings.coerce(arguments.replay, settings.COUNT, "--replay") if arguments.replay else None
-    seconds = 30.0 if arguments.seconds is None else settings.coerce(arguments.seconds, SECONDS, "--seconds")
-    debugger = arguments.debugger or (not arguments.json and sys.stdin is not None and sys.stdin.isatty())
-    how: dict[str, Any] = {"debugger": debugger, "before": arguments.before, "as_json": arguments.json}
-    return replay(run, wanted, seconds=seconds, **how)
 
 
 def _me() -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import raynforce
-from raynforce.cli.commands import _summary
+from raynforce.cli.summary import summary
 from raynforce.envs import simulators
 from raynforce.envs.faults import CUT, KEPT, RECYCLED
 from raynforce.envs.simulators import Simulators, SimulatorVector
@@ -480,7 +480,7 @@ def test_a_run_whose_processes_are_replaced(
     found = run.result
     assert found.recycled >= 1
     assert (found.env_restarts, found.restarts, found.recycle_cuts) == (0, 0, 0)
-    assert f"recycled: {found.recycled} simulator process" in "\n".join(_summary(run.config, found, "", 80))
+    assert f"recycled: {found.recycled} simulator process" in "\n".join(summary(run.config, found, "", 80, "raynforce"))
     assert '"health/recycled"' in (run.path / "metrics.jsonl").read_text()
     if topology == "sync":
         assert found.weights_sha256 == whole.weights_sha256
