@@ -39,7 +39,7 @@ T = TypeVar("T", Cost, PolicyCost)
 def cost_of_env(env: str, env_args: Mapping[str, Any] | None = None) -> tuple[EnvSpec, Cost]:
     """What an environment takes and gives, and what a step of it costs: what was found before, if that still holds."""
     if is_simulator(env):
-        from raynforce.envs.simulators import cost_of_simulator  # which brings the protocol along
+        from raynforce.envs.simulator_vector import cost_of_simulator  # which brings the protocol along
 
         return cost_of_simulator(env, env_args)
     made, spec = make_probed(env, env_args)

@@ -14,10 +14,9 @@ from raynforce.envs.describe import Args, bits
 from raynforce.envs.lane import REPLAY
 from raynforce.envs.launching import is_simulator
 from raynforce.envs.make import close_env, locate, make
-from raynforce.envs.masks import random_actions
+from raynforce.envs.masks import random_actions, random_of
 from raynforce.envs.native import NativeVector
 from raynforce.envs.patience import patience
-from raynforce.envs.simulators import random_of
 from raynforce.envs.vector import Step, VectorEnv, make_vector
 from raynforce.errors import EnvError, RaynforceError, UsageError, summary
 from raynforce.protocol.spaces import forbidden

@@ -14,7 +14,7 @@ import numpy as np
 from raynforce.envs.addresses import is_remote
 from raynforce.envs.faults import EnvFault, count_break
 from raynforce.envs.remote import RemoteSimulator
-from raynforce.envs.simulators import START_SECONDS, Simulator
+from raynforce.envs.simulator_process import START_SECONDS, Simulator
 from raynforce.envs.vector import derive_seed, first_of_attempt
 from raynforce.errors import EnvError, UsageError
 from raynforce.protocol.channel import Address, Link

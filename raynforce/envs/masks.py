@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from raynforce.errors import UsageError
-from raynforce.spaces import MASK, ActionSpec, Agents, ObsLeaf
+from raynforce.spaces import MASK, ActionSpec, Agents, EnvSpec, ObsLeaf, action_slices, leaf_name
 
 KEY = "action_mask"  # in `info`, and in a `Dict` of observations
 
@@ -109,3 +109,18 @@ def random_actions(
         parts = np.split(np.where(masks, rng.random(masks.shape), -1.0), np.cumsum(action.sizes)[:-1], axis=1)
         return start + np.stack([part.argmax(axis=1) for part in parts], axis=1).reshape(count, *action.shape)
     return start + rng.integers(0, np.array(action.sizes).reshape(action.shape), (count, *action.shape))
+
+
+def random_of(spec: EnvSpec, obs: Mapping[str, np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    """Actions for all that see `obs`, `[N, ...]` by path, of those that their masks allow; also of several agents."""
+    count = len(next(iter(obs.values())))
+    if spec.agents is None:
+        return random_actions(spec.action, count, rng, obs.get(MASK)).astype(spec.action.dtype)
+    actions = np.zeros((count, *spec.action.shape), spec.action.dtype)
+    slices = action_slices(spec.agents)
+    for k, kind in enumerate(spec.agents.kinds):
+        masks = next((obs[f"obs/{leaf_name(k, i)}"] for i, leaf in enumerate(kind.obs) if leaf.path == MASK), None)
+        for row, agent in enumerate(kind.agents):
+            chosen = random_actions(kind.action, count, rng, None if masks is None else masks[:, row] != 0)
+            actions[:, slices[agent]] = chosen.reshape(count, -1)
+    return actions

@@ -14,8 +14,7 @@ import numpy as np
 
 from raynforce.envs.addresses import LAUNCH, Where, addresses, find_key, is_remote, require_safe
 from raynforce.envs.launching import Launched
-from raynforce.envs.masks import random_actions
-from raynforce.envs.simulators import random_of
+from raynforce.envs.masks import random_actions, random_of
 from raynforce.errors import UsageError
 from raynforce.protocol.agents import impossible
 from raynforce.protocol.codec import ENDED, RESET, SEEDS, Codec, join_states, split_states

@@ -17,7 +17,8 @@ import numpy as np
 from raynforce.envs.faults import Unavailable
 from raynforce.envs.lanes import BrokenLane
 from raynforce.envs.masks import require_declared
-from raynforce.envs.simulators import LOOK, Simulators, patient_offer
+from raynforce.envs.simulator_process import patient_offer
+from raynforce.envs.simulators import LOOK, Simulators
 from raynforce.envs.vector import derive_seed
 from raynforce.errors import EnvError, UsageError, summary
 from raynforce.protocol.channel import MOST_WAITING, Address, Link

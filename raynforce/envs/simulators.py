@@ -1,4 +1,4 @@
-"""Simulators as environments: the envs of a process as lanes, and as one vector environment."""
+"""Simulators as environments: the envs of a process as lanes, through faults, saved states and replaced processes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import math
 import select
 import time
-from array import array
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,79 +13,28 @@ from typing import Any
 import numpy as np
 
 from raynforce.doorbell import Doorbell
-from raynforce.envs.addresses import is_remote
-from raynforce.envs.cost import PASSES, STEPS, TRIAL_SECONDS, Cost
-from raynforce.envs.describe import bits
 from raynforce.envs.faults import CUT, KEPT, RECYCLED, EnvFault, count_break
-from raynforce.envs.lanes import BrokenLane, Lanes, ParallelVector
-from raynforce.envs.launching import Launched, is_simulator
-from raynforce.envs.masks import random_actions, require_declared
+from raynforce.envs.lanes import BrokenLane
+from raynforce.envs.masks import require_declared
 from raynforce.envs.rows import Rows
-from raynforce.envs.vector import NEVER, NOT_AT_ALL, EnvArgs, Recycle, derive_seed, first_of_attempt
+from raynforce.envs.simulator_process import START_SECONDS, Simulator, patient_offer
+from raynforce.envs.vector import NEVER, Recycle, derive_seed, first_of_attempt
 from raynforce.errors import EnvError, UsageError
 from raynforce.infos import NOTHING, Info
 from raynforce.memory import tree_bytes
-from raynforce.protocol.channel import Link, Listener
+from raynforce.protocol.channel import Link
 from raynforce.protocol.frame import MOST_STATE
-from raynforce.protocol.handshake import Deadlines, Offer
 from raynforce.protocol.policy_session import Broken, Overdue, Results, Snapshots
 from raynforce.protocol.session import Ended
 from raynforce.protocol.shared import SharedObs
 from raynforce.protocol.spaces import Spaces
-from raynforce.spaces import MASK, EnvSpec, action_slices, leaf_name
+from raynforce.spaces import EnvSpec
 from raynforce.trees import Tree
 
-START_SECONDS = 60.0
 LOOK = 1.0
 """Seconds between two looks at who is silent."""
 LEAVE_SECONDS = 10.0
 """That episodes have at least to end in a process that was replaced."""
-_DAY = 86_400_000  # milliseconds
-
-
-class Simulator:
-    """A simulator process and the connection to it."""
-
-    def __init__(self, env: str, envs: int, offer: Offer, seconds: float) -> None:
-        """It has so many `seconds` to connect."""
-        self._seconds, self.born = seconds, time.monotonic()
-        self._until = self.born + seconds
-        self.played = 0  # episodes that have ended in it
-        self.link: Link | None = None  # once it has connected
-        self._listener = Listener("unix", offer)
-        address = self._listener.address
-        try:
-            self.process = Launched(env, f"unix:@{address.where}", address.token, address.launch, envs)
-        except BaseException:
-            self._listener.close()
-            raise
-
-    def fileno(self) -> int:
-        """Readable when it connects, or once it has, when it says something."""
-        return self._listener.fileno() if self.link is None else self.link.fileno()
-
-    def connect(self) -> Link | None:
-        """The connection, if it is there by now; never waits. An `EnvError` with the cause if it will not come."""
-        if self.link is None:
-            self.link = self._listener.accept()
-        if self.link is not None:
-            return self.link
-        env, process = self.process.env, self.process
-        if any(code != "lost" for code in self._listener.refused):
-            raise EnvError(f"env {env!r} was refused: {self._listener.told}")
-        if self._listener.refused or process.ended():
-            told = f"env {env!r} {process.ending()}, before it had connected"
-            raise EnvError(f"{told}: `raynforce sim check COMMAND` tells what a simulator has to do")
-        if time.monotonic() > self._until:
-            process.kill()
-            raise EnvError(f"env {env!r} has not connected within {self._seconds:g} s{process.words()}")
-        return None
-
-    def close(self) -> None:
-        if self.link is not None:
-            self.link.close("the trainer is done")
-        self._listener.close()
-        self.process.close()
 
 
 class Simulators:
@@ -726,125 +673,3 @@ class Simulators:
             elif mask != self._watched[fd]:
                 self._poll.modify(fd, mask)
         self._watched = wanted
-
-
-class SimulatorVector(ParallelVector):
-    """The envs of a simulator as one vector environment. Episodes in flight start over if it cannot save them."""
-
-    _lanes: Simulators  # type: ignore[assignment]
-
-    def __init__(self, lanes: Simulators, record: bool = True) -> None:
-        super().__init__(lanes)  # type: ignore[arg-type]
-        self._record = record and lanes.saves
-        if not record:
-            self.way_back = NOT_AT_ALL
-
-    def state(self) -> Tree:
-        obs = {str(i): column.copy() for i, column in enumerate(self.current().values())}
-        lanes = self._lanes
-        tree = {"kind": "simulator", "obs": obs, "episodes": lanes.episodes.copy()}
-        if self._record:
-            states = lanes.states()
-            tree["sizes"] = np.array([-1 if state is None else len(state) for state in states], np.int64)
-            tree["states"] = np.frombuffer(b"".join(filter(None, states)), np.uint8)
-            tree |= {"steps": lanes.rows.steps.copy(), **lanes.breaks()}
-        return tree
-
-    def load(self, tree: Tree) -> list[str]:
-        saved = self._saved_obs(tree, "simulator")
-        self.take_faults()
-        lanes, episodes = self._lanes, np.asarray(tree["episodes"])
-        if "sizes" in tree and lanes.saves:
-            reasons = lanes.load_states(_split(tree), episodes, np.asarray(tree["steps"]))
-            lanes.load_breaks(tree)
-            columns = list(zip(lanes.rows.obs.values(), saved, strict=True))
-            whole = [lane for lane in range(self.num_envs) if lane not in reasons]
-            others = [i for i in whole if any(bits(now[i]) != bits(before[i]) for now, before in columns)]
-            reasons |= dict.fromkeys(others, "the simulator gave another observation for it than before")
-            lanes.begin_anew(others)
-        else:
-            lanes.begin_at(episodes + 1)
-            cannot = "they were not saved" if lanes.saves else "the simulator cannot save them"
-            reasons = dict.fromkeys(range(self.num_envs), cannot)
-        self.restarted = sorted(reasons)
-        self._show()
-        counts = Counter(reasons.values())
-        start_over = f"of {self.num_envs} running episodes of env {self.spec.env!r} start over"
-        return [f"{count} {start_over}: {reason}" for reason, count in counts.items()]
-
-
-def _split(tree: Tree) -> list[bytes | None]:
-    sizes, states = np.asarray(tree["sizes"]).tolist(), np.asarray(tree["states"], np.uint8)
-    ends = np.cumsum([max(0, size) for size in sizes]).tolist()
-    return [None if size < 0 else states[end - size : end].tobytes() for size, end in zip(sizes, ends, strict=True)]
-
-
-def patient_offer(hang_seconds: float, start_seconds: float, config: Mapping[str, Any]) -> Offer:
-    """What a simulator is offered. Neither side sends PING: who ends hangs up, and a trainer may be busy for long."""
-    step_ms, reset_ms = (int(min(_DAY, 1000 * seconds)) for seconds in (hang_seconds, start_seconds))
-    deadlines = Deadlines(step_ms=step_ms, reset_ms=reset_ms, ping_ms=_DAY, silence_ms=_DAY)
-    can = "timing", "info", "snapshot"
-    return Offer(autoreset=("same_step",), capabilities=can, deadlines=deadlines, config=config)
-
-
-def random_of(spec: EnvSpec, obs: Mapping[str, np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """Actions for all that see `obs`, `[N, ...]` by path, of those that their masks allow; also of several agents."""
-    count = len(next(iter(obs.values())))
-    if spec.agents is None:
-        return random_actions(spec.action, count, rng, obs.get(MASK)).astype(spec.action.dtype)
-    actions = np.zeros((count, *spec.action.shape), spec.action.dtype)
-    slices = action_slices(spec.agents)
-    for k, kind in enumerate(spec.agents.kinds):
-        masks = next((obs[f"obs/{leaf_name(k, i)}"] for i, leaf in enumerate(kind.obs) if leaf.path == MASK), None)
-        for row, agent in enumerate(kind.agents):
-            chosen = random_actions(kind.action, count, rng, None if masks is None else masks[:, row] != 0)
-            actions[:, slices[agent]] = chosen.reshape(count, -1)
-    return actions
-
-
-def cost_of_simulator(env: str, args: Mapping[str, Any] | None, envs: int = 8) -> tuple[EnvSpec, Cost]:
-    """What a simulator takes and gives, and what a step costs with so many envs in a process."""
-    if is_remote(env):
-        from raynforce.envs.remote import remote_lanes
-
-        lanes: Simulators = remote_lanes(env, args, envs, seed=0, gateway=None, at_most=True)
-        envs = lanes.count
-    else:
-        lanes = Simulators(env, args, envs, seed=0)
-    rng, took = np.random.default_rng(0), array("d")
-    try:
-        until = time.monotonic() + TRIAL_SECONDS
-        while len(took) < STEPS * PASSES and (not took or time.monotonic() < until):
-            actions = random_of(lanes.spec, lanes.obs, rng)
-            began = time.perf_counter()
-            lanes.step_all(actions)
-            took.append((time.perf_counter() - began) / envs)
-    finally:
-        lanes.close()
-    low, high = (float(x) for x in np.percentile(took, [10, 90]))
-    return lanes.spec, Cost(min(took), sum(took) / len(took), (low, high), 0.0, envs * len(took))
-
-
-def make_lanes(args: EnvArgs, host: int, attempt: int, hang_seconds: float) -> Lanes | Simulators:
-    """The environments of an env host, which are stepped side by side."""
-    first = host * args.num_envs
-    if is_remote(args.env):
-        from raynforce.envs.remote import remote_lanes
-
-        how: dict[str, Any] = {"first": first, "attempt": attempt, "hang_seconds": hang_seconds}
-        return remote_lanes(args.env, args.args, args.num_envs, seed=args.seed, gateway=args.gateway, **how)
-    if is_simulator(args.env):
-        where: dict[str, Any] = {"first": first, "attempt": attempt, "hang_seconds": hang_seconds}
-        where["recycle"] = args.recycle
-        return Simulators(args.env, args.args, args.num_envs, seed=args.seed, **where)
-    return Lanes(
-        args.env,
-        args.given,
-        args.num_envs,
-        seed=args.seed,
-        first=first,
-        parallel=args.parallel,
-        attempt=attempt,
-        hang_seconds=hang_seconds,
-        masked=args.masked,
-    )

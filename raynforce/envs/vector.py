@@ -188,7 +188,8 @@ def make_vector(
     from raynforce.envs.lanes import Lanes, ParallelVector  # all implement this module's contract, so they import it
     from raynforce.envs.local import LocalVector
     from raynforce.envs.native import NativeVector, registered_vector
-    from raynforce.envs.simulators import Simulators, SimulatorVector
+    from raynforce.envs.simulator_vector import SimulatorVector
+    from raynforce.envs.simulators import Simulators
 
     if num_envs < 1:
         raise UsageError(f"num_envs is {num_envs}; it must be 1 or more")

@@ -15,7 +15,8 @@ import numpy as np
 
 from raynforce.envs.faults import KEPT, RECYCLED
 from raynforce.envs.lanes import Lanes
-from raynforce.envs.simulators import Simulators, make_lanes
+from raynforce.envs.simulator_vector import make_lanes
+from raynforce.envs.simulators import Simulators
 from raynforce.envs.vector import EnvArgs
 from raynforce.memory import resident_bytes
 from raynforce.protocol.channel import Address, ChannelError, HostLink, Refused, connect

@@ -27,7 +27,8 @@ from raynforce.envs.addresses import find_key, make_keys
 from raynforce.envs.gateway import Gateway
 from raynforce.envs.masks import random_actions
 from raynforce.envs.remote import RemoteSimulators
-from raynforce.envs.simulators import Simulators, SimulatorVector
+from raynforce.envs.simulator_vector import SimulatorVector
+from raynforce.envs.simulators import Simulators
 from raynforce.errors import EnvError, UsageError
 
 DEADLINE = 30.0

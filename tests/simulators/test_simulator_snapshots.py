@@ -20,7 +20,8 @@ import raynforce
 from raynforce.cli.summary import summary
 from raynforce.envs import simulators
 from raynforce.envs.faults import CUT, KEPT, RECYCLED
-from raynforce.envs.simulators import Simulators, SimulatorVector
+from raynforce.envs.simulator_vector import SimulatorVector
+from raynforce.envs.simulators import Simulators
 from raynforce.envs.vector import NEVER, Recycle, Step, make_vector
 from raynforce.errors import UsageError
 from raynforce.memory import tree_bytes

@@ -20,7 +20,8 @@ import pytest
 
 import raynforce
 from raynforce.envs.make import make
-from raynforce.envs.simulators import Simulators, SimulatorVector
+from raynforce.envs.simulator_vector import SimulatorVector
+from raynforce.envs.simulators import Simulators
 from raynforce.envs.vector import make_vector, probe
 from raynforce.errors import EnvError, UsageError
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from raynforce.envs.masks import random_of
 from raynforce.envs.simulator_envs import close_simulators, simulators
-from raynforce.envs.simulators import random_of
 
 
 class Speed(NamedTuple):
