@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raynforce.config import Config
-from raynforce.experience.advantages import discounted
+from raynforce.experience.advantages import running_returns
 from raynforce.experience.fragment import Fragment
 from raynforce.lazy import LazyModule
 from raynforce.policies.images import with_images
@@ -30,6 +30,7 @@ else:
 
 FEATURES = 64  # that the fixed network has of an observation
 ROWS = 256  # of one step of the predictor
+GAMMA = 0.99  # of its discounted sums at most, the paper's: with 1 they, and their deviation, grow with the run
 RATE, BETAS, EPSILON = 1e-3, (0.9, 0.999), 1e-8  # Adam's
 SEED = 11
 
@@ -44,7 +45,8 @@ class Novelty:
         seeds = np.random.SeedSequence([config.seed, SEED]).generate_state(2)
         self._fixed, self._net = (torch_net.build(spec, None, {}, (), int(s), device) for s in seeds)
         self._normalizer = ObservationNormalizer(spec) if spec.normalizes else None
-        self._gamma, self._returns = config.algorithm.gamma, RunningStats(1)
+        self._gamma = min(GAMMA, config.algorithm.gamma)
+        self._returns = RunningStats(1)
         self._running: dict[int, np.ndarray] = {}  # discounted bonus in flight, per sampler [B]
         self._moments = [torch.zeros_like(self._net.flat), torch.zeros_like(self._net.flat)]
         self._steps = 0
@@ -59,12 +61,11 @@ class Novelty:
                 net.normalize_with(*self._normalizer.affine())
         errors = [self._errors(fragment) for fragment in fragments]  # [T, B] each
         for fragment, error in zip(fragments, errors, strict=True):
-            running = self._running.get(fragment.sampler, np.zeros(fragment.lanes))
-            if len(running) != fragment.lanes:
-                running = np.zeros(fragment.lanes)
+            running = self._running.get(fragment.sampler, np.zeros(0))
             never = np.zeros(error.shape, np.bool_)  # as in the paper, these sums go on beyond episodes
-            returns, self._running[fragment.sampler] = discounted(error, never, self._gamma, running)
-            self._returns.update(returns.reshape(-1, 1))
+            returns, running = running_returns(fragment, error, never, self._gamma, running)
+            self._returns.update(returns[fragment["valid"]][:, None])
+            self._running[fragment.sampler] = running
         scale = weight / max(1e-8, float(np.sqrt(self._returns.variance[0])))
         self.bonus = float(np.mean([error.mean() for error in errors])) * scale if errors else 0.0
         self._learn(fragments)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raynforce.experience.fragment import Fragment
+from raynforce.experience.trajectories import in_turn
 
 
 class Steps(NamedTuple):
@@ -66,14 +67,33 @@ def final_values(fragment: Fragment, value: np.ndarray, final_value: np.ndarray)
     return values
 
 
-def discounted(reward: np.ndarray, done: np.ndarray, gamma: float, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each lane's discounted return so far, `[T, B]`, and what to `carry` `[B]` to the next fragment; float64."""
+def discounted(
+    reward: np.ndarray, first: np.ndarray, valid: np.ndarray, gamma: float, carry: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each lane's discounted return so far, `[T, B]`, and what to `carry` `[B]` to the next fragment; float64.
+
+    It begins anew in `first` rows, and stays as it is in rows that are not `valid`: a lane that is truncated because
+    others have more rows goes on.
+    """
     so_far = np.empty(reward.shape, np.float64)
     carry = np.array(carry, np.float64)  # a copy: the caller's is left alone
-    alive = ~done  # [T, B]
+    kept, earned = np.where(valid, gamma * ~first, 1.0), reward * valid  # [T, B]
     for t in range(len(so_far)):
-        carry *= gamma
-        carry += reward[t]
+        carry *= kept[t]
+        carry += earned[t]
         so_far[t] = carry
-        carry *= alive[t]
     return so_far, carry
+
+
+def running_returns(
+    fragment: Fragment, reward: np.ndarray, first: np.ndarray, gamma: float, running: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`discounted` of a fragment, whose lanes may be any of the sampler's, in turn: `running` `[N]` has all of them."""
+    lanes = fragment.columns.get("lane", np.arange(fragment.lanes))
+    running = np.pad(running, (0, max(0, int(lanes.max()) + 1 - len(running))))
+    returns, valid = np.empty(reward.shape), fragment["valid"]
+    for some in in_turn(lanes):
+        before = running[lanes[some]]
+        found = discounted(reward[:, some], first[:, some], valid[:, some], gamma, before)
+        returns[:, some], running[lanes[some]] = found
+    return returns, running

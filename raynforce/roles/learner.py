@@ -13,11 +13,10 @@ from raynforce.algos.base import Arrays, Batch, LearningRound, Loss
 from raynforce.algos.contract import blamed
 from raynforce.config import Config
 from raynforce.errors import CheckpointError, RaynforceError, UsageError
-from raynforce.experience.advantages import discounted
+from raynforce.experience.advantages import running_returns
 from raynforce.experience.counts import Counts, Record
 from raynforce.experience.fragment import Fragment, lag_metrics
 from raynforce.experience.sharding import joint_metrics, minibatches, split_errors
-from raynforce.experience.trajectories import in_turn
 from raynforce.policies.acting import PolicyVersion
 from raynforce.policies.groups import REST, is_rate, rate_of, stretches
 from raynforce.policies.normalizer import ObservationNormalizer, RunningStats
@@ -193,17 +192,11 @@ class Learner:
     def _updated_reward_scale(self, fragments: Sequence[Fragment]) -> float:
         """One over the deviation of running discounted returns, these fragments included."""
         for f in fragments:
-            lanes = f.columns.get("lane", np.arange(f.lanes))  # of all that the sampler has, those in it
             running = self._running_returns.get(f.sampler, np.zeros(0))
             if f.sequence != self._sequences.get(f.sampler, f.sequence - 1) + 1:  # a gap: other episodes have begun
                 running = np.zeros(0)
-            running = np.pad(running, (0, max(0, int(lanes.max()) + 1 - len(running))))
             self._sequences[f.sampler] = f.sequence
-            done, reward = f["terminated"] | f["truncated"], f["reward"] * f["valid"]
-            returns, gamma = np.empty(reward.shape), self._config.algorithm.gamma
-            for some in in_turn(lanes):
-                before = running[lanes[some]]
-                returns[:, some], running[lanes[some]] = discounted(reward[:, some], done[:, some], gamma, before)
+            returns, running = running_returns(f, f["reward"], f["first"], self._config.algorithm.gamma, running)
             self._return_stats.update(returns[f["valid"]][:, None])
             self._running_returns[f.sampler] = running
         deviation = float(np.sqrt(self._return_stats.variance[0]))
@@ -239,9 +232,9 @@ class Learner:
         load_rng(self._rng, tree["rng"])
         self._torch_rng.load(tree["torch_rng"])
         self._return_stats.load(tree["return_stats"])
-        sampling = self._config.sampling
-        returns = {int(k): v for k, v in tree["running_returns"].items() if len(v) == sampling.envs}
-        self._running_returns = {k: v for k, v in returns.items() if k < sampling.samplers}  # the others begin at zero
+        returns = {int(k): np.array(v) for k, v in tree["running_returns"].items()}
+        samplers = self._config.sampling.samplers
+        self._running_returns = {k: v for k, v in returns.items() if k < samplers}  # the others begin at zero
         self._sequences = {int(k): v for k, v in tree.get("sequences", {}).items() if int(k) in self._running_returns}
         self._steps, self._number = tree["steps"], tree["number"]
         self._algo.round = LearningRound(self._number, tree.get("updates", tree["algo"].get("updates", 0)))

@@ -80,24 +80,34 @@ def test_final_values_prefers_the_listed_observations() -> None:
 
 def test_discounted_known_answer() -> None:
     reward = np.array([[1, 1], [2, 1], [3, 1]], np.float32)
-    done = np.array([[False, True], [True, False], [False, False]])
-    start = np.array([4.0, 0.0])
-    so_far, carry = discounted(reward, done, 0.5, start)
+    first = np.array([[False, True], [False, True], [True, False]])
+    start = np.array([4.0, 9.0])
+    so_far, carry = discounted(reward, first, np.ones((3, 2), bool), 0.5, start)
     assert so_far.tolist() == [[3.0, 1.0], [3.5, 1.0], [3.0, 1.5]]
     assert carry.tolist() == [3.0, 1.5]
-    assert start.tolist() == [4.0, 0.0]
+    assert start.tolist() == [4.0, 9.0]
 
 
-def test_discounted_resets_the_carry_at_the_border() -> None:
-    _, carry = discounted(np.ones((2, 1)), np.array([[False], [True]]), 0.9, np.zeros(1))
-    assert carry.tolist() == [0.0]
+def test_discounted_begins_anew_after_the_border() -> None:
+    valid = np.ones((1, 1), bool)
+    found, carry = discounted(np.ones((1, 1)), valid, valid, 0.9, np.array([7.0]))
+    assert found.tolist() == [[1.0]]
+    assert carry.tolist() == [1.0]
+
+
+def test_discounted_passes_over_rows_that_are_not_valid() -> None:
+    """A lane with fewer rows than others goes on with the next fragment, undiscounted and not begun anew."""
+    reward, no = np.array([[1.0], [5.0], [1.0]]), np.zeros((3, 1), bool)
+    found, carry = discounted(reward, no, np.array([[True], [False], [True]]), 0.5, np.array([2.0]))
+    assert found.tolist() == [[2.0], [2.0], [2.0]]
+    assert carry.tolist() == [2.0]
 
 
 def test_discounted_in_two_pieces_equals_one() -> None:
     rng = np.random.default_rng(0)
-    reward, done = rng.normal(size=(20, 3)), rng.random((20, 3)) < 0.2
-    whole, end = discounted(reward, done, 0.97, np.zeros(3))
-    first, carry = discounted(reward[:7], done[:7], 0.97, np.zeros(3))
-    second, carry = discounted(reward[7:], done[7:], 0.97, carry)
+    reward, begins, valid = rng.normal(size=(20, 3)), rng.random((20, 3)) < 0.2, rng.random((20, 3)) < 0.8
+    whole, end = discounted(reward, begins, valid, 0.97, np.zeros(3))
+    first, carry = discounted(reward[:7], begins[:7], valid[:7], 0.97, np.zeros(3))
+    second, carry = discounted(reward[7:], begins[7:], valid[7:], 0.97, carry)
     np.testing.assert_array_equal(whole, np.concatenate([first, second]))
     np.testing.assert_array_equal(end, carry)

@@ -195,7 +195,7 @@ def test_fragments_tell_the_truth(seed: int, lanes: int, length: int) -> None:
         advantage, _ = gae(Steps(f["reward"], value, terminated, truncated, final), GAMMA, LAMBDA)
         log_ratio = np.zeros_like(f["reward"])
         traced, _ = vtrace(Steps(f["reward"], value, terminated, truncated, final), log_ratio, GAMMA, LAMBDA)
-        so_far, carry = discounted(f["reward"] * valid, terminated | truncated, GAMMA, carry)
+        so_far, carry = discounted(f["reward"], f["first"], valid, GAMMA, carry)
         idle = ~valid
         assert not f["reward"][idle].any()
         assert not f["first"][idle].any()

@@ -332,7 +332,7 @@ def test_a_lane_that_is_twice_in_a_fragment_goes_on_in_it() -> None:
     def part(lanes: list[int], sequence: int) -> Fragment:
         zeros = np.zeros((1, len(lanes)), bool)
         rewards = np.array([[2.0**lane for lane in lanes]], np.float32)
-        columns = {"reward": rewards, "terminated": zeros, "truncated": zeros, "valid": ~zeros}
+        columns = {"reward": rewards, "terminated": zeros, "truncated": zeros, "first": zeros, "valid": ~zeros}
         return Fragment({**columns, "lane": np.array(lanes)}, 0, 0, sequence)
 
     settings: dict[str, Any] = {"learner": {"scale_rewards": True}, "algorithm": {"gamma": 0.5}}
@@ -341,3 +341,28 @@ def test_a_lane_that_is_twice_in_a_fragment_goes_on_in_it() -> None:
     apart = two._updated_reward_scale([part([2, 0], 0), part([2], 1), part([2], 2)])
     assert together == apart
     assert one._running_returns[0].tolist() == two._running_returns[0].tolist() == [1.0, 0.0, 7.0]
+
+
+def test_a_lane_that_is_cut_short_goes_on_in_the_next_fragment() -> None:
+    """A lane with fewer rows than others is truncated there; its return goes on, in what rewards are scaled by."""
+
+    def part(rows: int, sequence: int, *, begins: bool) -> Fragment:
+        valid = np.stack([np.ones(6, bool), np.arange(6) < rows], axis=1)  # [T, B]
+        first, truncated = np.zeros((6, 2), bool), np.zeros((6, 2), bool)
+        first[0], truncated[rows - 1, 1] = begins, rows < 6
+        reward = (1.0 + sequence + np.zeros((6, 2), np.float32)) * valid
+        columns = {"reward": reward, "terminated": np.zeros((6, 2), bool), "truncated": truncated}
+        return Fragment({**columns, "first": first, "valid": valid}, 0, 0, sequence)
+
+    settings: dict[str, Any] = {"learner": {"scale_rewards": True}, "algorithm": {"gamma": 0.5}}
+    learner, _ = roles("CartPole-v1", **settings)
+    for sequence, rows in enumerate((2, 1, 6)):
+        scale = learner._updated_reward_scale([part(rows, sequence, begins=not sequence)])
+    seen = [[1.0 + i // 6 for i in range(18)], [1.0, 1.0, 2.0, *[3.0] * 6]]  # rewards of each lane, without an end
+    returns = []
+    for rewards in seen:
+        so_far = 0.0
+        for reward in rewards:
+            so_far = 0.5 * so_far + reward
+            returns.append(so_far)
+    assert scale == pytest.approx(1 / np.std(returns))
