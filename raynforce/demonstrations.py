@@ -123,7 +123,7 @@ def record(
             sampler = Sampler(played.spec, envs, LENGTH, RECORDING_STREAM, actor=played)
             opened.callback(sampler.close)
             wanted = EPISODES if episodes is None and steps is None else episodes
-            playing = _Playing(sampler, version, env, lanes, writer, wanted, steps)
+            playing = _Playing(sampler, version, env, lanes * env.lanes, writer, wanted, steps)
             playing.to_the_end(say)
         return Recorded(target, format, env.env, len(playing.returns), playing.steps, np.array(playing.returns))
 
@@ -180,8 +180,7 @@ class _Playing:
             under_way = self._gathering.length(lane)
             enough = under_way >= (self._left[lane] if self._by_steps else LONGEST)
             if self._left[lane] and enough:
-                now = {leaf.path: fragment[leaf.path][-1, lane] for leaf in self._env.obs}
-                for episode in self._gathering.cut(lane, now):
+                for episode in self._gathering.cut(lane, fragment):
                     self._take(lane, episode)
                     self._left[lane] = 0  # its env is somewhere in the middle
         if sum(one.action.nbytes + sum(seen.nbytes for seen in one.obs.values()) for one in self._held) > FLUSH:

@@ -143,6 +143,17 @@ def joined(agents: Agents) -> tuple[tuple[ObsLeaf, ...], ActionSpec]:
     return tuple(leaves), ActionSpec("box", (len(low),), "float32", low=low, high=high)
 
 
+def float32_bounds(action: ActionSpec) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the largest float32 within the bounds of a box, as float64: actions are float32, and 0.1 of a
+    float64 space would become 0.10000000149."""
+    low, high = (np.asarray(bound, np.float64).reshape(action.shape) for bound in (action.low, action.high))
+    with np.errstate(over="ignore"):  # beyond float32's range it is infinite
+        least, most = low.astype(np.float32), high.astype(np.float32)
+    least = np.where(least < low, np.nextafter(least, np.float32(np.inf)), least)
+    most = np.where(most > high, np.nextafter(most, np.float32(-np.inf)), most)
+    return least.astype(np.float64), most.astype(np.float64)
+
+
 def action_bounds(action: ActionSpec) -> tuple[Sequence[float], Sequence[float]]:
     """The smallest and the largest value of each element."""
     if action.kind == "box":

@@ -110,7 +110,8 @@ class BC(Algorithm[BCConfig]):
         entropy = policy.entropy.mean()
         gradients = policy.backward(policy.logp.new_full((count,), -1 / count), -hp.entropy_coef / count)
         if "log_std" in gradients:
-            gradients["log_std"] = gradients["log_std"].masked_fill(out["log_std"] <= hp.log_std_min, 0.0)
+            lower = (out["log_std"] <= hp.log_std_min) & (gradients["log_std"] > 0)  # a step would take it below
+            gradients["log_std"] = gradients["log_std"].masked_fill(lower, 0.0)
 
         error = out["value"].squeeze(1) - minibatch["returns"]
         value_loss = 0.5 * error.square().mean()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
+from raynforce.algos.augment import shifted
 from raynforce.algos.base import Batch, Loss, observations
 from raynforce.algos.off_policy import Fraction, OffPolicy, OffPolicyConfig
 from raynforce.algos.sequences import has_memory, sequence_length
@@ -186,6 +187,9 @@ class DQN(OffPolicy[DQNConfig]):
         through the burn-in, without gradient, by the network and its target each for itself."""
         each = ("weight", "index", "shard")  # [S], as states are; all else is [S, R, ...] or [S, L, ...]
         over = {k: v if k in each or k.startswith(STATE) else v.transpose(0, 1) for k, v in minibatch.items()}
+        for name in [f"{prefix}{path}" for prefix in ("", "next_") for path in self._augmented]:
+            moved = shifted({name: over[name].flatten(0, 1)}, {name: self._augmented[name.removeprefix("next_")]})
+            over[name] = moved[name].view(over[name].shape)
         burn_in, length, width = self.hp.burn_in, len(over["reward"]), over["reward"].shape[1]
         judged, _ = self._following(net, over, self.target)  # [R, S, A]
         own, after = self._following(net, over, None)

@@ -98,6 +98,7 @@ class Gathering:
     def __init__(self, env: EnvSpec, lanes: int) -> None:
         self._paths = [leaf.path for leaf in env.obs]
         self._to_env = action_map(env.action)
+        self._turns = env.agents is not None and env.agents.turns
         self._parts: list[list[Arrays]] = [[] for _ in range(lanes)]  # of episodes under way, by lane
 
     def add(self, fragment: Fragment) -> list[list[Episode]]:
@@ -109,15 +110,20 @@ class Gathering:
         for lane, parts in enumerate(self._parts):
             start = 0
             for t in np.flatnonzero(terminated[:, lane] | truncated[:, lane]).tolist():
+                k = places.get(t * fragment.lanes + lane)
+                if k is None and self._turns:  # all ends have their place: others have more rows, and it goes on
+                    continue
                 self._take(parts, fragment, action, lane, np.flatnonzero(valid[start : t + 1, lane]) + start)
-                k, start = places.get(t * fragment.lanes + lane), t + 1
+                start = t + 1
                 last = {p: fragment[p][t + 1, lane] if k is None else fragment[f"final/{p}"][k] for p in self._paths}
                 ended[lane] += self._closed(lane, last, bool(terminated[t, lane]), bool(truncated[t, lane]))
             self._take(parts, fragment, action, lane, np.flatnonzero(valid[start:, lane]) + start)
         return ended
 
-    def cut(self, lane: int, now: Mapping[str, np.ndarray]) -> list[Episode]:
-        """End what is under way in a lane here, truncated; `now` is what it sees."""
+    def cut(self, lane: int, fragment: Fragment) -> list[Episode]:
+        """End what is under way in a lane after this fragment, truncated."""
+        row = int(fragment["valid"][:, lane].sum()) if self._turns else fragment.length
+        now = {path: fragment[path][row, lane] for path in self._paths}
         return self._closed(lane, now, False, True)
 
     def length(self, lane: int) -> int:

@@ -16,6 +16,7 @@ from raynforce.errors import UsageError
 from raynforce.spaces import MASK, ActionSpec, EnvSpec, ObsLeaf
 
 NEEDED = ("eps_id", "obs", "new_obs", "actions", "rewards", "terminateds", "truncateds")
+OWN = b"raynforce"  # the key of metadata in files that were written here
 Nested = dict[str, Any]
 
 
@@ -36,7 +37,7 @@ class ParquetWriter:
         table = _table(episodes, self._env, self._count)
         self._count += episodes.count
         if self._file is None:
-            schema = table.schema.with_metadata({"raynforce": json.dumps(self._facts)})
+            schema = table.schema.with_metadata({OWN: json.dumps(self._facts)})
             self._file = pq.ParquetWriter(self._unfinished, schema, compression="zstd")
         self._file.write_table(pa.table(table.columns, schema=self._file.schema))
 
@@ -168,7 +169,7 @@ def read_parquet(files: Sequence[Path], env: EnvSpec, name: str) -> Episodes:
     timed = all("t" in table.column_names for table in tables)
     column = {name: joined(name) for name in (*NEEDED, *(("t",) if timed else ()))}
 
-    ids = column["eps_id"].dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    ids = _ids(what, column["eps_id"], tables)
     order = np.lexsort((_plain(what, "t", column["t"]), ids)) if "t" in column else np.argsort(ids, kind="stable")
     ordered = np.array_equal(order, np.arange(rows))
 
@@ -187,13 +188,13 @@ def read_parquet(files: Sequence[Path], env: EnvSpec, name: str) -> Episodes:
     obs, later = shown(""), shown("new_")
     action = leaf_of("actions", column["actions"], env.action)
     reward = _plain(what, "rewards", column["rewards"])[order].astype(np.float32)
-    terminated, truncated = (_plain(what, n, column[n])[order].astype(np.bool_) for n in ("terminateds", "truncateds"))
+    terminated, truncated = (_flags(what, name, column[name])[order] for name in ("terminateds", "truncateds"))
     if not np.isfinite(reward).all():
         raise UsageError(f"{what}rewards are not all finite: leave these episodes out")
 
     ids, broken = ids[order], np.zeros(rows - 1, np.bool_)
     for path, now in obs.items():
-        broken |= (later[path][:-1] != now[1:]).reshape(rows - 1, -1).any(1)
+        broken |= (later[path][:-1] != now[1:]).reshape(rows - 1, math.prod(now.shape[1:])).any(1)
     ends = np.append((ids[1:] != ids[:-1]) | broken, True) | terminated | truncated
     (at,) = np.nonzero(ends)
     length = np.diff(at, prepend=-1)
@@ -206,6 +207,26 @@ def read_parquet(files: Sequence[Path], env: EnvSpec, name: str) -> Episodes:
         terminated[at],
         truncated[at] | ~terminated[at],
     )
+
+
+def _ids(what: str, array: Any, tables: Sequence[Any]) -> np.ndarray:
+    """A number for each episode. Ids of files that we wrote count from 0 in each; those of others may go on in the
+    next file."""
+    from pyarrow import types
+
+    if array.null_count or types.is_nested(array.type):
+        found = "has empty cells" if array.null_count else f"is {array.type}, not text or numbers"
+        raise UsageError(f"{what}eps_id {found}")
+    own = [1 + i if OWN in (table.schema.metadata or {}) else 0 for i, table in enumerate(tables)]
+    ids: np.ndarray = array.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return ids + (ids.max() + 1) * np.repeat(own, [len(table) for table in tables])
+
+
+def _flags(what: str, name: str, array: Any) -> np.ndarray:
+    found = _plain(what, name, array)
+    if not np.isin(found, (0, 1)).all():
+        raise UsageError(f"{what}{name} has {found[~np.isin(found, (0, 1))][0]}; allowed are true and false")
+    return found.astype(np.bool_)
 
 
 def _leaf(what: str, array: Any, leaf: ObsLeaf) -> Any:
@@ -221,7 +242,10 @@ def _leaf(what: str, array: Any, leaf: ObsLeaf) -> Any:
 
 
 def _plain(what: str, name: str, array: Any) -> np.ndarray:
-    return _cells(f"{what}{name}", array, ())
+    found = _cells(f"{what}{name}", array, ())
+    if found.ndim > 1:
+        raise UsageError(f"{what}{name} has {found.shape[1]} numbers in each row; it must have one")
+    return found
 
 
 def _cells(what: str, array: Any, shape: tuple[int, ...]) -> np.ndarray:

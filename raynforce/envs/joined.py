@@ -143,10 +143,10 @@ class JoinedEnv(EnvOfAgents):
             name = names[i]
             self._reward[i] = rewards.get(name, 0.0)
             flags[TERMINATED, i] = bool(terminated.get(name, False))
-            flags[TRUNCATED, i] = bool(truncated.get(name, name not in left)) and not flags[TERMINATED, i]
-        for name in left:
-            i = self._index[name]
-            flags[ACTING, i] = not (flags[TERMINATED, i] or flags[TRUNCATED, i])
+            over = bool(truncated.get(name)) or name not in left  # one that has left is over, whatever is said of it
+            flags[TRUNCATED, i] = over and not flags[TERMINATED, i]
+        for name in left:  # and so is one that is said to be over, though it is still listed
+            flags[ACTING, self._index[name]] = not (terminated.get(name) or truncated.get(name))
 
     def _to_next(self) -> None:
         """Let agents that are over leave, up to one that is to move; each gets what it earned since its last move."""

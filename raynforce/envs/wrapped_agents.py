@@ -54,12 +54,19 @@ class WrappedAgents:
         given = {agent: self._seats[agent].receive(obs, rewards.get(agent, 0.0)) for agent, obs in seen.items()}
         earned = {agent: self._seats[agent].earn(reward) for agent, reward in rewards.items() if agent not in seen}
         earned |= {agent: reward for agent, (_, reward) in given.items()}
+        terminated, truncated, _ = others
+        for agent, seat in self._seats.items():  # one that is over begins anew if it comes back
+            over = agent not in self._env.agents or terminated.get(agent) or truncated.get(agent)
+            seat.is_there = seat.is_there and not over
         return {agent: obs for agent, (obs, _) in given.items()}, earned, *others
 
     def last(self) -> tuple[Any, ...]:
         """Of the agent that is to move; to be asked for once."""
-        seen, reward, *others = self._env.last()
-        return *self._seats[self._env.agent_selection].receive(seen, reward), *others
+        seen, reward, terminated, truncated, info = self._env.last()
+        seat = self._seats[self._env.agent_selection]
+        given = seat.receive(seen, reward)
+        seat.is_there = not (terminated or truncated)  # it begins anew if it comes back
+        return *given, terminated, truncated, info
 
 
 class _Seat(gymnasium.Env[Any, Any]):

@@ -22,7 +22,7 @@ from raynforce.policies.distributions import (
 )
 from raynforce.policies.numpy_net import NumpyNet
 from raynforce.policies.spec import NetworkSpec
-from raynforce.spaces import MASK, ActionSpec, EnvSpec, tuples
+from raynforce.spaces import MASK, ActionSpec, EnvSpec, float32_bounds, tuples
 from raynforce.trees import Tree
 
 if TYPE_CHECKING:
@@ -272,10 +272,11 @@ def action_map(spec: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:
         start = np.asarray(spec.start, np.int64).reshape(spec.shape)
         return (lambda a: a + start) if start.any() else (lambda a: a)
     low, high = (np.asarray(b, np.float64).reshape(spec.shape) for b in (spec.low, spec.high))
+    least, most = float32_bounds(spec)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        return lambda a: np.clip(a, low, high).astype(np.float32)
+        return lambda a: np.clip(a, least, most).astype(np.float32)
     middle, half = (high + low) / 2, (high - low) / 2
-    return lambda a: np.clip(middle + half * a, low, high).astype(np.float32)
+    return lambda a: np.clip(middle + half * a, least, most).astype(np.float32)
 
 
 def _only(tree: Tree, *keys: str) -> Tree:

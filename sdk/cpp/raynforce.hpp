@@ -2423,7 +2423,9 @@ class Policy {
     const double low = i < leaf.low.size() ? leaf.low[i] : -INFINITY, high = i < leaf.high.size() ? leaf.high[i] : INFINITY;
     const auto finite = [](const std::vector<double>& bounds) { return std::all_of(bounds.begin(), bounds.end(), [](double b) { return std::isfinite(b); }); };
     if (!leaf.low.empty() && finite(leaf.low) && finite(leaf.high)) value = (high + low) / 2 + (high - low) / 2 * value;
-    return static_cast<float>(std::min(high, std::max(low, value)));
+    const float inside = static_cast<float>(std::min(high, std::max(low, value)));  // to be within, also as a float
+    if (inside > high) return std::nextafter(inside, -std::numeric_limits<float>::infinity());
+    return inside < low ? std::nextafter(inside, std::numeric_limits<float>::infinity()) : inside;
   }
 
   void build(const Json& network) {

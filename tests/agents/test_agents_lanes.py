@@ -61,6 +61,20 @@ def test_an_agent_may_come_later() -> None:
     assert envs.step(step.obs["obs"]).valid.tolist() == [False, True, True]
 
 
+@pytest.mark.parametrize(("name", "flag"), [("Leaves", "truncated"), ("Stays", "terminated")])
+def test_an_agent_that_is_over_ends_once_however_its_environment_says_so(name: str, flag: str) -> None:
+    """As truncated if nothing but its absence does; one that stays listed is not asked to act again."""
+    envs = EnvArgs(f"leaving_envs:{name}", 1, 0).vector(0)
+    envs.reset()
+    valid, ends = [], []
+    for _ in range(8):
+        step = envs.step(np.zeros(2, np.int64))
+        valid.append(step.valid.tolist())
+        ends.append(getattr(step, flag)[1])
+    assert valid == [[True, t < 3] for t in range(8)]
+    assert ends == [t == 2 for t in range(8)]
+
+
 def test_one_moves_at_a_time_and_is_paid_when_it_is_next_to_move() -> None:
     envs = EnvArgs(f"{TINY}Nim", 1, 3).vector(0)
     left = int(envs.reset()["obs"][0])

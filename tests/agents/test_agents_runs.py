@@ -16,7 +16,8 @@ from rays import needs
 from running import metrics, solve
 
 import raynforce
-from raynforce.envs.vector import EnvArgs
+from raynforce.data.files import read
+from raynforce.envs.vector import EnvArgs, probe
 from raynforce.errors import UsageError
 from raynforce.policy import read_policy
 from raynforce.runs.directory import find_policy
@@ -164,6 +165,33 @@ def test_agents_that_see_who_they_are_are_recorded(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'minari' is for environments of one agent, and env .* has 2: use parquet"):
         raynforce.record(run, out=tmp_path / "played-v0", format="minari", episodes=3, which="last")
     assert not (tmp_path / "played-v0").exists()
+
+
+def test_each_agents_episodes_are_recorded_whole(tmp_path: Path) -> None:
+    """Also of those that end before others, and of those that have fewer moves than others in a fragment."""
+    pytest.importorskip("pyarrow")
+    raynforce.record(f"{TINY}Leaving", policy="random", steps=500, out=tmp_path / "leaving.parquet", seed=1)
+    leaving = read(str(tmp_path / "leaving.parquet"), probe(f"{TINY}Leaving", {}))
+    assert set(leaving.length[:-3].tolist()) == {1, 2, 3}
+    args = {"heap": 30}
+    raynforce.record(f"{TINY}Nim", policy="random", episodes=60, out=tmp_path / "nim.parquet", seed=1, env_args=args)
+    nim = read(str(tmp_path / "nim.parquet"), probe(f"{TINY}Nim", args))
+    assert nim.terminated.all()
+    assert set(nim.returns().tolist()) == {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("name", ["Together", "EchoInTurns"])
+def test_a_clone_of_agents_goes_on_as_if_it_had_never_stopped(name: str, tmp_path: Path) -> None:
+    """What rewards are scaled by counts the reader's lanes, of which there are fewer than agents."""
+    pytest.importorskip("pyarrow")
+    data = tmp_path / "data.parquet"
+    raynforce.record(f"{TINY}{name}", policy="random", episodes=40, out=data, seed=1)
+    settings = {"eval.every": 0, "eval.episodes": 2, "eval.final_episodes": 0, "sampling.fragment": 16}
+    how: dict[str, Any] = {"data": data, "runtime": "inline", "progress": "quiet", "settings": settings}
+    whole = raynforce.train(f"{TINY}{name}", "bc", steps=512, out=tmp_path / "whole", **how)
+    raynforce.train(f"{TINY}{name}", "bc", steps=256, out=tmp_path / "half", **how)
+    resumed = raynforce.resume(tmp_path / "half", steps=512, progress="quiet")
+    assert resumed.result.weights_sha256 == whole.result.weights_sha256
 
 
 def test_a_frozen_policy_plays_and_stays(tmp_path: Path) -> None:

@@ -99,3 +99,12 @@ def test_wrappers_of_steps_and_actions_are_refused(given: Any) -> None:
     with pytest.raises(UsageError, match=r"is for environments of one agent, and env .*FrameStack") as error:
         make(f"{TINY}Aim", {"wrappers": [given]})
     assert "\n" not in str(error.value)
+
+
+def test_one_that_comes_back_begins_anew() -> None:
+    """Its stack has no frame of its last life."""
+    envs = EnvArgs("leaving_envs:Leaves", 1, 0, {"back": True, "wrappers": [STACK]}).vector(0)
+    envs.reset()
+    seen = [envs.step(np.zeros(2, np.int64)).obs["obs"] for _ in range(6)]  # [2, 2] each
+    assert seen[4].tolist() == [[4, 5], [5, 5]]
+    assert seen[5].tolist() == [[5, 6], [5, 6]]

@@ -47,9 +47,15 @@ def test_an_observation_without_images_is_one_line(tmp_path: Path) -> None:
         raynforce.train("CartPole-v1", settings={"algorithm.augment": "shift"}, out=tmp_path / "run")
 
 
-@pytest.mark.parametrize("algo", ["dqn", "ppo"])
-def test_runs_repeat_and_resume_exactly(tmp_path: Path, algo: str) -> None:
-    settings = {"algorithm.augment": "shift", "eval.every": 0, "eval.final_episodes": 0, "eval.episodes": 1}
+@pytest.mark.parametrize(("algo", "memory"), [("dqn", "none"), ("ppo", "none"), ("dqn", "lstm")])
+def test_runs_repeat_and_resume_exactly(tmp_path: Path, algo: str, memory: str) -> None:
+    settings = {
+        "network.memory": memory,
+        "algorithm.augment": "shift",
+        "eval.every": 0,
+        "eval.final_episodes": 0,
+        "eval.episodes": 1,
+    }
     settings |= {"sampling.envs": 2, "sampling.fragment": 16, "env_args.wrappers": [{"FrameStack": {"frames": 2}}]}
     settings |= (
         {"algorithm.learning_starts": 32, "algorithm.batch_size": 16} if algo == "dqn" else {"algorithm.epochs": 2}

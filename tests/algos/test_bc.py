@@ -84,6 +84,16 @@ def test_deviations_are_learned_to_a_bound(gaussian: Any) -> None:
         assert bool((found == 0).all()) != moves
 
 
+def test_a_deviation_below_its_bound_may_rise() -> None:
+    """PPO's presets begin with log_std_init = -2, the bound: what is far off is to be told with more doubt."""
+    algo = bc("box", log_std_min=-2.0)
+    batch = {"obs": torch.zeros(8, 1), "action": torch.ones(8, 2), "returns": torch.zeros(8)}
+    net: Any = FixedNet(policy=torch.zeros(8, 2), value=torch.zeros(8, 1), log_std=torch.full((2,), -3.0))
+    gradients = algo.loss(net, batch).gradients
+    assert gradients is not None
+    assert bool((gradients["log_std"] < 0).all())
+
+
 def test_squashed_is_for_bounded_continuous_actions() -> None:
     with pytest.raises(UsageError, match="'squashed' is for continuous actions"):
         bc("discrete", gaussian="squashed")

@@ -137,6 +137,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "ragged": (lambda c: c.update(obs=[[1.0]] + [[1.0] * 4] * 7), "obs has cells of different lengths"),
     "null": (lambda c: c.update(rewards=[None] + [1.0] * 7), "rewards has empty cells"),
     "bytes": (lambda c: c.update(obs=[b"\x80\x04K\x01."] * 8), "obs is packed bytes, which may run code"),
+    "pairs": (lambda c: c.update(rewards=[[1.0, 2.0]] * 8), "rewards has 2 numbers in each row; it must have one"),
+    "flag": (lambda c: c.update(terminateds=[0.0] * 7 + [7.0]), "terminateds has 7.0; allowed are true and false"),
+    "no id": (lambda c: c.update(eps_id=["0"] * 7 + [None]), "eps_id has empty cells"),
+    "ids": (lambda c: c.update(eps_id=[[1]] * 8), "eps_id is list<.*>, not text or numbers"),
     "text": (lambda c: c.update(obs=["a"] * 8), "obs is string, not numbers"),
 }
 
@@ -207,3 +211,24 @@ def test_masks_are_recorded_and_kept_to(env: str, tmp_path: Path) -> None:
     if env.endswith("InInfo"):
         with pytest.raises(UsageError, match="has no place for action masks that come with info"):
             raynforce.record(env, policy="random", episodes=2, out=tmp_path / "x-v0", format="minari")
+
+
+def test_a_folder_of_files_keeps_their_episodes_apart(tmp_path: Path) -> None:
+    """Each of ours counts its episodes from 0; an id of others may go on in the next file."""
+    spec, episodes = episodes_of("numbers")
+    for name in ("one", "two"):
+        written(tmp_path / "ours" / f"{name}.parquet", spec, episodes)
+    found = read(str(tmp_path / "ours"), spec)
+    assert found.length.tolist() == 2 * episodes.length.tolist()
+    names, columns = _columns(tmp_path / "ours" / "one.parquet")
+    (tmp_path / "theirs").mkdir()
+    for part, rows in enumerate((slice(0, 2), slice(2, None))):
+        table = pa.table(dict(zip(names, (column[rows] for column in columns), strict=True)))
+        pq.write_table(table, tmp_path / "theirs" / f"{part}.parquet")
+    assert_equal(read(str(tmp_path / "theirs"), spec), episodes)
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_one_row_is_an_episode(name: str, tmp_path: Path) -> None:
+    spec, episodes = episodes_of(name, (1,))
+    assert_equal(read(str(written(tmp_path / "x.parquet", spec, episodes)), spec), episodes)

@@ -12,7 +12,7 @@ import pytest
 
 from raynforce import Policy
 from raynforce.errors import UsageError
-from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion
+from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion, action_map
 from raynforce.policies.distributions import EpsilonGreedy, head_size
 from raynforce.policies.numpy_net import NumpyNet
 from raynforce.policies.spec import Conv, Free, Linear, NetworkSpec, Tower, inputs_of, mlp
@@ -380,3 +380,15 @@ def test_a_free_gaussian_is_written_as_it_always_was() -> None:
     network = NetworkSpec(inputs_of(env.obs), (Tower("policy", (Linear(2),)),), (Free("log_std", 2),))
     spec = ActingSpec(env, network, {"policy": 2})
     assert not {"gaussian", "log_std_range"}.intersection(spec.to_json(), spec.for_host(), spec.facts())
+
+
+def test_actions_are_within_bounds_that_no_float32_is() -> None:
+    """0.1 of a float64 space is 0.10000000149 as float32: environments that check their space would break."""
+    high = (0.1, 0.3, 1.1, 2.7, np.inf)
+    for bounds in (high, high[:-1]):
+        spec = ActionSpec("box", (len(bounds),), "float64", low=tuple(-x for x in bounds), high=bounds)
+        for sign in (-1, 1):
+            action = action_map(spec)(np.full(len(bounds), 9.0 * sign, np.float32))
+            assert action.dtype == np.float32
+            assert (np.abs(action.astype(np.float64)) <= bounds).all()
+            np.testing.assert_allclose(action[:4], sign * np.array(bounds[:4]), rtol=1e-6)

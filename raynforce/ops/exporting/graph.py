@@ -28,7 +28,7 @@ from raynforce.policies.distributions import (
     WideGaussian,
 )
 from raynforce.policies.spec import Activation, Conv, Input, LayerNorm, Linear
-from raynforce.spaces import MASK, ActionSpec
+from raynforce.spaces import MASK, ActionSpec, float32_bounds
 
 ACTION = "action"
 OWN = "own"  # what a user's own module gives
@@ -211,4 +211,5 @@ def _to_env(graph: Graph, action: ActionSpec, raw: str) -> None:
     x = graph.cast(raw, "float64")
     if np.isfinite(low).all() and np.isfinite(high).all():
         x = graph.add("Add", graph.add("Mul", x, (high - low) / 2), (high + low) / 2)
-    graph.cast(graph.add("Min", graph.add("Max", x, low), high), "float32", to=ACTION)
+    least, most = float32_bounds(action)
+    graph.cast(graph.add("Min", graph.add("Max", x, least), most), "float32", to=ACTION)
