@@ -3,9 +3,10 @@
     raynforce train ppo CartPole-v1 --set network.factory=examples.own_network:make --set network.factory_args.width=32
 
 The function gets the observation's leaves (`raynforce.spaces.ObsLeaf`: path, kind, shape, dtype, …) and the outputs
-that the algorithm wants, by name and size. `forward` gets a tensor `[N, ...]`, or for `Dict` and `Tuple` spaces a
-dict of tensors by path (`obs/position`); discrete values and images come as they are, vectors normalised if
-`network.normalize_obs` is on. It returns a dict with a tensor `[N, size]` for each output.
+that the algorithm wants, by name and size. `forward` gets a tensor `[N, ...]`, or where there are several leaves a
+dict of tensors by path (`obs/position`); masks of allowed actions are none of them. Discrete values and images come
+as they are, vectors normalised if `network.normalize_obs` is on. It returns a dict with a tensor `[N, size]` for each
+output.
 
 Every process that acts with it imports torch. Parameters travel with the policy; buffers do not and are refused.
 """

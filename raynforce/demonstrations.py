@@ -22,6 +22,7 @@ from raynforce.envs.addresses import reached
 from raynforce.envs.agents import ID
 from raynforce.envs.make import close_env, make
 from raynforce.envs.vector import EnvArgs, Parallel, probe
+from raynforce.envs.wrappers import for_evaluation
 from raynforce.errors import UsageError
 from raynforce.given import lending
 from raynforce.policies.acting import ActingSpec, Actor, PolicyVersion, sampler_places
@@ -49,6 +50,7 @@ class Recorded:
     path: Path
     format: str
     env: str
+    env_args: Mapping[str, Any]
     episodes: int
     steps: int
     returns: np.ndarray
@@ -102,7 +104,7 @@ def record(
         if _is_run(source):
             found = find_policy(local_path(str(source)), which)
             acting, version = read_policy(found)
-            args = {**acting.env.args, **(env_args or {})}
+            args = {**for_evaluation(acting.env.args), **(env_args or {})}  # rewards are the environment's own
             opened.enter_context(reached(acting.env.env, say=say))
             name, env = lent(acting.env, None, args, lender), replace(acting.env, args=args)
             who = f"{'sampled' if sampled else 'greedy'} policy of {found}"
@@ -125,7 +127,8 @@ def record(
             wanted = EPISODES if episodes is None and steps is None else episodes
             playing = _Playing(sampler, version, env, lanes * env.lanes, writer, wanted, steps)
             playing.to_the_end(say)
-        return Recorded(target, format, env.env, len(playing.returns), playing.steps, np.array(playing.returns))
+        played_in = (target, format, env.env, args)
+        return Recorded(*played_in, len(playing.returns), playing.steps, np.array(playing.returns))
 
 
 def _is_run(source: Any) -> bool:

@@ -16,7 +16,7 @@ from raynforce.runs import checkpoint
 from raynforce.runs.directory import find_policy
 from raynforce.runs.mirrored import local_path
 from raynforce.settings import Range, coerce
-from raynforce.spaces import MASK, ObsLeaf, forbids_all
+from raynforce.spaces import MASK, ObsLeaf, forbidden_of, forbids_all
 
 LANES = Annotated[int, Range(0, 1_000_000)]
 NO_MASK = "this policy was trained with action masks: give mask=info['action_mask'], which choices are allowed"
@@ -92,6 +92,8 @@ class Policy:
         except (TypeError, ValueError):
             raise UsageError(f"state is not made of numbers: give what act returned, or {start}") from None
         for name, array in found.items():
+            if not np.isfinite(array).all():
+                raise UsageError(f"state {name!r} has numbers that are not finite: give what act returned, or {start}")
             if array.shape != (lanes, sizes[name]):
                 wanted = [lanes, sizes[name]]
                 raise UsageError(
@@ -144,7 +146,9 @@ class Policy:
                 f"mask is {str(mask.tolist())[:60]} ({mask.dtype}); expected true or false for each choice"
             )
         if forbids_all(rows, action.sizes).any():
-            raise UsageError("mask allows no choice at all: at least one must be True")
+            raise UsageError(
+                f"mask allows no choice{forbidden_of(rows, action.sizes) or ' at all'}: allow one at least"
+            )
         return np.broadcast_to(rows.astype(bool), (lanes, rows.shape[1]))
 
 

@@ -225,6 +225,15 @@ def parse_assignments(items: Iterable[str]) -> Nested:
     return nested(flat)
 
 
+def assignment(key: str, value: Any) -> str:
+    """`a.b=1`, which `parse_assignments` reads as that value."""
+    import json
+
+    plain = f"{key}={value}"
+    as_text = isinstance(value, str) and parse_assignments([plain]) == nested({key: value})
+    return plain if as_text else f"{key}={json.dumps(value)}"
+
+
 def read_yaml(path: str) -> Nested:
     """Read a config file, one clear line for everything that can be wrong with it."""
     import yaml

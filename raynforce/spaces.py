@@ -207,6 +207,21 @@ def forbids_all(masks: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     return np.logical_not(some.all(axis=1))
 
 
+def forbidden_of(masks: np.ndarray, sizes: Sequence[int]) -> str:
+    """Of an action with several elements, which one the first such mask leaves nothing to choose."""
+    if len(sizes) == 1:
+        return ""
+    starts = np.cumsum((0, *sizes))
+    empty = ~np.logical_or.reduceat(masks, starts[:-1], axis=1)  # [N, len(sizes)]
+    at = int(np.argwhere(empty)[0, 1])
+    return f" of element {at} of the action (flags {starts[at]} to {starts[at + 1] - 1})"
+
+
+def forbids(masks: np.ndarray, sizes: Sequence[int]) -> str:
+    """`FORBIDS`, of masks for which that holds, with what is left nothing to choose."""
+    return FORBIDS.replace("every choice", f"every choice{forbidden_of(masks, sizes)}")
+
+
 CHANNELS = (1, 3, 4)
 """How many channels an image has that is not a stack: gray, colour, colour with depth."""
 

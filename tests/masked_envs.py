@@ -149,3 +149,16 @@ class GridVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 last[i], told[i], there[i] = final, mask, True
             infos |= {"final_obs": last, "final_info": {"action_mask": told, "_action_mask": there}}
         return seen, reward, *flags, infos
+
+
+class NoneAtAll(MaskedGrid):
+    """Says in `info` that it has no mask."""
+
+    def __init__(self) -> None:
+        super().__init__(masks="none")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=seed)[0], {"action_mask": None}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return *super().step(action)[:4], {"action_mask": None}

@@ -274,6 +274,22 @@ def test_a_torch_module_of_ones_own(algo: str, env: str, tmp_path: Path, capsys:
     assert raynforce.load(trained.path).act(np.zeros((3, 4 if env == "CartPole-v1" else 3), np.float32)).shape[0] == 3
 
 
+@pytest.mark.parametrize(
+    ("algo", "env", "named", "settings"),
+    [
+        ("sac", "Pendulum-v1", "action", {}),
+        ("ppo", "raynforce.envs.tiny_agents:Aim", "global_state", {"algorithm.central_critic": True}),
+    ],
+)
+def test_ones_own_network_takes_what_the_algorithm_gives_it(
+    algo: str, env: str, named: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    own = {"network.factory": "examples.own_network:make", **settings}
+    with pytest.raises(raynforce.UsageError, match=rf"does not take '{named}', .*forward\(self, obs, {named}=None\)"):
+        raynforce.train(env, algo, steps=600, out=tmp_path / "run", settings=own, progress="quiet")
+    assert not list(tmp_path.iterdir())
+
+
 def test_arguments_for_ones_own_network(tmp_path: Path) -> None:
     own = {"network.factory": "examples.own_network:make"}
     trained = small(tmp_path / "run", settings=own | {"network.factory_args.width": 8})

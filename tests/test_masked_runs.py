@@ -232,7 +232,7 @@ def test_a_loaded_policy_takes_the_mask_beside_the_observation(run: Path) -> Non
         (None, "trained with action masks: give mask="),
         (np.ones(6), "mask has shape [6]; allowed are [7] or [1, 7]"),
         (np.full(7, 0.5), "expected true or false for each choice"),
-        (np.array([1, 1, 1, 0, 0, 0, 0]), "mask allows no choice at all"),
+        (np.array([1, 1, 1, 0, 0, 0, 0]), "mask allows no choice of element 1 of the action (flags 3 to 6)"),
     ],
 )
 def test_a_mask_that_does_not_fit_is_refused(run: Path, mask: Any, said: str) -> None:
@@ -324,3 +324,16 @@ def test_an_environment_without_masks_is_described_as_ever() -> None:
     assert not spec.masked
     assert not probe(GRID, {"masks": "none"}).masked
     assert probe(GRID).obs == (*spec.obs, probe(GRID, {"masks": "obs"}).obs[1])
+
+
+def test_a_mask_that_is_none_from_the_first_reset_on_is_none() -> None:
+    assert not probe("masked_envs:NoneAtAll").masked
+    vector = make_vector("masked_envs:NoneAtAll", {}, 1, seed=0)
+    vector.reset()
+    assert vector.step(np.zeros(1, np.int64)).valid.all()
+    vector.close()
+
+
+def test_a_network_of_your_own_does_not_see_the_mask(tmp_path: Path) -> None:
+    run = train("ppo", tmp_path / "run", {"network.factory": "examples.own_network:make"}, steps=64)
+    assert "obs/action_mask" in {leaf.path for leaf in raynforce.load(run.path).spec.env.obs}

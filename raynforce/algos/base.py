@@ -206,7 +206,9 @@ class Algorithm(Generic[H]):
         config = self.config.network
         if config.factory:
             state = config.memory_size if config.memory == "own" else 0
-            return NetworkSpec(inputs_of(self.env.obs), (), tuple(free), config.normalize_obs, own_state=state)
+            asked = {"action", *(i.path for i in named)}.intersection(s for t in towers for s in several(t.source))
+            more: dict[str, Any] = {"own_state": state, "asked": tuple(sorted(asked))}
+            return NetworkSpec(inputs_of(self.env.obs), (), tuple(free), config.normalize_obs, **more)
         names = {*(i.path for i in named), *(t.name for t in towers)}
         if "action" not in names and any("action" in several(t.source) for t in towers):
             named = (*named, action_input(self.env.action))

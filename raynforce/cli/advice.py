@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,7 +35,7 @@ def how_to_run(report: Report, env_args: Mapping[str, Any], *, me: str) -> list[
         return []
     config, _ = resolve({"env": report.env, "env_args": dict(env_args)})
     try:
-        tried = cost_of_env(report.env, env_args)[1]  # what a run would go by, so that both say the same
+        whole, tried = cost_of_env(report.env, env_args)  # what a run would go by, so that both say the same
         if tried.seconds is not None:
             cost = replace(tried, mean=cost.mean)
         facts = replace(facts_of(config, cost), policy=cost_of_policy(config, spec))
@@ -50,8 +50,8 @@ def how_to_run(report: Report, env_args: Mapping[str, Any], *, me: str) -> list[
         "central": _central(config, facts),
         "learner": learning,
         "chosen": sentence.removeprefix("auto: "),
-        "or": _command(advised, env_args, me) if advised != chosen else "",
-        "type": _command(chosen, env_args, me),
+        "or": _command(advised, env_args, whole, me) if advised != chosen else "",
+        "type": _command(chosen, env_args, whole, me),
     }
     return [f"{name:7}  {text}" for name, text in rows.items() if text]
 
@@ -144,15 +144,26 @@ def _mean(facts: Facts) -> float:
     return max(1e-9, facts.cost.mean or 0.0)
 
 
-def _command(config: Config, env_args: Mapping[str, Any], me: str) -> str:
+def _command(config: Config, env_args: Mapping[str, Any], spec: EnvSpec, me: str) -> str:
     sampling = config.sampling
     words = ["train", config.algo, config.env, "--runtime", config.runtime, "--topology", config.topology]
     words += ["--samplers", str(sampling.samplers), "--envs", str(sampling.envs)]
     given = {f"env_args.{key}": value for key, value in env_args.items()}
     given |= {"sampling.parallel": sampling.parallel} if sampling.parallel != "no" else {}
     given |= {"learner.threads": config.learner.threads} if config.learner.threads > 1 else {}
+    given |= _policies(spec)
     for key, value in given.items():
-        plain = f"{key}={value}"
-        as_text = isinstance(value, str) and settings.parse_assignments([plain]) == settings.nested({key: value})
-        words += ["--set", plain if as_text else f"{key}={json.dumps(value)}"]
+        words += ["--set", settings.assignment(key, value)]
     return f"{me} {shlex.join(words)}"
+
+
+def _policies(spec: EnvSpec) -> dict[str, Any]:
+    """A policy for each kind of agent, if there are several: one could not play them all."""
+    if spec.agents is None or len(spec.agents.kinds) < 2:
+        return {}
+    found: dict[str, Any] = {}
+    for kind in spec.agents.kinds:
+        names = [spec.agents.names[agent] for agent in kind.agents]
+        stem = re.sub(r"[^A-Za-z]+$", "", names[0])
+        found[stem if stem.isidentifier() and stem not in found else f"policy_{len(found)}"] = {"agents": names}
+    return {"policies": found}

@@ -195,7 +195,8 @@ def _train(arguments: argparse.Namespace, start: Any, sinks: Sequence[Service]) 
     opened: list[str] = []
     how["opened"] = opened.append
     if arguments.record is not None:
-        how["callbacks"] = [_filming(arguments)]
+        filming = _filming(arguments)
+        how["callbacks"] = [filming]
     if how["progress"] == "quiet":  # the path as it is, for a script to read
         how["opened"] = lambda path: tell(f"{path}\n")
     try:
@@ -208,6 +209,8 @@ def _train(arguments: argparse.Namespace, start: Any, sinks: Sequence[Service]) 
             tell(f"run: {path}\n")
         raise
     result = run.result
+    if arguments.record is not None and filming.failed:
+        tell(f"no more films (--record): {filming.failed}\n")
     if how["progress"] != "quiet":
         from raynforce.cli.summary import summary
 

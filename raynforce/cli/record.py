@@ -10,6 +10,7 @@ from typing import Any
 
 from raynforce.runs.progress import number
 from raynforce.runs.terminal import columns, command, folded
+from raynforce.settings import assignment
 
 
 def tell(source: str, *, me: str, as_json: bool, **how: Any) -> int:
@@ -30,5 +31,7 @@ def tell(source: str, *, me: str, as_json: bool, **how: Any) -> int:
     print(*folded(line, most, further="  "), sep="\n")
     print(f"\ndata: {made.path}\n\nwhat to type next:")
     typed = f"{me} train bc {shlex.quote(made.env)} --data {shlex.quote(str(made.path))}"
+    for key, value in made.env_args.items():
+        typed += f" --set {shlex.quote(assignment(f'env_args.{key}', value))}"
     print(*command(typed, most, "  "), sep="\n")
     return 0

@@ -72,8 +72,14 @@ def _nothing_learned(config: Config, result: Any, most: int) -> list[str]:
     starts = getattr(config.algorithm, "learning_starts", None) if config.engine == "native" else None
     if starts is None or result.updates or not result.steps:
         return []
-    so_few = f"nothing was learned: so few steps lead to no update (algorithm.learning_starts = {starts:,})"
-    return folded(f"{so_few}: raise --steps, or lower it", most, further="  ")
+    so_few = "nothing was learned: so few steps lead to no update"
+    if result.steps > starts:  # what is learned from is longer than what was stored of it
+        names = ("n_step", "sequence", "burn_in", "batch_size")
+        found = {name: getattr(config.algorithm, name, None) for name in names}
+        why = ", ".join(f"{name} = {value:,}" for name, value in found.items() if value)
+        return folded(f"{so_few} (algorithm.{why}): raise --steps, or lower these", most, further="  ")
+    why = f"algorithm.learning_starts = {starts:,}"
+    return folded(f"{so_few} ({why}): raise --steps, or lower it", most, further="  ")
 
 
 def _faults(result: Any) -> str:

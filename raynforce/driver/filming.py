@@ -26,6 +26,7 @@ class Filming(Callback):
         self._episodes = episodes
         self._filmed = ""  # the name of the newest checkpoint that was taken
         self._next = 0.0
+        self.failed = ""  # why there are no more films
         self._playing: subprocess.Popen[bytes] | None = None
 
     def on_round(self, status: Status) -> None:
@@ -50,7 +51,8 @@ class Filming(Callback):
         with contextlib.suppress(OSError):
             if self._playing is not None and self._playing.poll() is not None:
                 self._finish(run)
-            if self._playing is None and (name := os.path.basename(os.readlink(run / "best"))) != self._filmed:
+            name = os.path.basename(os.readlink(run / "best"))
+            if self._playing is None and not self.failed and name != self._filmed:
                 self._begin(run, name)
 
     def _begin(self, run: Path, name: str) -> None:
@@ -62,17 +64,20 @@ class Filming(Callback):
         shutil.copytree(run / "checkpoints" / name, kept, copy_function=_link)
         shutil.copy(run / "config.yaml", folder / "run")
         words = ["eval", str(kept), "--video", str(folder), "--episodes", str(self._episodes)]
-        with (folder / "result").open("wb") as told:
+        with (folder / "result").open("wb") as told, (folder / "errors").open("wb") as errors:
             self._playing = subprocess.Popen(
                 [sys.executable, "-m", "raynforce", *words, "--json"],
                 stdin=subprocess.DEVNULL,
                 stdout=told,
-                stderr=subprocess.DEVNULL,
+                stderr=errors,
             )
 
     def _finish(self, run: Path) -> None:
         folder, whole = self._folder(run), self._playing is not None and self._playing.returncode == 0
         self._playing = None
+        if not whole:
+            words = (folder / "errors").read_text(errors="replace").splitlines()[-1:] or ["the player has ended"]
+            self.failed = words[0].removeprefix("raynforce: ")
         told = (folder / "result").read_bytes().splitlines()[-1:]
         score = object_in(told[0]).get("mean") if told else None
         step = self._filmed.partition("_")[2]

@@ -80,7 +80,8 @@ def weights_to_begin_with(config: Config, acting: ActingSpec) -> Weights | None:
     hint, made_by = "", _settings(run).get("algo", config.algo)
     if _ways_to_act(saved) != _ways_to_act(acting) and made_by != config.algo:
         problem = f"the checkpoint is of {made_by}, whose policy acts in another way than that of {config.algo}"
-        hint = f"{problem}: begin with a run of {config.algo}, or with a clone made for it (docs/algorithms/bc.md)"
+        clone = "" if config.algo in ("td3", "dqn") else ", or with a clone made for it (docs/algorithms/bc.md)"
+        hint = f"{problem}: begin with a run of {config.algo}{clone}"
     elif changes and all(saved.heads.get(name) == acting.heads.get(name) for name in acting.distribution().outputs):
         hint = f"the checkpoint's own settings: {' '.join(changes)}"
     fitting.require_fit(

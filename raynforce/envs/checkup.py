@@ -33,7 +33,6 @@ from raynforce.envs.patience import patience
 from raynforce.errors import UsageError, summary
 from raynforce.spaces import (
     ACTING,
-    FORBIDS,
     MASK,
     TRUNCATED,
     ActionSpec,
@@ -41,6 +40,7 @@ from raynforce.spaces import (
     Agents,
     EnvSpec,
     ObsLeaf,
+    forbids,
     forbids_all,
     leaf_name,
 )
@@ -342,7 +342,7 @@ class Checkup:
         choices, sizes = sum(spec.action.sizes), spec.action.sizes
         wrong = "is not there" if mask is None else masks.misfit(mask, choices)
         if not wrong and not over and forbids_all(np.asarray(mask)[None], sizes)[0]:
-            wrong = FORBIDS
+            wrong = forbids(np.asarray(mask)[None], sizes)
         if wrong:
             fix = f"give {choices} flags with every observation, 1 for each choice that is allowed"
             raise self.stop("the action mask does not fit", f"{where}: {masks.KEY} {wrong}", fix)

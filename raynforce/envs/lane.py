@@ -29,7 +29,7 @@ from raynforce.envs.snapshots import NoTree, Pair, difference, keepers, pair_of
 from raynforce.envs.vector import FINITE, NOT_AT_ALL, derive_seed, finite, first_of_attempt
 from raynforce.errors import ContractError, EnvError, UsageError, summary
 from raynforce.infos import Info, numbers
-from raynforce.spaces import FORBIDS, MASK, forbids_all
+from raynforce.spaces import MASK, forbids, forbids_all
 from raynforce.trees import Tree
 
 REPLAY = "by replaying their actions"
@@ -276,7 +276,7 @@ class Lane:
         elif wrong := not_flags(place):
             raise Broke("garbage", f"{where} {wrong}")
         if not over and forbids_all(place[None], self.spec.action.sizes)[0]:
-            raise Broke("garbage", f"{where} {FORBIDS}")
+            raise Broke("garbage", f"{where} {forbids(place[None], self.spec.action.sizes)}")
 
     def _require_finite(self, reward: float) -> None:
         if not math.isfinite(reward):

@@ -46,14 +46,13 @@ def make(env: str, env_args: Mapping[str, Any] | None = None) -> Env:
     state = bool(args.pop(STATE, False))
     found = locate(env)
     around = {} if _takes(found, wrappers.KEY) else {k: args.pop(k) for k in (wrappers.KEY,) if k in args}
+    if is_simulator(env):
+        wrappers.require_none(env, around)
     made = _from_id(env, found, args) if isinstance(found, str) else _from_factory(env, found, args)
     with closed_on_error(made):
         if not isinstance(made, gymnasium.Env):
             seen = with_masks(env, made)
             return JoinedEnv(env, WrappedAgents(env, seen, around) if around else seen, args, state=state)
-        if around and agents_of(made) is not None:
-            what = f"env_args.{wrappers.KEY} = {around[wrappers.KEY]} is not for simulators of several agents"
-            raise UsageError(f"{what}, such as {env!r}: wrap them there")
         return wrappers.wrap(env, made, around) if around else made
 
 

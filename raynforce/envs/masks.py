@@ -52,7 +52,7 @@ def require_declared(env: str, obs: Sequence[ObsLeaf], action: ActionSpec, agent
 
 
 def has_mask(info: Any) -> bool:
-    return isinstance(info, Mapping) and KEY in info
+    return isinstance(info, Mapping) and info.get(KEY) is not None
 
 
 def found(obs: Any, info: Any) -> Any:

@@ -20,7 +20,7 @@ from raynforce.envs.wrappers import KEY as WRAPPERS
 from raynforce.envs.wrappers import SETTING
 from raynforce.errors import ContractError, EnvError, UsageError, summary
 from raynforce.infos import NOTHING, Info, numbers
-from raynforce.spaces import FORBIDS, MASK, forbids_all
+from raynforce.spaces import MASK, forbids, forbids_all
 from raynforce.trees import Tree
 
 Arrays = dict[str, np.ndarray]
@@ -241,7 +241,7 @@ class NativeVector(VectorEnv):
         """Of masks `[K, n]` of these lanes, each must allow some action."""
         bad = forbids_all(masks, self.spec.action.sizes)
         if bad.any():
-            raise self._broken(f"{self._masks} of env {lanes[bad][0]} {FORBIDS}")
+            raise self._broken(f"{self._masks} of env {lanes[bad][0]} {forbids(masks, self.spec.action.sizes)}")
 
     def _told(self, infos: Any, lanes: np.ndarray) -> Mapping[int, Info]:
         """By lane the numbers in `infos` (arrays `[B]` with masks `_key`, or `[B]` dicts) of episodes that ended."""

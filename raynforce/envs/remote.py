@@ -20,6 +20,7 @@ from raynforce.envs.masks import require_declared
 from raynforce.envs.simulator_process import patient_offer
 from raynforce.envs.simulators import LOOK, Simulators
 from raynforce.envs.vector import derive_seed
+from raynforce.envs.wrappers import require_none
 from raynforce.errors import EnvError, UsageError, summary
 from raynforce.protocol.channel import MOST_WAITING, Address, Link
 from raynforce.protocol.frame import Message
@@ -156,6 +157,7 @@ class RemoteSimulators(Simulators):
         **more: Any,
     ) -> None:
         """With `at_most` it has as many lanes as the first simulator has envs, if these are fewer than `count`."""
+        require_none(env, args or {})
         self._gateway = gateway
         self._peers: list[Peer] = []
         self._fds: dict[int, Peer] = {}
@@ -419,6 +421,7 @@ def remote_spec(env: str, args: Mapping[str, Any] | None = None) -> EnvSpec:
     """What the simulators take and give: what the first one says, which is waited for."""
     from raynforce.envs import gateway as gateways
 
+    require_none(env, args or {})
     hello = gateways.gateway(env).wait_for(1)
     require_declared(env, hello.spaces.obs, hello.spaces.action, hello.agents)
     return EnvSpec(env, hello.spaces.obs, hello.spaces.action, dict(args or {}), hello.agents)

@@ -19,6 +19,7 @@ from raynforce.envs.masks import require_declared
 from raynforce.envs.rows import Rows
 from raynforce.envs.simulator_process import START_SECONDS, Simulator, patient_offer
 from raynforce.envs.vector import NEVER, Recycle, derive_seed, first_of_attempt
+from raynforce.envs.wrappers import require_none
 from raynforce.errors import EnvError, UsageError
 from raynforce.infos import NOTHING, Info
 from raynforce.memory import tree_bytes
@@ -66,6 +67,7 @@ class Simulators:
         start_seconds: float = START_SECONDS,
         recycle: Recycle = NEVER,
     ) -> None:
+        require_none(env, args or {})
         self.count, self.hang_seconds, self._recycle = count, hang_seconds, recycle
         self._env, self._args = env, dict(args or {})
         self._seed, self._sampler, self._first = seed, sampler, first

@@ -135,6 +135,13 @@ def wrap(env: str, made: Env, args: Mapping[str, Any]) -> Env:
     return made
 
 
+def require_none(env: str, args: Mapping[str, Any]) -> None:
+    """Refuse wrappers of a simulator, which steps many environments at once."""
+    if args.get(KEY):
+        what = f"{SETTING} = {args[KEY]!r} is not for simulators, such as {env!r}"
+        raise UsageError(f"{what}: leave it out, and do there what they would")
+
+
 def for_evaluation(args: Mapping[str, Any]) -> dict[str, Any]:
     """`args` without wrappers that are for training alone, so that returns are the environment's own.
 

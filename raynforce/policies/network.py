@@ -125,8 +125,7 @@ class Network:
     def normalize_with(self, shift: np.ndarray, scale: np.ndarray) -> None:
         """Set the first layer: `clip((x - shift) * scale)`."""
         if self.spec.normalizes:
-            self._shift = torch.from_numpy(shift).to(self.device)
-            self._scale = torch.from_numpy(scale).to(self.device)
+            self._shift, self._scale = (torch.tensor(x, device=self.device) for x in (shift, scale))  # may be read-only
 
     def predict(
         self, obs: Mapping[str, np.ndarray], only: Collection[str] = (), /, **named: np.ndarray
@@ -246,6 +245,12 @@ class ModuleNet(Network):
                 raise UsageError(f"network.factory's module must return a dict with {head!r} [N, {size}]; got {found}")
         made = {k: v for k, v in {**outputs, **free}.items() if not only or k in only}
         return SomeOutputs(made, self._lacks) if self._takes else made
+
+    def require_input(self, name: str) -> None:
+        """Refuse a module that does not take this beside the observation."""
+        if name not in self._takes:
+            fix = f"let it be forward(self, obs, {name}=None), and leave out what it cannot make without"
+            raise UsageError(f"network.factory's forward does not take {name!r}, which this algorithm gives it: {fix}")
 
     def _over_sequences(
         self, inputs: Any, sequences: Sequences, named: dict[str, Tensor], views: dict[str, Tensor] | None

@@ -192,6 +192,7 @@ class NetworkSpec:
     normalize: bool = False  # whether vector inputs, not images, are normalised by their running statistics
     named: tuple[Input, ...] = ()  # inputs beside the observation, such as `action`: flat and never normalised
     own_state: int = 0  # numbers that a user's own module remembers from one step to the next
+    asked: tuple[str, ...] = ()  # named inputs that a user's own module has to take
 
     def __post_init__(self) -> None:
         known = ["input", *(i.path for i in self.inputs if i.is_image), *(i.path for i in self.named)]
@@ -390,6 +391,7 @@ class NetworkSpec:
 
     def to_json(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
+        del data["asked"]
         for tower, plain in zip(self.towers, data["towers"], strict=True):
             plain["layers"] = [{"type": type(x).__name__, **dataclasses.asdict(x)} for x in tower.layers]
         if not self.named:

@@ -27,7 +27,7 @@ from raynforce.policies.products import (
 )
 from raynforce.policies.recurrent import Recurrence, bind, bind_backward
 from raynforce.policies.spec import GRU, LSTM, Activation, Conv, Input, Layer, LayerNorm, Linear, NetworkSpec, Tower
-from raynforce.spaces import ObsLeaf
+from raynforce.spaces import MASK, ObsLeaf
 
 __all__ = ["ModuleNet", "Network", "Outputs", "SpecNet", "TorchActor", "build", "tensor"]
 
@@ -458,12 +458,14 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            module = make(leaves, dict(heads), **args)
+            module = make([leaf for leaf in leaves if leaf.path != MASK], dict(heads), **args)
         except Exception as error:
             raise UsageError(f"network.factory {factory!r} raised {summary(error)}") from error
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"network.factory {factory!r} returned {type(module).__name__}, not a torch.nn.Module")
     made = ModuleNet(spec, module, heads, device)
+    for name in spec.asked:
+        made.require_input(name)
     with torch.random.fork_rng(devices=[]):
         made.predict(_blank(spec, leaves))  # what does not fit is told before anything is written
     return made

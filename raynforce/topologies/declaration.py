@@ -115,7 +115,7 @@ class Topology:
             raise UsageError(f"topology = {config.topology!r} learns from older policy versions, and {needs}")
         if self.paced_by_envs and getattr(config.algorithm, "gsde", False):
             what = f"algorithm.gsde = true keeps its noise in samplers, which topology {config.topology} has none of"
-            raise UsageError(f"{what}: use sync or overlap")
+            raise UsageError(f"{what}: use another, such as sync")
         if config.sampling.inference == "client":
             self._check_client(config, env)
         self.require(config, algorithm, env)

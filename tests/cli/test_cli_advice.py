@@ -110,3 +110,13 @@ def test_the_command_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(command)
     assert main([*words[words.index("train") :], "--print-config"]) == 0
     assert "topology: sync" in capsys.readouterr().out
+
+
+def test_agents_with_different_spaces_have_a_policy_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "raynforce.envs.tiny_agents:Hunt", "--steps", "300"]) == 0
+    told = " ".join(capsys.readouterr().out.replace("\\\n", " ").split())
+    words = shlex.split(told.partition(" type ")[2].partition(" ready")[0])
+    (policies,) = (word for word in words if word.startswith("policies="))
+    found = json.loads(policies.partition("=")[2])
+    assert found == {"hunter": {"agents": ["hunter_0"]}, "prey": {"agents": ["prey_0", "prey_1"]}}
+    assert main([*words[words.index("train") :], "--steps", "64", "--print-config"]) == 0

@@ -136,3 +136,11 @@ def test_in_python_too_numbers_are_checked(given: dict[str, Any], run: Path, tmp
     if name != "steps":
         with pytest.raises(raynforce.UsageError, match=f"{name} = {value!r} must be a whole number"):
             raynforce.evaluate(run, **given)
+
+
+def test_what_to_type_next_has_the_environments_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, env = tmp_path / "nim.parquet", "raynforce.envs.tiny_agents:Nim"
+    given = ["--set", "env_args.masked=true", "--set", "env_args.heap=4"]
+    assert main(["record", env, "--policy", "random", "--episodes", "4", "--out", str(data), *given]) == 0
+    told = " ".join(capsys.readouterr().out.replace("\\\n", " ").split())
+    assert f"train bc {env} --data {data} {' '.join(given)}" in told

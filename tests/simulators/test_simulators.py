@@ -457,3 +457,11 @@ def test_whoever_has_no_simulator_does_not_load_the_protocol() -> None:
     """A sampler that is restarted is back sooner."""
     code = "import sys, raynforce.roles.sampler; print(any('raynforce.protocol' in name for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("wrappers", [["ClipReward"], [{"NoSuchWrapper": {}}]])
+def test_wrappers_are_not_for_simulators(wrappers: list[Any]) -> None:
+    line = r"env_args.wrappers = .* is not for simulators, such as '/bin/true': leave it out"
+    for make_it in (lambda env, args: Simulators(env, args, 1, seed=0), make, probe):
+        with pytest.raises(UsageError, match=line):
+            make_it("/bin/true", {"wrappers": wrappers})  # which is not started

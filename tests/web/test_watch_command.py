@@ -220,6 +220,14 @@ def test_a_run_is_filmed_as_it_learns(start: Start, tmp_path: Path) -> None:
     train.nothing_left()
 
 
+def test_why_there_are_no_films_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("av")
+    words = ["train", "ppo", "raynforce.envs.tiny_agents:Together", "--steps", "600", "--record", "1", "--runtime"]
+    assert main([*words, "inline", "--topology", "sync", "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    told = capsys.readouterr().out
+    assert "no more films (--record): video shows environments of one agent" in told
+
+
 def test_films_are_for_one_run_and_a_number_of_episodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "ppo", "CartPole-v1", "--record", "2", "--seeds", "2"]) == 2
     assert "--record films one run" in capsys.readouterr().err

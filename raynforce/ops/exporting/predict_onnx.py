@@ -18,12 +18,12 @@ def act(obs: Any, output: str = "action", mask: Any = None) -> Any:
     given, several = {}, False
     mask = obs.get("action_mask") if mask is None and isinstance(obs, dict) else mask
     for leaf in FACTS["obs"]:
-        found, keys = (mask, []) if leaf["path"] == "obs/action_mask" else (obs, leaf["path"].split("/")[1:])
-        if found is mask and (mask is None or not np.logical_or.reduceat(mask, leaf["starts"], -1).all()):
-            raise ValueError("this policy needs a mask that allows a choice: act(obs, mask=[1, 0, ...])")
+        x, keys = (mask, []) if leaf["path"] == "obs/action_mask" else (obs, leaf["path"].split("/")[1:])
+        if x is mask and (np.shape(x)[-1:] != (*leaf["shape"],) or not np.add.reduceat(x, leaf["starts"], -1).all()):
+            raise ValueError(f"this policy needs a mask of {leaf['shape'][0]} flags that allows a choice")
         for key in keys:
-            found = found[int(key)] if isinstance(found, list | tuple) else found[key]
-        given[leaf["path"]] = (array := np.asarray(found, leaf["dtype"])).reshape(-1, *leaf["shape"])
+            x = x[int(key)] if isinstance(x, list | tuple) else x[key]
+        given[leaf["path"]] = (array := np.asarray(x, leaf["dtype"])).reshape(-1, *leaf["shape"])
         several = several or array.ndim > len(leaf["shape"])
     rows = max(map(len, given.values()))
     (answer,) = SESSION.run([output], {k: np.broadcast_to(v, (rows, *v.shape[1:])) for k, v in given.items()})

@@ -18,9 +18,11 @@ def act(obs: Any, output: str = "action", mask: Any = None) -> Any:
     mask = obs.get("action_mask") if mask is None and isinstance(obs, dict) else mask
     for leaf in FACTS["obs"]:
         found, keys = (mask, []) if leaf["path"] == "obs/action_mask" else (obs, leaf["path"].split("/")[1:])
-        each = torch.as_tensor(mask).tensor_split(leaf["starts"][1:], -1) if found is mask is not None else ()
-        if found is mask and not (each and all(part.any(-1).all() for part in each)):
-            raise ValueError("this policy needs a mask that allows a choice: act(obs, mask=[1, 0, ...])")
+        flags = torch.as_tensor(() if mask is None else mask)
+        fits = found is not mask or list(flags.shape[-1:]) == leaf["shape"]
+        each = flags.tensor_split(leaf["starts"][1:], -1) if found is mask and fits else ()
+        if not (fits and all(part.any(-1).all() for part in each)):
+            raise ValueError(f"this policy needs a mask of {leaf['shape'][0]} flags that allows a choice")
         for key in keys:
             found = found[int(key)] if isinstance(found, list | tuple) else found[key]
         array = torch.as_tensor(found, dtype=getattr(torch, leaf["dtype"]))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from raynforce.errors import UsageError
-from raynforce.spaces import MASK, EnvSpec, ObsLeaf, forbids_all
+from raynforce.spaces import MASK, EnvSpec, ObsLeaf, forbidden_of, forbids_all
 
 DEPTH = 32  # levels of JSON; an image in a dictionary of dictionaries has five
 SMALLEST_LIMIT = 1_000_000  # bytes of a body that are always allowed
@@ -80,8 +80,8 @@ class Reader:
         if ((flags != 0) & (flags != 1)).any():
             raise UsageError(f"mask is {shown(flags)}; expected true or false for each choice")
         rows = np.broadcast_to(flags.astype(np.int8), (lanes, choices))
-        if forbids_all(rows, self._choices or ()).any():
-            raise UsageError("mask allows no choice at all: at least one must be true")
+        if forbids_all(rows, sizes := self._choices or ()).any():
+            raise UsageError(f"mask allows no choice{forbidden_of(rows, sizes) or ' at all'}: allow one at least")
         return rows
 
     def npy(self, body: bytes) -> Asked:
