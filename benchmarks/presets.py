@@ -78,11 +78,9 @@ WORKS: Sequence[Work] = (
     Work("dqn", "LunarLander-v3", 150_000),
     Work("ppo", "BipedalWalker-v3", 1_000_000),
     Work("sac", "BipedalWalker-v3", 100_000, native=True),
-    *(
-        Work(algo, env, steps, native=algo != "ppo")
-        for env in ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
-        for algo, steps in (("ppo", 1_000_000), ("sac", 100_000), ("td3", 100_000))
-    ),
+    *(Work("ppo", env, 1_000_000) for env in ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5")),
+    *(Work("sac", env, 100_000, native=True) for env in ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5")),
+    *(Work("td3", env, 100_000, native=True) for env in ("Hopper-v5", "HalfCheetah-v5")),
     atari("ppo", "Pong", 3_000_000),
     atari("ppo", "Breakout", 1_000_000),
     Work("ppo", "minigrid:MiniGrid-Empty-5x5-v0", 100_000),
@@ -114,14 +112,9 @@ ZOO: Mapping[tuple[str, str], tuple[float, str, str]] = {
     ("td3", "HalfCheetah-v5"): (9655.7, "1M", "v3"),
     ("ppo", "Walker2d-v5"): (3478.8, "1M", "v3"),
     ("sac", "Walker2d-v5"): (3863.2, "1M", "v3"),
-    ("td3", "Walker2d-v5"): (4717.8, "1M", "v3"),
     ("ppo", "Ant-v5"): (1327.2, "1M", "v3"),
-    ("sac", "Ant-v5"): (4615.8, "1M", "v3"),
-    ("td3", "Ant-v5"): (5813.3, "1M", "v3"),
     ("ppo", "Pong"): (21.0, "10M", ""),
-    ("dqn", "Pong"): (20.6, "10M", ""),
     ("ppo", "Breakout"): (398.0, "10M", ""),
-    ("dqn", "Breakout"): (358.3, "10M", ""),
 }
 
 
@@ -216,7 +209,7 @@ what rl-baselines3-zoo publishes
 own settings, often after more steps and on an older version of the environment. What Stable-Baselines3 learns in the
 same steps is in [comparisons.md](comparisons.md).
 
-"Not run yet" has the command. The settings are those of [the presets](../raynforce/algos/presets.py), which say where
+On Ant, 100,000 steps of SAC are too few: it stands still, for 1,000, before it walks. "Not run yet" has the command. The settings are those of [the presets](../raynforce/algos/presets.py), which say where
 they are from; `raynforce train … --print-config` prints them. MuJoCo environments need
 `pip install "gymnasium[mujoco]"`, BipedalWalker and LunarLander `"raynforce[box2d]"`, games `"raynforce[atari]"`,
 MiniGrid `minigrid`.
