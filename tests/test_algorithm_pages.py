@@ -146,3 +146,9 @@ def test_explain_tells_the_defaults_of_an_algorithm(algo: str, capsys: pytest.Ca
     assert Path(ROOT, told["page"]).is_file()
     for key, default in defaults(algo).items():
         assert told["defaults"][key] == (list(default) if isinstance(default, tuple) else default)
+
+
+def test_explain_knows_settings_that_are_in_no_default_config(capsys: pytest.CaptureFixture[str]) -> None:
+    for topic, words in {"policies.opponents": "Self-play", "env_args.wrappers": "the first one innermost"}.items():
+        assert main(["explain", topic]) == 0
+        assert words in capsys.readouterr().out

@@ -9,7 +9,7 @@ from dataclasses import fields
 
 from raynforce import settings
 from raynforce.algos import BUILT_IN, algorithm_class
-from raynforce.config import Config
+from raynforce.config import Config, PolicyConfig
 from raynforce.errors import UsageError, nearest
 
 
@@ -94,6 +94,12 @@ def _sentences(topic: str) -> dict[str, str]:
             kind = type(getattr(kind(env="") if kind is Config else kind(), part))
         if sentence := settings.docs(kind).get(name):
             return {"": sentence}
+    if topic.startswith("policies.") and (sentence := settings.docs(PolicyConfig).get(name)):
+        return {"": sentence}
+    if topic == "env_args.wrappers":
+        from raynforce.envs.wrappers import FORM
+
+        return {"": f"What is put around each environment, the first one innermost: {FORM} (docs/environments.md)."}
     near = nearest(topic, (*known, *BUILT_IN, "rllib"))
     raise UsageError(f"{topic!r} is no setting{near}: see raynforce train --print-config")
 

@@ -49,6 +49,14 @@ def tell(text: str, *, me: str = "raynforce", verify: bool = False, as_json: boo
     return 1 if verify and any(one.wrong for one in kept) else 0
 
 
+def _policy(name: str, settings: Any) -> str:
+    """`prey of prey_*, frozen`"""
+    told = settings if isinstance(settings, Mapping) else {}
+    agents = told.get("agents") or []
+    frozen = ", frozen" * bool(told.get("frozen"))
+    return f"{name} of {', '.join(map(str, agents))}{frozen}" if agents else f"{name}{frozen}"
+
+
 @dataclass(frozen=True)
 class Next:
     step: int | None  # where it goes on; None if it would be refused
@@ -126,6 +134,8 @@ class _Run:
         run, config = self.glance, self.config
         what = " on ".join(plain(str(config[k])) for k in ("algo", "env") if k in config)
         page.title(self.run.shown, f"{what}, seed {plain(str(config.get('seed', 0)))}" if what else "")
+        if isinstance(policies := config.get("policies"), Mapping) and policies:
+            page.row("policies", "; ".join(plain(_policy(name, of)) for name, of in policies.items()))
         page.row("status", self._status(), STATES[run.state])
         page.row("runs on", ", ".join(self._where()))
         page.row("steps", self._steps())

@@ -16,6 +16,7 @@ from rays import needs
 from running import metrics, solve
 
 import raynforce
+from raynforce.cli import main
 from raynforce.data.files import read
 from raynforce.envs.vector import EnvArgs, probe
 from raynforce.errors import UsageError
@@ -194,7 +195,7 @@ def test_a_clone_of_agents_goes_on_as_if_it_had_never_stopped(name: str, tmp_pat
     assert resumed.result.weights_sha256 == whole.result.weights_sha256
 
 
-def test_a_frozen_policy_plays_and_stays(tmp_path: Path) -> None:
+def test_a_frozen_policy_plays_and_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     remembering = TEAM["hunter"] | MEMORY
     first = short("Hunt", tmp_path / "first", config={"policies": TEAM | {"hunter": remembering}}, runtime="inline")
     frozen = {"hunter": {"agents": ["hunter_0"], "frozen": f"{first.path}:hunter"}, "prey": TEAM["prey"]}
@@ -211,6 +212,9 @@ def test_a_frozen_policy_plays_and_stays(tmp_path: Path) -> None:
     _, state = hunter.act(np.zeros(2), hunter.initial_state())
     assert {name: array.shape for name, array in state.items()} == {"torso.2": (1, 32)}
     assert prey.act(1).shape == (2,)
+    capsys.readouterr()
+    assert main(["show", str(second.path)]) == 0
+    assert "hunter of hunter_0, frozen; prey of " in capsys.readouterr().out
     assert len(raynforce.evaluate(second.path, episodes=4, which="last").returns) == 4
     assert json.loads(second.path.joinpath("events.jsonl").read_text().splitlines()[-1])["episodes"] > 0
 
