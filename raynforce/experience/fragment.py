@@ -98,6 +98,8 @@ class Fragment:
 
             return TeamFragment.of_state(tree)
         columns = {path: tree["columns"][str(i)] for i, path in enumerate(tree["paths"])}
+        if "first" not in columns:  # in what earlier versions saved
+            columns["first"] = _begun(columns["terminated"] | columns["truncated"], columns["valid"])
         return Fragment(columns, tree["version"], tree["sampler"], tree["sequence"])
 
     def obs(self) -> Arrays:
@@ -119,6 +121,14 @@ class Fragment:
     def final_obs(self) -> Arrays:
         """True last observations under the observations' own paths, each `[K, ...]`."""
         return {k: self.columns[f"final/{k}"] for k in self.obs()}
+
+
+def _begun(done: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """Rows `[T, B]` with which an episode begins behind the end of another in the same fragment."""
+    first = np.zeros_like(done)
+    for t in range(1, len(done)):
+        first[t] = done[t - 1] | (first[t - 1] & ~valid[t - 1])
+    return first & valid
 
 
 def lags(number: int, fragments: Sequence[Fragment]) -> np.ndarray:
