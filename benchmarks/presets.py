@@ -209,10 +209,10 @@ what rl-baselines3-zoo publishes
 own settings, often after more steps and on an older version of the environment. What Stable-Baselines3 learns in the
 same steps is in [comparisons.md](comparisons.md).
 
-On Ant, 100,000 steps of SAC are too few: it stands still, for 1,000, before it walks. "Not run yet" has the command. The settings are those of [the presets](../raynforce/algos/presets.py), which say where
-they are from; `raynforce train … --print-config` prints them. MuJoCo environments need
-`pip install "gymnasium[mujoco]"`, BipedalWalker and LunarLander `"raynforce[box2d]"`, games `"raynforce[atari]"`,
-MiniGrid `minigrid`.
+"Not run yet" has the command. SAC and TD3 on Ant have no row: a run of SAC had not learned to walk in 75,000 steps. The
+settings are those of [the presets](../raynforce/algos/presets.py), which say where they are from; `raynforce train …
+--print-config` prints them. MuJoCo environments need `pip install "gymnasium[mujoco]"`, BipedalWalker and LunarLander
+`"raynforce[box2d]"`, games `"raynforce[atari]"`, MiniGrid `minigrid`.
 """
 
 
